@@ -1,0 +1,1 @@
+"""The command ``autofit``: flags in, one exit code out."""

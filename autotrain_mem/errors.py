@@ -1,0 +1,160 @@
+"""Every error a user can meet, each with its exit code.
+
+::
+
+    AutofitError                     1   anything below; also what we did not foresee
+    ├── UsageError                   2   a flag or a YAML key: unknown, malformed, contradictory
+    ├── HardwareError
+    │   ├── NoGpuError              10   no GPU here and none named
+    │   └── UnknownGpuError         11   a GPU name that the catalog does not hold
+    ├── ModelError
+    │   ├── ModelNotFoundError      20   no config.json there, or a hub id that cannot be reached
+    │   ├── UnsupportedModelError   21   an architecture that the installed transformers or TRL cannot train
+    │   └── ContextLengthError      22   max_length beyond the model's context
+    ├── DatasetError
+    │   ├── DatasetNotFoundError    30   no such file, folder or hub id
+    │   ├── EmptyDatasetError       31   no rows
+    │   ├── MalformedDatasetError   32   a line that cannot be read
+    │   └── DatasetFormatError      33   the columns that the trainer needs are not there
+    ├── PlanError
+    │   ├── BatchSplitError         40   the effective batch does not divide
+    │   └── DoesNotFitError         41   nothing allowed fits the budget
+    ├── RehearsalError              50   the installed trainer raised while being rehearsed
+    │   ├── WorkerDiedError         51   the rehearsal's process ended
+    │   └── WorkerTimeoutError      52   the rehearsal took longer than its limit
+    ├── TrainingError               60   the training process raised or ended
+    │   ├── GpuOutOfMemoryError     61   the card was full
+    │   └── OutputFolderError       62   the output folder cannot be written, or holds another run
+    └── InterruptedByUser          130   Ctrl-C or SIGTERM
+
+An error says what happened; its ``hint`` says what to do, with the exact flag. Only ``cli.main`` catches them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AutofitError(Exception):
+    """The root of the tree.
+
+    Args:
+        message: What is wrong, in one sentence with the values that matter.
+        hint: What to do about it, with exact flags; may span lines. Empty when nothing helps.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form, for child processes: class name, message and hint."""
+        return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
+
+
+class UsageError(AutofitError):
+    exit_code = 2
+
+
+class HardwareError(AutofitError):
+    pass
+
+
+class NoGpuError(HardwareError):
+    exit_code = 10
+
+
+class UnknownGpuError(HardwareError):
+    exit_code = 11
+
+
+class ModelError(AutofitError):
+    pass
+
+
+class ModelNotFoundError(ModelError):
+    exit_code = 20
+
+
+class UnsupportedModelError(ModelError):
+    exit_code = 21
+
+
+class ContextLengthError(ModelError):
+    exit_code = 22
+
+
+class DatasetError(AutofitError):
+    pass
+
+
+class DatasetNotFoundError(DatasetError):
+    exit_code = 30
+
+
+class EmptyDatasetError(DatasetError):
+    exit_code = 31
+
+
+class MalformedDatasetError(DatasetError):
+    exit_code = 32
+
+
+class DatasetFormatError(DatasetError):
+    exit_code = 33
+
+
+class PlanError(AutofitError):
+    pass
+
+
+class BatchSplitError(PlanError):
+    exit_code = 40
+
+
+class DoesNotFitError(PlanError):
+    exit_code = 41
+
+
+class RehearsalError(AutofitError):
+    exit_code = 50
+
+
+class WorkerDiedError(RehearsalError):
+    exit_code = 51
+
+
+class WorkerTimeoutError(RehearsalError):
+    exit_code = 52
+
+
+class TrainingError(AutofitError):
+    exit_code = 60
+
+
+class GpuOutOfMemoryError(TrainingError):
+    exit_code = 61
+
+
+class OutputFolderError(TrainingError):
+    exit_code = 62
+
+
+class InterruptedByUser(AutofitError):
+    exit_code = 130
+
+
+def _tree(root: type[AutofitError]) -> dict[str, type[AutofitError]]:
+    names = {root.__name__: root}
+    for child in root.__subclasses__():
+        names |= _tree(child)
+    return names
+
+
+def from_json(fields: dict[str, Any]) -> AutofitError:
+    """Rebuild an error that a child process sent with :meth:`AutofitError.to_json`."""
+    kind = _tree(AutofitError).get(fields["error"], AutofitError)
+    return kind(fields["message"], hint=fields.get("hint", ""))

@@ -1,0 +1,1 @@
+"""From a recorded run to a peak in bytes."""

@@ -1,0 +1,1 @@
+"""The device: found, named, imagined or simulated."""

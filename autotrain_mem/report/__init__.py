@@ -1,0 +1,1 @@
+"""What a person reads: the terminal and the files in the output folder."""

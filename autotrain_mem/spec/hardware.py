@@ -1,0 +1,46 @@
+"""The device that a plan is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotrain_mem.units import MIB
+
+HEADROOM_FRACTION = 0.04
+MINIMUM_HEADROOM_BYTES = 400 * MIB
+"""Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """One device, as the planner sees it. All sizes are bytes."""
+
+    name: str
+    """The catalog's key (``rtx3060``), what NVML calls the card, ``cpu``, or an imagined card's size (``300MiB``)."""
+    origin: Literal["detected", "named", "imagined", "cpu"]
+    """How we know of it: found on this machine, named from the catalog, imagined by size, or the host itself."""
+    total_bytes: int
+    """What torch reports as the device's total memory."""
+    free_bytes: int
+    """What is free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
+    non_torch_bytes: int
+    """What our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
+    compute_capability: tuple[int, int] | None = None
+    bandwidth_bytes_per_second: int | None = None
+    bf16_flops_per_second: int | None = None
+    """Dense, without sparsity; None where the card has no bf16 tensor cores."""
+    index: int | None = None
+    """NVML index of a detected card."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def default_headroom_bytes(self) -> int:
+        """4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""
+        share = int(self.total_bytes * HEADROOM_FRACTION)
+        return share if self.origin == "imagined" else max(share, MINIMUM_HEADROOM_BYTES)
+
+    def budget_bytes(self, headroom_bytes: int | None = None) -> int:
+        """What a run may take: what is free, less the headroom. A run takes reserved plus non-torch bytes of it."""
+        headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
+        return max(0, self.free_bytes - headroom)

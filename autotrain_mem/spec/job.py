@@ -1,0 +1,37 @@
+"""What the user asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Fit = Literal["all", "rounding", "lossless"]
+"""How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One training job in the user's own words.
+
+    ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
+    """
+
+    method: str
+    """The TRL trainer: ``sft``."""
+    model: str
+    """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
+    dataset: str | None
+    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: TRL's own example for the method."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The ``env:`` mapping of a YAML config, for the processes that load the model."""
+    effective_batch_size: int | None = None
+    """Rows per optimizer step, when given as one number instead of TRL's two."""
+    fit: Fit = "all"
+    forbid: frozenset[str] = frozenset()
+    """Levers that may not be pulled, by name (see ``planner.ladder``)."""
+
+    def pins(self, name: str) -> bool:
+        """Whether the user gave this argument, so that it may not be tuned."""
+        return name in self.arguments
