@@ -1,0 +1,254 @@
+"""Records every allocation and free of a run, with phase, owner and module; for fake and for real tensors alike.
+
+A :class:`Recorder` sits above whatever executes the operators and looks at what comes out of each: a storage never seen
+before is a birth, a weak reference tells of its death. Storages are counted, not tensors, so views and in-place
+operators cost nothing. What a kernel takes and returns within one operator is not visible here.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autotrain_mem.spec import Block, Owner, Phase, Trace
+
+_DEVICE_OF = torch.ops.prim.device.default
+
+Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs one operator: ``execute(operator, args, kwargs)``."""
+
+
+class Device(Protocol):
+    """Something with a size, told of every birth and death as they happen: a simulated GPU."""
+
+    def allocate(self, block: int, size_bytes: int) -> None:
+        """Take ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
+
+    def free(self, block: int) -> None:
+        """Give back block number ``block``."""
+
+
+class _Watched(weakref.ref[Any]):
+    """A weak reference to a storage that knows which block it is."""
+
+    __slots__ = ("block", "key")
+    block: int
+    key: int
+
+
+def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return operator(*args, **kwargs)
+
+
+class Recorder(TorchDispatchMode):
+    """The recording of one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
+
+    Args:
+        execute: Runs an operator; the default calls it.
+        device: Told of every birth and death. Its out-of-memory error passes through the operator that asked.
+    """
+
+    def __init__(self, execute: Execute = _run, device: Device | None = None) -> None:
+        super().__init__()
+        self._execute = execute
+        self._device = device
+        self._live: dict[int, _Watched] = {}
+        self._sizes: list[int] = []
+        self._owners: list[Owner | None] = []
+        self._names: list[str] = []
+        self._born_in: list[int] = []
+        self._died_in: list[int | None] = []
+        self._with_grad: list[bool] = []
+        self._phase_of: list[Phase] = []
+        self._events: array[int] = array("q")
+        self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
+        self._phase = Phase.LOAD
+        self._stretch = 0
+        self._grad_enabled = True
+        self._module_names: dict[int, str] = {}
+        self._module_stack: list[int] = []
+        self._operators = 0
+        self._started = time.perf_counter()
+
+    # -- what the stage and the trainer tell ---------------------------------------------------------------------
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._stretch += 1
+        self._module_stack.clear()
+        self._phase_starts.append((len(self._events), phase))
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that events are being recorded under."""
+        return self._phase
+
+    def adopt_model(self, model: torch.nn.Module) -> None:
+        """Count the model's parameters and buffers as weights, in order, and learn its modules' names."""
+        for name, module in model.named_modules():
+            self._module_names[id(module)] = name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self.mark(tensor, Owner.WEIGHTS, name)
+
+    def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count a batch that has just arrived on the device."""
+        for tensor in tensors:
+            self.mark(tensor, Owner.OTHER, "batch")
+
+    def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
+        """Say whose a tensor's storage is; one that was never seen is born here."""
+        block = self._see(tensor)
+        if block is not None:
+            self._owners[block] = owner
+            self._names[block] = name
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper against torch.compile around each operator: it costs as much as the recording itself."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE_OF:
+            return args[0].fake_device  # asked only of fake tensors, twice as often as anything is computed
+        self._operators += 1
+        out = self._execute(func, args, kwargs or {})
+        if isinstance(out, torch.Tensor):
+            self._see(out)
+        elif isinstance(out, (list, tuple)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self._see(item)
+        return out
+
+    def _see(self, tensor: torch.Tensor) -> int | None:
+        """Look at a tensor that is alive; returns its block, None when it holds no storage of its own."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        watched = self._live.get(key)
+        if watched is not None:
+            if self._sizes[watched.block] == size:
+                return watched.block
+            self._die(watched)
+        if size == 0:
+            return None
+        return self._be_born(storage, key, size)
+
+    def _be_born(self, storage: Any, key: int, size: int) -> int:
+        block = len(self._sizes)
+        grad_enabled = torch.is_grad_enabled()
+        if grad_enabled is not self._grad_enabled:
+            self._grad_enabled = grad_enabled
+            # Within a backward pass grad mode is on only while a checkpoint recomputes its forward.
+            self._stretch += self._phase is Phase.BACKWARD
+        self._sizes.append(size)
+        self._owners.append(None)
+        self._names.append(self._module_names.get(self._module_stack[-1], "") if self._module_stack else "")
+        self._born_in.append(self._stretch)
+        self._died_in.append(None)
+        self._with_grad.append(grad_enabled)
+        self._phase_of.append(self._phase)
+        self._events.append(block + 1)
+        watched = _Watched(storage, self._die)
+        watched.block, watched.key = block, key
+        self._live[key] = watched
+        if self._device is not None:
+            self._device.allocate(block, size)
+        return block
+
+    def _die(self, watched: weakref.ref[Any]) -> None:
+        assert isinstance(watched, _Watched)
+        if self._live.get(watched.key) is not watched:
+            return  # died by a resize, and was born again under the same key
+        del self._live[watched.key]
+        self._died_in[watched.block] = self._stretch
+        self._events.append(-watched.block - 1)
+        if self._device is not None:
+            self._device.free(watched.block)
+
+    def _resized(self, storage: Any) -> None:
+        watched = self._live.get(storage._cdata)
+        size = storage.nbytes()
+        if watched is not None and self._sizes[watched.block] != size:
+            owner, name = self._owners[watched.block], self._names[watched.block]
+            self._die(watched)
+            if size:
+                block = self._be_born(storage, storage._cdata, size)
+                self._owners[block], self._names[block] = owner, name
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record everything inside: operators, storage resizes (which FSDP2 frees by), and module names."""
+        resize = torch.UntypedStorage.resize_
+
+        def watched_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        hooks = torch.nn.modules.module
+        entering = hooks.register_module_forward_pre_hook(self._enter_module)
+        leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
+        torch.UntypedStorage.resize_ = watched_resize  # type: ignore[method-assign]
+        try:
+            with self:
+                yield self
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            entering.remove()
+            leaving.remove()
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        self._module_stack.append(id(module))
+
+    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        # A checkpoint that stops its recomputation early leaves by an exception, past modules further in.
+        while self._module_stack and self._module_stack.pop() != id(module):
+            pass
+
+    # -- what came of it -----------------------------------------------------------------------------------------
+
+    def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
+        """The run so far."""
+        blocks = tuple(
+            Block(size_bytes=size, owner=self._owner(block), module=name)
+            for block, (size, name) in enumerate(zip(self._sizes, self._names, strict=True))
+        )
+        return Trace(
+            blocks=blocks,
+            events=array("q", self._events),
+            phase_starts=tuple(self._phase_starts),
+            operators=self._operators,
+            seconds=time.perf_counter() - self._started,
+            not_counted=not_counted,
+        )
+
+    def _owner(self, block: int) -> Owner:
+        """Marked blocks have their owner; the rest is told by when it was born and when it died.
+
+        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward
+        pass: an activation. One that does not is a temporary.
+        """
+        owner = self._owners[block]
+        if owner is not None:
+            return owner
+        phase = self._phase_of[block]
+        if phase is Phase.LOAD:
+            return Owner.OTHER
+        outlived = self._died_in[block] != self._born_in[block]
+        made_by_forward = phase is Phase.FORWARD or (phase is Phase.BACKWARD and self._with_grad[block])
+        return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY

@@ -1,0 +1,82 @@
+"""The stage on which a trainer rehearses: fake tensors below, the recorder above, CUDA's habits in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.materialize import conversion_by_assignment
+from autotrain_mem.rehearsal.phases import follow
+from autotrain_mem.rehearsal.recorder import Device, Recorder
+from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.spec import Trace
+
+Collate = Callable[[list[Any]], dict[str, Any]]
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Everything made inside has shape, dtype and device, and no bytes."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, conversion_by_assignment():
+        yield mode
+
+
+def rehearse(build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], list[Any]]) -> Trace:
+    """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
+
+    Args:
+        build_trainer: Makes the trainer, with a fake model; called under fake mode.
+        edit_rows: Makes the worst micro-batch of the rows that the sampler drew.
+    """
+    with fake_tensors() as mode, cuda_lens():
+        values = KnownValues(mode)
+        trainer = build_trainer()
+        recorder = Recorder(values.run)
+        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, values.arrive, recorder)
+        _train(trainer, recorder)
+    return recorder.trace(NOT_IMITATED)
+
+
+def watch_training(
+    trainer: Any, edit_rows: Callable[[list[Any]], list[Any]] = list, device: Device | None = None, **train: Any
+) -> Recorder:
+    """Run a trainer's own ``train()`` on real CPU tensors as a GPU would see it; returns the recorder.
+
+    Args:
+        device: A simulated GPU; its out-of-memory error ends the training like a real one's.
+        train: Passed on to ``trainer.train``.
+    """
+    recorder = Recorder(device=device)
+    trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, recorder)
+    with cuda_lens():
+        _train(trainer, recorder, **train)
+    return recorder
+
+
+def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:
+    follow(trainer, recorder)
+    with recorder.recording():
+        trainer.train(**train)
+
+
+def _host_collator(
+    collate: Collate,
+    edit_rows: Callable[[list[Any]], list[Any]],
+    arrive: Callable[[dict[str, Any]], dict[str, Any]],
+    recorder: Recorder,
+) -> Collate:
+    """Collation happens on the host, with real values and unseen; the batch is born on the device as it arrives."""
+
+    def collate_on_host(rows: list[Any]) -> dict[str, Any]:
+        with torch._C._DisableTorchDispatch():
+            batch = collate(edit_rows(rows))
+        batch = arrive(dict(batch))
+        recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
+        return batch
+
+    return collate_on_host

@@ -1,0 +1,167 @@
+"""Values that fake tensors cannot know, and the ones that can be known all the same.
+
+The weights of a rehearsal are fake, its data are not: token ids, labels and masks arrive with their values, and every
+operator whose inputs are all known is computed for real beside the fake run. So loss chunks are counted, padding masks
+are recognised and boolean indices have their true sizes. What depends on the weights stays unknown and gets an answer
+that keeps the run on its usual path (a bool is False: nothing is NaN) or its largest possible size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+LARGEST_KNOWN_ELEMENTS = 1 << 26
+"""Beyond 64 Mi elements a known value is dropped: computing it would cost more than knowing it is worth."""
+
+_NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+_INDEX = torch.ops.aten.index.Tensor
+_NONZERO = torch.ops.aten.nonzero.default
+_MASKED_SELECT = torch.ops.aten.masked_select.default
+
+
+class Known:
+    """The real value beside a fake tensor. ``valid`` is shared by all views of one storage."""
+
+    __slots__ = ("valid", "value")
+
+    def __init__(self, value: torch.Tensor, valid: list[bool]) -> None:
+        self.value = value
+        self.valid = valid
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real value of a fake tensor; None when it depends on something that is not known."""
+    known = tensor.__dict__.get("known")
+    return known.value if known is not None and known.valid[0] else None
+
+
+def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
+
+
+def _swap(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.__dict__["known"].value
+    if isinstance(item, (list, tuple)):
+        return type(item)(_swap(part) for part in item)
+    return item
+
+
+def _real() -> AbstractContextManager[None]:
+    """Inside, operators on real tensors run for real, whatever modes are on."""
+    return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
+
+
+def _count(mask: torch.Tensor) -> int:
+    with _real():
+        return int(mask.count_nonzero())
+
+
+class KnownValues:
+    """Executes operators on fake tensors, with known values carried along. ``run`` is a recorder's ``execute``."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+
+    def arrive(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Real tensors of a collated batch as fake ones on the device, their values known."""
+        return {
+            name: self._fake_with_value(value) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute one operator: answer what needs a value, and compute what is known."""
+        if operator is _SCALAR:
+            return self._scalar(args[0])
+        known = self._is_known(operator, args, kwargs)
+        if torch.Tag.dynamic_output_shape in operator.tags:
+            return self._dynamic(operator, args, kwargs, known)
+        out = operator(*args, **kwargs)
+        if known:
+            self._compute_beside(operator, args, kwargs, out)
+        elif operator._schema.is_mutable:
+            self._forget(operator, args, kwargs)
+        return out
+
+    def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        found = False
+        for tensor in _tensors((*args, *kwargs.values())):
+            known = tensor.__dict__.get("known")
+            if known is None or not known.valid[0]:
+                return False
+            found = True
+        return found or (operator.namespace == "aten" and operator._schema.name not in _NO_VALUE)
+
+    def _compute_beside(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        outs = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, (list, tuple)) else []
+        if not outs or operator._schema.name in _NO_VALUE:
+            return
+        if any(not isinstance(item, torch.Tensor) or item.numel() > LARGEST_KNOWN_ELEMENTS for item in outs):
+            self._forget(operator, args, kwargs)
+            return
+        with _real():
+            real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
+        valid = next((t.__dict__["known"].valid for t in _tensors((*args, *kwargs.values()))), None)
+        for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real, strict=True):
+            fake.known = Known(value, valid if valid is not None else [True])
+
+    def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator wrote something unknown into its mutable arguments."""
+        for argument, value in zip(operator._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors([value]):
+                    if (known := tensor.__dict__.get("known")) is not None:
+                        known.valid[0] = False
+        out = kwargs.get("out")
+        if isinstance(out, torch.Tensor) and (known := out.__dict__.get("known")) is not None:
+            known.valid[0] = False
+
+    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
+        value = known_value(tensor)
+        if value is not None:
+            with _real():
+                return value.item()
+        if tensor.dtype is torch.bool:
+            return False
+        return 0.5 if tensor.is_floating_point() else 1
+
+    def _dynamic(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
+        if known:
+            with _real():
+                real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
+            if isinstance(real, torch.Tensor):
+                return self._fake_with_value(real)
+            return tuple(self._fake_with_value(item) for item in real)
+        if operator is _INDEX:
+            return operator(args[0], [part for index in args[1] for part in self._as_positions(index)])
+        if operator is _NONZERO:
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.long)
+        if operator is _MASKED_SELECT:
+            mask = known_value(args[1])
+            return args[0].new_empty((args[0].numel() if mask is None else _count(mask),))
+        return operator(*args, **kwargs)
+
+    def _as_positions(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """A boolean index as the positions that it selects: all of them where it is not known."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        mask = known_value(index)
+        selected = index.numel() if mask is None else _count(mask)
+        return [index.new_empty((selected,), dtype=torch.long) for _ in range(index.dim())]
+
+    def _fake_with_value(self, real: torch.Tensor) -> torch.Tensor:
+        fake = self._mode.from_tensor(real)
+        with _real():
+            fake.known = Known(real.clone(), [True])
+        return fake
