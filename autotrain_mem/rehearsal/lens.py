@@ -28,9 +28,7 @@ NOT_IMITATED = (
 )
 
 
-def _fused_dropout(
-    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> torch.Tensor:
+def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """torch.nn.functional.dropout as on CUDA, where ``inplace`` and the trivial cases take the ordinary path."""
     if inplace or not training or p in (0.0, 1.0) or input.numel() == 0:
         return _plain_dropout(input, p, training, inplace)

@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
 from autotrain_mem.rehearsal.materialize import conversion_by_assignment
 from autotrain_mem.rehearsal.phases import follow
 from autotrain_mem.rehearsal.recorder import Device, Recorder
 from autotrain_mem.rehearsal.values import KnownValues
-from autotrain_mem.spec import Trace
+from autotrain_mem.spec import Phase, Trace
 
 Collate = Callable[[list[Any]], dict[str, Any]]
 
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Everything made inside has shape, dtype and device, and no bytes."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, conversion_by_assignment():
+    """Everything made inside has shape, dtype and device, and no bytes.
+
+    transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
+    (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
+    """
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        conversion_by_assignment(),
+        patch.object(import_utils, "is_fake_tensor", lambda value: False),
+    ):
         yield mode
 
 
@@ -42,20 +52,28 @@ def rehearse(build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], 
     return recorder.trace(NOT_IMITATED)
 
 
-def watch_training(
-    trainer: Any, edit_rows: Callable[[list[Any]], list[Any]] = list, device: Device | None = None, **train: Any
-) -> Recorder:
-    """Run a trainer's own ``train()`` on real CPU tensors as a GPU would see it; returns the recorder.
+class Watch:
+    """Runs a trainer's own ``train()`` on real CPU tensors, seen as a GPU would see it.
 
     Args:
         device: A simulated GPU; its out-of-memory error ends the training like a real one's.
-        train: Passed on to ``trainer.train``.
+        edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
     """
-    recorder = Recorder(device=device)
-    trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, recorder)
-    with cuda_lens():
-        _train(trainer, recorder, **train)
-    return recorder
+
+    def __init__(self, device: Device | None = None, edit_rows: Callable[[list[Any]], list[Any]] = list) -> None:
+        self.recorder = Recorder(device=device)
+        self._edit_rows = edit_rows
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is, or where it ended."""
+        return self.recorder.phase
+
+    def train(self, trainer: Any, **options: Any) -> None:
+        """``trainer.train(**options)``, watched."""
+        trainer.data_collator = _host_collator(trainer.data_collator, self._edit_rows, dict, self.recorder)
+        with cuda_lens():
+            _train(trainer, self.recorder, **options)
 
 
 def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:

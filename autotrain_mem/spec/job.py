@@ -10,6 +10,10 @@ Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
 
+EXAMPLE_DATASETS = {"sft": "trl-lib/Capybara"}
+"""What TRL's own documentation trains each method on (trl/scripts/sft.py); taken when no dataset is given."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One training job in the user's own words.
@@ -35,3 +39,14 @@ class Job:
     def pins(self, name: str) -> bool:
         """Whether the user gave this argument, so that it may not be tuned."""
         return name in self.arguments
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form, for child processes and the run record."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        mappings = {"arguments": dict(self.arguments), "environment": dict(self.environment)}
+        return fields | mappings | {"forbid": sorted(self.forbid)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Job:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**{**fields, "forbid": frozenset(fields["forbid"])})

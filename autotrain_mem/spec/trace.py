@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Phase(StrEnum):
@@ -72,3 +75,49 @@ class Trace:
                 phase = following_phase
                 following, following_phase = next(starts)
             yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Compact wire form: columns, compressed. A trace of 100,000 events takes a few hundred kB."""
+        names = sorted({block.module for block in self.blocks})
+        number = {name: index for index, name in enumerate(names)}
+        owners = list(Owner)
+        return {
+            "sizes": _pack("q", (block.size_bytes for block in self.blocks)),
+            "owners": _pack("b", (owners.index(block.owner) for block in self.blocks)),
+            "modules": _pack("i", (number[block.module] for block in self.blocks)),
+            "module_names": names,
+            "events": _pack("q", self.events),
+            "phase_starts": [[index, phase.value] for index, phase in self.phase_starts],
+            "operators": self.operators,
+            "seconds": self.seconds,
+            "not_counted": list(self.not_counted),
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Trace:
+        """Read what :meth:`to_json` wrote."""
+        owners, names = list(Owner), fields["module_names"]
+        columns = zip(
+            _unpack("q", fields["sizes"]),
+            _unpack("b", fields["owners"]),
+            _unpack("i", fields["modules"]),
+            strict=True,
+        )
+        return cls(
+            blocks=tuple(Block(size_bytes=size, owner=owners[o], module=names[m]) for size, o, m in columns),
+            events=_unpack("q", fields["events"]),
+            phase_starts=tuple((index, Phase(phase)) for index, phase in fields["phase_starts"]),
+            operators=fields["operators"],
+            seconds=fields["seconds"],
+            not_counted=tuple(fields["not_counted"]),
+        )
+
+
+def _pack(code: str, numbers: Iterable[int]) -> str:
+    return base64.b64encode(zlib.compress(array(code, numbers).tobytes(), 1)).decode("ascii")
+
+
+def _unpack(code: str, text: str) -> array[int]:
+    column: array[int] = array(code)
+    column.frombytes(zlib.decompress(base64.b64decode(text)))
+    return column

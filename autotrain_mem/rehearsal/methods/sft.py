@@ -9,9 +9,6 @@ from typing import Any
 
 from autotrain_mem.spec import Job, Knobs
 
-EXAMPLE_DATASET = "trl-lib/Capybara"
-"""What TRL's own documentation trains SFT on; used when no dataset is given."""
-
 REHEARSED_ACCUMULATION = 2
 """Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""
 
@@ -62,6 +59,26 @@ def build_trainer(filled: Configs, model: Any, train_dataset: Any, **more: Any) 
         train_dataset=train_dataset,
         peft_config=get_peft_config(filled.model),
         **more,
+    )
+
+
+def build_real_trainer(filled: Configs, model: str, splits: Any) -> Any:
+    """The trainer of a real run: the model loaded by TRL from its path, quantized and evaluated as asked."""
+    from trl import get_quantization_config
+
+    filled.training.model_init_kwargs = {
+        **(filled.training.model_init_kwargs or {}),
+        "revision": filled.model.model_revision,
+        "attn_implementation": filled.model.attn_implementation,
+        "dtype": filled.model.dtype,
+    }
+    evaluated = filled.training.eval_strategy != "no"
+    return build_trainer(
+        filled,
+        model,
+        splits[filled.script.dataset_train_split],
+        eval_dataset=splits[filled.script.dataset_test_split] if evaluated else None,
+        quantization_config=get_quantization_config(filled.model),
     )
 
 

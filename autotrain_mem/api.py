@@ -1,0 +1,244 @@
+"""The story on one page: what a configuration needs, which one fits, and the run itself.
+
+``estimate`` rehearses one configuration; ``plan`` searches for the best that fits; ``fit`` plans and trains. A
+:class:`Rehearsals` holds what the three share: the job, the device, and the worker that rehearses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotrain_mem.report.record import write_json
+
+from autotrain_mem.errors import InterruptedByUser, ModelNotFoundError, NoGpuError
+from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.machine.detect import detect
+from autotrain_mem.planner.ladder import check_forbid
+from autotrain_mem.planner.search import search
+from autotrain_mem.planner.space import make_space
+from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report
+from autotrain_mem.spec.job import EXAMPLE_DATASETS
+from autotrain_mem.training import launch
+
+Told = Callable[[Attempt], None]
+LONGEST_UNKNOWN = 1024
+"""Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsals:
+    """One job on one device, and the worker that can rehearse it."""
+
+    worker: Worker
+    job: Job
+    defaults: Knobs
+    """What the installed TRL takes when nothing is given."""
+    hardware: Hardware
+    headroom_bytes: int | None = None
+    """What is left free on the device; None for the default."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a run may take of the device."""
+        return self.hardware.budget_bytes(self.headroom_bytes)
+
+    def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
+        """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
+        trace = self.worker.rehearse(self.job, knobs, _row_length(knobs, longest))
+        return Estimate(
+            knobs=knobs, hardware=self.hardware, memory=estimate_memory(trace), budget_bytes=self.budget_bytes
+        )
+
+
+def estimate(rehearsals: Rehearsals) -> Estimate:
+    """One configuration exactly as given, TRL's defaults for the rest; no search.
+
+    Raises:
+        ModelError, RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    job = rehearsals.job
+    longest = rehearsals.worker.profile(job).longest if job.arguments.get("max_length") == "auto" else None
+    context_length = rehearsals.worker.context_length(job)
+    space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
+    return rehearsals.predict(space.base, longest or context_length)
+
+
+def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None) -> Plan:
+    """The best configuration that fits the budget, by the ladder of least harm.
+
+    Args:
+        told: Hears of every configuration as it has been rehearsed.
+
+    Raises:
+        DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
+        ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    started = time.perf_counter()
+    job = rehearsals.job
+    check_forbid(job.forbid)
+    context_length = rehearsals.worker.context_length(job)
+    profile = _profile(rehearsals)
+    longest = None if profile is None else profile.longest
+    space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
+
+    def predict(knobs: Knobs) -> Estimate:
+        tried = rehearsals.predict(knobs, longest)
+        told(Attempt(knobs=knobs, required_bytes=tried.required_bytes, budget_bytes=tried.budget_bytes))
+        return tried
+
+    found = search(space, predict)
+    max_length = found.estimate.knobs.max_length
+    return Plan(
+        estimate=found.estimate,
+        levers=found.levers,
+        attempts=found.attempts,
+        truncated_tokens_fraction=None if profile is None else profile.truncated_tokens_fraction(max_length),
+        truncated_rows_fraction=None if profile is None else profile.truncated_rows_fraction(max_length),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def fit(
+    rehearsals: Rehearsals,
+    chosen: Plan,
+    *,
+    simulate: bool,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+) -> Report:
+    """Train with a plan in a process of its own; returns predicted against measured.
+
+    The output folder then holds the model, ``plan.json``, ``run.json`` and ``train.log``.
+
+    Args:
+        simulate: Train on the CPU while a simulated card of that name keeps account.
+        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``.
+
+    Raises:
+        OutputFolderError: the folder cannot be written or holds another run.
+        GpuOutOfMemoryError, TrainingError, DatasetError, ModelError.
+        InterruptedByUser: Ctrl-C; what was written is whole.
+    """
+    job = rehearsals.job
+    device = _training_device(rehearsals.hardware, simulate=simulate)
+    folder = launch.prepare_folder(output_dir(job), resuming=bool(job.arguments.get("resume_from_checkpoint")))
+    write_json(folder / "plan.json", chosen.to_json())
+    arguments = {name: value for name, value in job.arguments.items() if value != "auto"}
+    end = launch.train(
+        {
+            "job": replace(job, arguments=arguments).to_json(),
+            "knobs": chosen.knobs.to_json(),
+            "hardware": device.to_json(),
+            "simulate": simulate,
+            "output_dir": str(folder),
+        },
+        {**job.environment, **_visible(device, simulate)},
+        folder / launch.LOG_NAME,
+        on_event,
+    )
+    report = _report(chosen, str(folder), end)
+    write_json(folder / launch.RUN_NAME, report.to_json() | {"job": job.to_json()})
+    if end["interrupted"]:
+        raise InterruptedByUser(
+            f"Interrupted after step {report.steps}; what was written is whole.",
+            hint=f"Checkpoints, if any, are in {folder}; go on with --resume_from_checkpoint.",
+        )
+    return report
+
+
+def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
+    """Fail before minutes of planning, not after: is there a device to train on, and a folder to write to?
+
+    Raises:
+        NoGpuError, OutputFolderError.
+    """
+    _training_device(rehearsals.hardware, simulate=simulate)
+    job = rehearsals.job
+    launch.prepare_folder(output_dir(job), resuming=bool(job.arguments.get("resume_from_checkpoint")))
+
+
+def gpus() -> tuple[Hardware, ...]:
+    """The cards that are known by name."""
+    return catalog()
+
+
+def uses_example_dataset(job: Job) -> str | None:
+    """TRL's own example, when the job names no data and so takes it."""
+    named = job.dataset is not None or {"dataset_name", "datasets"} & set(job.arguments)
+    return None if named else EXAMPLE_DATASETS[job.method]
+
+
+def output_dir(job: Job) -> str:
+    """Where the run goes: as given, or named after the model and the method as TRL names it."""
+    name = job.model.rstrip("/").split("/")[-1]
+    return str(job.arguments.get("output_dir") or f"{name}-{job.method.upper()}")
+
+
+def trl_defaults_plan(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
+    """TRL's defaults as a plan of their own, for those who want to see them run out of memory."""
+    return Plan(
+        estimate=predicted,
+        levers=(),
+        attempts=(),
+        truncated_tokens_fraction=None,
+        truncated_rows_fraction=None,
+        seconds=predicted.memory.rehearsal_seconds,
+    )
+
+
+def _profile(rehearsals: Rehearsals) -> DataProfile | None:
+    """Token lengths of the data; None when the length is pinned and the data cannot be had or were not named."""
+    job = rehearsals.job
+    pinned = job.arguments.get("max_length", "auto") != "auto"
+    if pinned and uses_example_dataset(job):
+        return None
+    try:
+        return rehearsals.worker.profile(job)
+    except ModelNotFoundError:
+        if pinned:
+            return None
+        raise
+
+
+def _row_length(knobs: Knobs, longest: int | None) -> int:
+    """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they are."""
+    limits = [knobs.max_length] if knobs.packing else [knobs.max_length, longest]
+    return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
+
+
+def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
+    """What the training runs on: the planned device itself, or a detected card that holds a plan for a named one."""
+    if simulate or named.origin in ("cpu", "detected"):
+        return named
+    for card in detect():
+        if card.total_bytes >= named.total_bytes:
+            return card
+    raise NoGpuError(
+        f"The plan is for {named.name}, but no such GPU is here to train on.",
+        hint="--plan_only     plan for that card and stop\n"
+        "--simulate      train on the CPU while a simulated card of that name keeps account",
+    )
+
+
+def _visible(device: Hardware, simulate: bool) -> dict[str, str]:
+    """One card for the training process, by NVML's numbering; none when it trains on the CPU."""
+    if simulate or device.index is None:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(device.index)}
+
+
+def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:
+    losses = end["losses"]
+    return Report(
+        output_dir=folder,
+        steps=end["steps"],
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        predicted_peak_bytes=chosen.estimate.memory.peak_allocated_bytes,
+        measured_peak_bytes=end["peak_allocated_bytes"],
+        seconds=end["seconds"],
+    )

@@ -1,0 +1,145 @@
+"""The subcommands: each reads its flags, asks the api, and prints what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from autotrain_mem import api
+from autotrain_mem.cli import flags
+from autotrain_mem.errors import UsageError
+from autotrain_mem.report import console as views
+from autotrain_mem.spec import Job, Plan
+
+
+def estimate(method: str, argv: Sequence[str]) -> int:
+    """``autofit estimate METHOD``: one configuration exactly as given."""
+    own = flags.read(f"autofit estimate {method}", argv)
+    with api.Worker() as worker:
+        if own.help:
+            return _help(worker, f"autofit estimate {method}")
+        found = api.estimate(_rehearsals(worker, own, method))
+    if own.json:
+        return _print_json(found.to_json())
+    Console().print(views.estimate_view(found))
+    return 0
+
+
+def plan(method: str, argv: Sequence[str]) -> int:
+    """``autofit plan METHOD``: the best configuration that fits."""
+    own = flags.read(f"autofit plan {method}", argv)
+    with api.Worker() as worker:
+        if own.help:
+            return _help(worker, f"autofit plan {method}")
+        rehearsals = _rehearsals(worker, own, method)
+        chosen = _search(rehearsals)
+    return _print_plan(chosen, rehearsals, as_json=own.json)
+
+
+def train(method: str, argv: Sequence[str]) -> int:
+    """``autofit METHOD``: plan, and train with the plan."""
+    own = flags.read(f"autofit {method}", argv)
+    with api.Worker() as worker:
+        if own.help:
+            return _help(worker, f"autofit {method}")
+        rehearsals = _rehearsals(worker, own, method)
+        if not own.plan_only:
+            api.check_can_train(rehearsals, simulate=own.simulate)
+        chosen = _search(rehearsals)
+    if own.plan_only:
+        return _print_plan(chosen, rehearsals, as_json=own.json)
+    console = Console(stderr=own.json)
+    console.print(views.plan_view(chosen, defaults=rehearsals.defaults))
+    with _progress(console, rehearsals) as on_event:
+        report = api.fit(rehearsals, chosen, simulate=own.simulate, on_event=on_event)
+    if own.json:
+        return _print_json({"schema": "autofit.fit/1", "plan": chosen.to_json(), "run": report.to_json()})
+    console.print(views.report_view(report))
+    return 0
+
+
+def gpus(argv: Sequence[str]) -> int:
+    """``autofit gpus``: the catalog."""
+    own = flags.read("autofit gpus", argv)
+    if own.rest:
+        raise UsageError(f"autofit gpus takes no {own.rest[0]}.", hint="autofit gpus [--json]")
+    cards = api.gpus()
+    if own.json:
+        return _print_json({"schema": "autofit.gpus/1", "gpus": [card.to_json() for card in cards]})
+    Console().print(views.gpus_view(cards))
+    return 0
+
+
+def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsals:
+    given, defaults = worker.parse(own.rest, own.config, own.environment, flags.own_names())
+    use_cpu = bool(given.get("use_cpu"))
+    if use_cpu and own.gpu is not None:
+        raise UsageError("--use_cpu and --gpu exclude each other.", hint="To try a card out on the CPU: --simulate.")
+    if own.simulate and own.gpu is None:
+        raise UsageError("--simulate needs to know which card.", hint="Give --gpu NAME (see autofit gpus).")
+    hardware = api.choose(own.gpu, use_cpu=use_cpu)
+    return api.Rehearsals(
+        worker=worker,
+        job=_job(own, method, given),
+        defaults=defaults,
+        hardware=hardware,
+        headroom_bytes=own.headroom_bytes(hardware.total_bytes),
+    )
+
+
+def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
+    model = own.model or given.get("model_name_or_path")
+    if not model:
+        raise UsageError(
+            "No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
+        )
+    return Job(
+        method=method,
+        model=str(model),
+        dataset=own.dataset,
+        arguments=given,
+        environment=own.environment,
+        effective_batch_size=own.effective_batch_size,
+        fit=own.fit,
+        forbid=own.forbid,
+    )
+
+
+def _search(rehearsals: api.Rehearsals) -> Plan:
+    """Plan with a live line on stderr; say so when the data are TRL's example."""
+    console = Console(stderr=True)
+    example = api.uses_example_dataset(rehearsals.job)
+    if example is not None:
+        console.print(f"No --dataset given: TRL's own example it is, {example}.")
+    with views.SearchProgress(console) as progress:
+        return api.plan(rehearsals, progress.tried)
+
+
+def _print_plan(chosen: Plan, rehearsals: api.Rehearsals, *, as_json: bool) -> int:
+    if as_json:
+        return _print_json(chosen.to_json())
+    Console().print(views.plan_view(chosen, defaults=rehearsals.defaults))
+    return 0
+
+
+@contextmanager
+def _progress(console: Console, rehearsals: api.Rehearsals) -> Iterator[Any]:
+    """Draws the events of a run as a progress bar."""
+    with views.TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as progress:
+        yield progress.event
+
+
+def _help(worker: api.Worker, prog: str) -> int:
+    sys.stdout.write(flags.make_parser(prog).format_help())
+    sys.stdout.write("\nTRL's own flags, all of which work here:\n\n" + worker.help_text())
+    return 0
+
+
+def _print_json(payload: Mapping[str, Any]) -> int:
+    sys.stdout.write(json.dumps(payload, indent=2) + "\n")
+    return 0

@@ -1,0 +1,130 @@
+"""The command ``autofit``: picks the subcommand, and is the one place where errors are caught."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from types import FrameType
+from typing import NoReturn
+
+from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
+
+METHODS = ("sft",)
+
+HELP = """\
+usage: autofit COMMAND [FLAGS]
+
+Finds the best TRL configuration that fits the GPU, before anything is loaded, and trains with it.
+
+  autofit sft --model MODEL [--dataset DATA]      plan and train
+  autofit plan sft --model MODEL --gpu NAME       the plan, without training; no GPU needed
+  autofit estimate sft --model MODEL --gpu NAME   what one configuration needs, exactly as given
+  autofit gpus                                    the cards known by name
+  autofit quickstart                              a first run on a simulated card: no GPU, no network, about a minute
+
+Every flag and YAML key (--config FILE) of `trl sft` works here, with dashes or underscores. A flag that you give is
+kept; what you do not give may be tuned.
+
+  autofit sft --help      all flags
+  autofit --version
+"""
+
+
+def main() -> None:
+    """Entry point: run, and leave with the error's exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        command = _command(argv)
+        return command()
+    except AutofitError as error:
+        return _report(error, argv)
+    except KeyboardInterrupt as interrupt:
+        error = InterruptedByUser("Interrupted.", hint="What was written is whole; nothing runs on.")
+        error.__cause__ = interrupt
+        return _report(error, argv)
+    except BrokenPipeError:
+        return 0  # the reader of our output, such as `head`, has seen enough
+    except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
+        error = AutofitError(
+            f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
+            hint="This is a defect of autofit. Run again with --debug and report the traceback.",
+        )
+        error.__cause__ = unforeseen
+        return _report(error, argv)
+
+
+def _command(argv: Sequence[str]) -> Callable[[], int]:
+    if not argv or argv[0] in ("--help", "-h", "help"):
+        return lambda: _say(HELP)
+    if argv[0] == "--version":
+        return lambda: _say(f"autofit {version('autotrain_mem')}\n")
+    name, *rest = argv
+    if name == "gpus":
+        from autotrain_mem.cli.commands import gpus
+
+        return lambda: gpus(rest)
+    if name == "quickstart":
+        from autotrain_mem.cli.quickstart import quickstart
+
+        return lambda: quickstart(rest)
+    if name in METHODS:
+        from autotrain_mem.cli.commands import train
+
+        return lambda: train(name, rest)
+    if name in ("plan", "estimate"):
+        from autotrain_mem.cli.commands import estimate, plan
+
+        if rest and rest[0] in ("--help", "-h"):
+            return lambda: _say(HELP)
+        method = _method(name, rest)
+        chosen = plan if name == "plan" else estimate
+        return lambda: chosen(method, rest[1:])
+    _refuse_command(name)
+
+
+def _method(command: str, rest: Sequence[str]) -> str:
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"autofit {command} needs a method.", hint=f"autofit {command} sft --model MODEL --gpu NAME")
+    if rest[0] not in METHODS:
+        raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"Known: {', '.join(METHODS)}.")
+    return rest[0]
+
+
+def _refuse_command(name: str) -> NoReturn:
+    import difflib
+
+    known = (*METHODS, "plan", "estimate", "gpus", "quickstart")
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean autofit {near[0]}? " if near else ""
+    raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
+
+
+def _report(error: AutofitError, argv: Sequence[str]) -> int:
+    if "--debug" in argv:
+        traceback.print_exception(error)
+    from autotrain_mem.report.console import error_view
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True).print(error_view(error))
+    return error.exit_code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

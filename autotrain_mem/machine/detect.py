@@ -1,0 +1,253 @@
+"""The devices of this machine, found without opening one.
+
+Only NVML is asked: a CUDA context would cost memory on every card and fix the allocator's settings for this process,
+which is why torch is not imported here either. NVML lists every card; CUDA shows a process some of them, in an order of
+its own. This module repeats CUDA's choice, so that the first device here is torch's ``cuda:0``:
+
+- ``CUDA_VISIBLE_DEVICES``: indices, or prefixes of UUIDs, in the order wanted; the first entry that names no device
+  ends the list (``0,2,-1,1`` is 0 and 2), so an empty text is an empty list. CUDA Programming Guide, "CUDA Environment
+  Variables". A number is read as far as it goes, the first entry decides between numbers and UUIDs, and a device named
+  twice empties the list: as torch reads it, ``torch.cuda._parse_visible_devices``.
+- ``CUDA_DEVICE_ORDER``: numbers count from the fastest card, unless it is ``PCI_BUS_ID``, which is NVML's order. Same
+  guide. CUDA does not say how it ranks; here it is cores x clock, and equal cards keep NVML's order.
+- MIG: a card that is split shows its instances instead of itself; CUDA opens only one instance, and no whole card
+  beside it. NVIDIA Multi-Instance GPU User Guide, "Device Enumeration".
+
+AMD cards are not found: NVML does not know them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import HardwareError
+from autotrain_mem.machine.catalog import catalog, context_bytes, recognise
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.units import GIB
+
+HOST_NON_TORCH_BYTES = 1 * GIB
+"""What a training process holds in the host's memory beside tensors: twice the 491 MiB that stay resident (VmRSS) after
+importing torch 2.13, transformers 5.23 and trl 1.12 and one AdamW step of a 256 x 256 layer, on Linux x86-64, November
+2026. The other half is for the tokenizer, dataset pages and data loader workers: an allowance, not a measurement."""
+
+_UNANSWERED = "Hide the card with CUDA_VISIBLE_DEVICES, or plan for one that is not here: --gpu NAME --plan_only."
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What CUDA can open: a whole card or a MIG instance."""
+
+    index: int
+    """NVML's index of the card."""
+    uuid: str
+    handle: Any
+    card: Any
+    """The card's own handle; equal to ``handle`` unless this is an instance."""
+    instance: str = ""
+    """``MIG-<card's uuid>/<GPU instance>/<compute instance>``, as drivers before R470 name it; empty for a card."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    name: str
+    uuid: str
+    handle: Any
+    devices: tuple[_Device, ...]
+    """The card itself, or its MIG instances, of which there may be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    total_bytes: int
+    free_bytes: int
+    source: str
+
+
+def detect() -> tuple[Hardware, ...]:
+    """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver.
+
+    Raises:
+        HardwareError: NVML lists a card but does not answer for it, so nothing can be planned on it.
+    """
+    try:
+        import pynvml  # a machine without NVIDIA's driver does without it
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return _detected(pynvml)
+    except pynvml.NVMLError as error:
+        raise HardwareError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def host() -> Hardware:
+    """This machine's own memory, for training on the CPU; ``free`` is what can be had without swapping."""
+    import psutil  # imported here so that the command's help stays fast
+
+    memory = psutil.virtual_memory()
+    return Hardware(
+        name="cpu",
+        origin="cpu",
+        total_bytes=memory.total,
+        free_bytes=memory.available,
+        non_torch_bytes=HOST_NON_TORCH_BYTES,
+        source="memory: psutil; a container's own limit is not seen",
+    )
+
+
+def _detected(nvml: Any) -> tuple[Hardware, ...]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    cards = [_card(nvml, index, handle) for index, handle in enumerate(handles)]
+    ordered = _in_cuda_order(nvml, cards, os.environ.get("CUDA_DEVICE_ORDER"))
+    return tuple(_hardware(nvml, device) for device in _visible(ordered, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    """NVML's answer, or None where this card or driver does not know the question."""
+    try:
+        return question(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _card(nvml: Any, index: int, handle: Any) -> _Card:
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; cards without MIG do not answer
+    split = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    whole = _Device(index=index, uuid=uuid, handle=handle, card=handle)
+    devices = _instances(nvml, whole) if split else (whole,)
+    return _Card(name=nvml.nvmlDeviceGetName(handle), uuid=uuid, handle=handle, devices=devices)
+
+
+def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
+    """The MIG instances that were made; NVML counts places, and a place may be empty."""
+    places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle))
+    handles = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, place) for place in places)
+    return tuple(_instance(nvml, whole, handle) for handle in handles if handle is not None)
+
+
+def _instance(nvml: Any, whole: _Device, handle: Any) -> _Device:
+    numbers = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    return _Device(whole.index, uuid, handle, card=whole.handle, instance=f"MIG-{whole.uuid}/{numbers}")
+
+
+def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequence[_Card]:
+    """NVML's order, or fastest first. A card that does not tell its speed leaves NVML's order."""
+    if order == "PCI_BUS_ID" or len({card.name for card in cards}) == 1:
+        return cards
+    cores = [_ask(nvml, nvml.nvmlDeviceGetNumGpuCores, card.handle) for card in cards]
+    clocks = [_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM) for card in cards]
+    if None in cores or None in clocks:
+        return cards
+    return [cards[i] for i in sorted(range(len(cards)), key=lambda i: -cores[i] * clocks[i])]
+
+
+def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
+    """What CUDA shows of these cards; ``wanted`` is CUDA_VISIBLE_DEVICES, None when it is not set."""
+    shown = [card.devices[0] for card in cards if card.devices] if wanted is None else _listed(cards, wanted)
+    instances = [device for device in shown if device.instance]
+    return tuple(instances[:1] or shown)
+
+
+def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
+    entries = [entry.strip() for entry in wanted.split(",")]
+    find = {"GPU-": _by_card_uuid, "MIG-": _by_instance_uuid}.get(entries[0][:4], _by_number)
+    shown: list[_Device] = []
+    for entry in entries:
+        device = find(cards, entry)
+        if device is None:
+            break
+        if device in shown:
+            return []
+        shown.append(device)
+    return shown
+
+
+def _by_number(cards: Sequence[_Card], entry: str) -> _Device | None:
+    """``"1"``, and ``"1gpu"`` too: C's strtoul reads as far as the digits go."""
+    digits = re.match(r"\+?(\d+)", entry)
+    if digits is None or int(digits[1]) >= len(cards):
+        return None
+    return next(iter(cards[int(digits[1])].devices), None)
+
+
+def _by_card_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
+    """``"GPU-8932f937"``: as much of the UUID as names one card."""
+    found = [card for card in cards if entry.startswith("GPU-") and card.uuid.startswith(entry)]
+    return next(iter(found[0].devices), None) if len(found) == 1 else None
+
+
+def _by_instance_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
+    """``"MIG-<uuid>"``, or ``"MIG-GPU-<uuid>/1/0"`` as before R470."""
+    devices = [device for card in cards for device in card.devices if device.instance]
+    found = [d for d in devices if entry.startswith("MIG-") and (d.uuid.startswith(entry) or d.instance == entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def _memory(nvml: Any, handle: Any) -> _Memory:
+    """The device's memory, as torch counts it.
+
+    NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
+    second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
+    message said 11.63 GiB, which is 12288 - 380 (public notes, August 2026). Drivers before R510 answer only the first
+    version; total is then too high by the reserve. Free is the same in both: what neither the reserve nor any process
+    holds.
+    """
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return _Memory(memory.total, memory.free, "NVML, with the driver's reserve")
+    return _Memory(memory.total - memory.reserved, memory.free, "NVML, without the driver's reserve")
+
+
+def _hardware(nvml: Any, device: _Device) -> Hardware:
+    memory = _memory(nvml, device.handle)
+    name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
+    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
+    known = recognise(name, memory.total_bytes)
+    context = known.non_torch_bytes if known else _context_by_rule(nvml, device, capability)
+    return Hardware(
+        name=name,
+        origin="detected",
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        non_torch_bytes=context or max(card.non_torch_bytes for card in catalog()),
+        compute_capability=capability,
+        bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
+        bf16_flops_per_second=known.bf16_flops_per_second if known else None,
+        index=device.index,
+        source=f"memory: {memory.source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
+        f"context: {'by its multiprocessors' if context else 'unknown, the largest in the catalog'}",
+    )
+
+
+def _context_by_rule(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
+    """The catalog's rule for a card that it does not hold; None where NVML does not tell what the rule needs."""
+    multiprocessors = _multiprocessors(nvml, device, capability)
+    return context_bytes(multiprocessors, capability) if multiprocessors and capability else None
+
+
+def _multiprocessors(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
+    """SMs of a MIG instance are told; of a card they are cores over cores per SM.
+
+    An SM has 64 cores for fp32 at 7.x and 8.0 and 128 from 8.6 on: CUDA C++ Programming Guide, throughput of native
+    arithmetic instructions.
+    """
+    if device.instance:
+        attributes = _ask(nvml, nvml.nvmlDeviceGetAttributes_v2, device.handle)
+        return None if attributes is None else int(attributes.multiprocessorCount)
+    cores = _ask(nvml, nvml.nvmlDeviceGetNumGpuCores, device.card)
+    if cores is None or capability is None:
+        return None
+    return int(cores) // (64 if capability < (8, 6) else 128)

@@ -1,0 +1,103 @@
+"""What a plan changes against the settings asked for, and why, with the numbers that decided it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotrain_mem.planner.ladder import LADDER, LadderRow, Rung, rungs
+from autotrain_mem.planner.memo import Memo
+from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Attempt, Harm, Knobs, Lever
+from autotrain_mem.units import format_bytes
+
+_WITHOUT = {
+    Harm.ROUNDING: "without rounding it needs",
+    Harm.WHAT_IS_TRAINED: "full fine-tuning needs",
+    Harm.DATA: "the length asked for needs",
+}
+"""What the least demanding point below a harm level stands for."""
+
+
+def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
+    """Every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
+
+    Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
+    least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
+    """
+    moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs)]
+    return tuple(
+        Lever(
+            name=row.knobs[0] if len(row.knobs) == 1 else row.name,
+            before=_value(row, space.base),
+            after=_value(row, knobs),
+            harm=_harm(row, space.base, knobs),
+            why=_why(row, space, knobs, memo),
+        )
+        for row in moved
+    )
+
+
+def _value(row: LadderRow, knobs: Knobs) -> Any:
+    """The knob's value; ``8 x 1`` (rows x accumulation steps) for the lever that moves two."""
+    values = [getattr(knobs, name) for name in row.knobs]
+    return values[0] if len(values) == 1 else " x ".join(map(str, values))
+
+
+def _harm(row: LadderRow, base: Knobs, knobs: Knobs) -> Harm:
+    """A lever of time let go, not pulled, does no harm: a larger micro-batch, or no recomputation."""
+    let_go = {
+        "micro_batch": knobs.per_device_train_batch_size > base.per_device_train_batch_size,
+        "gradient_checkpointing": not knobs.gradient_checkpointing,
+    }
+    return Harm.NONE if let_go.get(row.name, False) else row.harm
+
+
+def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    if _harm(row, space.base, knobs) is Harm.NONE:
+        return _why_let_go(row)
+    if row.harm is Harm.TIME:
+        needed = _next_that_failed(knobs, memo.attempts) if row.name == "micro_batch" else ""
+    else:
+        needed = _needed_below(row, space, knobs, memo)
+    return f"{needed}: {row.reason}" if needed else row.reason
+
+
+def _why_let_go(row: LadderRow) -> str:
+    if row.name == "micro_batch":
+        return "more rows at once fit, with less accumulation: the same optimizer steps in less time"
+    return "the activations fit without recomputing them, which is faster"
+
+
+def _next_that_failed(knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
+    """The next larger micro-batch, which was rehearsed and did not fit; empty where the search had no need to try."""
+    larger = [
+        attempt
+        for attempt in attempts
+        if not attempt.fits
+        and attempt.knobs.gradient_checkpointing == knobs.gradient_checkpointing
+        and attempt.knobs.max_length == knobs.max_length
+        and attempt.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
+    ]
+    if not larger:
+        return ""
+    failed = min(larger, key=lambda attempt: (attempt.knobs.per_device_train_batch_size, attempt.required_bytes))
+    rows = failed.knobs.per_device_train_batch_size
+    return f"{rows} rows at once need {_against(failed.required_bytes, failed.budget_bytes)}"
+
+
+def _needed_below(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """What the rung below needs at least, which was rehearsed before this one was climbed."""
+    if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
+        return "the base model is frozen and loses no update to rounding"
+    below = _rung_below(row.harm, space)
+    least = memo(least_demanding(space, below))
+    return f"{_WITHOUT[row.harm]} at least {_against(least.required_bytes, least.budget_bytes)}"
+
+
+def _rung_below(harm: Harm, space: Space) -> Rung:
+    return [rung for rung in rungs(space) if rung.harm < harm][-1]
+
+
+def _against(required_bytes: int, budget_bytes: int) -> str:
+    return f"{format_bytes(required_bytes)}, the budget is {format_bytes(budget_bytes)}"

@@ -1,0 +1,150 @@
+"""When nothing allowed fits: what is missing, and the nearest settings that would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.border import most_that_fits
+from autotrain_mem.planner.ladder import LADDER, Rung, rungs
+from autotrain_mem.planner.memo import Memo
+from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
+from autotrain_mem.planner.space import ROWS, STEPS, Space
+from autotrain_mem.spec import Estimate, Harm, Knobs, Phase
+from autotrain_mem.units import format_bytes
+
+_PHASES = {
+    Phase.LOAD: "while loading",
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass",
+    Phase.OPTIMIZER_STEP: "in the optimizer step",
+    Phase.EVALUATE: "in evaluation",
+    Phase.SAVE: "while saving",
+}
+
+LENGTH_TURNS = 3
+"""Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
+
+
+def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
+    """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
+    least = min(memo.estimates, key=lambda estimate: estimate.required_bytes)
+    found = nearest(space, memo)
+    message = f"{_headline(space, least)}\n{_needs(least)}\n{_budget(least)}"
+    if found is None:
+        hint = "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`"
+    else:
+        hint = f"nearest that fits: {suggestion(space, found.knobs)}  ({format_bytes(found.required_bytes)})"
+    return DoesNotFitError(message, hint=hint)
+
+
+def nearest(space: Space, memo: Memo) -> Estimate | None:
+    """The settings of least harm that fit once pins and limits give way, and as few of these as that harm needs.
+
+    Each rung is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
+    no rung fits even so.
+    """
+    steps = _loosened(space)
+    for rung in rungs(steps[-1]):
+        if not memo(least_demanding(steps[-1], rung)).fits:
+            continue
+        if rung.lengths:
+            return most_that_fits(space, length_line(steps[-1], rung), memo, turns=LENGTH_TURNS)
+        return _gentlest(steps, rung, memo)
+    return None
+
+
+def _gentlest(steps: tuple[Space, ...], rung: Rung, memo: Memo) -> Estimate:
+    """The fewest of a rung's levers that fit, and then as many of the pins on the levers of time as fit with them."""
+    floors = [least_demanding(step, rung) for step in steps]
+    gentle_first = (*rung.settings[1:], rung.strongest)
+    setting = next(each for each in gentle_first if memo(at(each, floors[-1])).fits)
+    tried = (memo(at(setting, floor)) for floor in floors)
+    return next(estimate for estimate in tried if estimate.fits)
+
+
+def _loosened(space: Space) -> tuple[Space, ...]:
+    """The job with all limits above the levers of time gone, then without those on each of these, one by one."""
+    loose = replace(space, fit="all")
+    for row in LADDER:
+        if row.harm > Harm.TIME:
+            loose = _without(loose, row.name, row.knobs)
+    steps = [loose]
+    for row in LADDER:
+        if row.harm is Harm.TIME:
+            steps.append(_without(steps[-1], row.name, row.knobs))
+    return tuple(steps)
+
+
+def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
+    return replace(space, pinned=space.pinned.difference(knobs), forbid=space.forbid - {lever})
+
+
+def suggestion(space: Space, knobs: Knobs) -> str:
+    """The flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
+
+    A micro-batch that the search may choose by itself is not named. One that was pinned gives way to the effective
+    batch, so that the run can still take more rows at once where they fit; its flags are then named as to be left out.
+    """
+    base = space.base
+    flags = [_batch_flags(space, knobs)]
+    if knobs.gradient_checkpointing not in checkpointing_choices(space):
+        flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
+    if knobs.use_peft != base.use_peft:
+        flags.append("--use_peft")
+    flags += [
+        f"--{name} {getattr(knobs, name)}"
+        for name in ("dtype", "optim", "max_length")
+        if getattr(knobs, name) != getattr(base, name)
+    ]
+    left_out = [f"--{name}" for name in (ROWS, STEPS) if name in space.pinned and flags[0] == _effective(space)]
+    without = f", without {' and '.join(left_out)}" if left_out else ""
+    return " ".join(flag for flag in flags if flag) + without
+
+
+def _batch_flags(space: Space, knobs: Knobs) -> str:
+    if knobs.per_device_train_batch_size == space.base.per_device_train_batch_size:
+        return ""
+    if "micro_batch" in space.forbid:
+        return f"--{ROWS} {knobs.per_device_train_batch_size} --{STEPS} {knobs.gradient_accumulation_steps}"
+    return _effective(space) if space.pinned & {ROWS, STEPS} else ""
+
+
+def _effective(space: Space) -> str:
+    return f"--effective_batch_size {space.effective_batch_size}"
+
+
+def _headline(space: Space, least: Estimate) -> str:
+    kind = "LoRA" if least.knobs.use_peft else "full fine-tuning"
+    return f"{space.model} with {kind} does not fit {least.hardware.name}."
+
+
+def _needs(least: Estimate) -> str:
+    """The parts add up to the whole: what is alive at the peak, what the allocator rounds up, what torch never sees."""
+    memory = least.memory
+    parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
+    parts |= {"allocator": memory.reserve_allowance_bytes, "outside torch": least.hardware.non_torch_bytes}
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return (
+        f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed}),\n{_settings(least)}"
+    )
+
+
+def _settings(least: Estimate) -> str:
+    knobs = least.knobs
+    length = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
+    checkpointing = "with" if knobs.gradient_checkpointing else "without"
+    split = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps} rows"
+    return (
+        f"          at the least demanding settings allowed: {split}, {length}, "
+        f"{checkpointing} gradient checkpointing, {knobs.dtype}, {knobs.optim}"
+    )
+
+
+def _budget(least: Estimate) -> str:
+    hardware = least.hardware
+    others = hardware.total_bytes - hardware.free_bytes
+    parts = [f"{format_bytes(hardware.total_bytes)} total"]
+    parts += [f"{format_bytes(others)} used by others"] if others else []
+    parts += [f"{format_bytes(hardware.free_bytes - least.budget_bytes)} headroom"]
+    return f"  budget  {format_bytes(least.budget_bytes)} ({', '.join(parts)})"

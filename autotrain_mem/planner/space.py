@@ -1,0 +1,211 @@
+"""What the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
+
+Lengths are tokens, batch sizes are rows on one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.spec import Fit, Job, Knobs
+
+ROWS = "per_device_train_batch_size"
+STEPS = "gradient_accumulation_steps"
+AUTO = "auto"
+
+UNKNOWN_ROW_TOKENS = 1024
+"""TRL 1.12's default ``max_length`` (``SFTConfig``), taken where neither rows nor model say how long a row gets. It
+only ranks plans and guides the search; what fits is always rehearsed."""
+
+_NAMED_AT_MOST = 6
+"""How many alternatives an error lists: more than a user reads at a glance helps nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """Everything the search needs to know of a job.
+
+    Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
+    not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
+    """
+
+    base: Knobs
+    """TRL's defaults overlaid with everything the user pinned; its max_length is the length asked for."""
+    pinned: frozenset[str] = frozenset()
+    """Names of the knobs that the user gave. ``max_length: auto`` is a wish, not a pin."""
+    effective_batch_size: int
+    fit: Fit = "all"
+    forbid: frozenset[str] = frozenset()
+    context_length: int | None = None
+    longest: int | None = None
+    """Tokens of the longest row, when the dataset was read."""
+    method: str = "sft"
+    model: str = "the model"
+    """Name for messages."""
+
+    def row_tokens(self, max_length: int | None) -> int:
+        """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
+
+        A packed row is always filled to ``max_length``.
+        """
+        longest = None if self.base.packing else self.longest
+        known = [tokens for tokens in (max_length, longest, self.context_length) if tokens is not None]
+        return min(known, default=UNKNOWN_ROW_TOKENS)
+
+    def micro_batch_tokens(self, knobs: Knobs) -> int:
+        """Tokens of one micro-batch, to which activations are proportional."""
+        return knobs.per_device_train_batch_size * self.row_tokens(knobs.max_length)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSplit:
+    """One way to make the effective batch: rows at once, times how often before the optimizer steps."""
+
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+    def of(self, knobs: Knobs) -> Knobs:
+        """The same knobs with this split."""
+        return replace(
+            knobs,
+            per_device_train_batch_size=self.per_device_train_batch_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+        )
+
+
+def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
+    """The splits to choose from, largest micro-batch first; a single one as soon as either of the two is pinned."""
+    fixed = bool(space.pinned & {ROWS, STEPS})
+    rows = [space.base.per_device_train_batch_size] if fixed else _divisors(space.effective_batch_size)[::-1]
+    return tuple(
+        BatchSplit(per_device_train_batch_size=each, gradient_accumulation_steps=space.effective_batch_size // each)
+        for each in rows
+    )
+
+
+def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest: int | None) -> Space:
+    """The space of one job.
+
+    Args:
+        defaults: What the installed TRL would take for each knob.
+        job: The user's words; an argument given is pinned.
+        context_length: What the model can attend to, in tokens; None when its config does not say.
+        longest: Tokens of the longest row; None when the dataset was not read.
+
+    Raises:
+        UsageError: a number that is not a positive whole one; all of them in one message.
+        BatchSplitError: the pinned sizes do not make up the effective batch.
+        ContextLengthError: the pinned max_length is beyond the model's context.
+    """
+    given = _pinned_arguments(job)
+    _check_numbers(given, job.effective_batch_size)
+    split = _base_split(defaults, job.effective_batch_size, given)
+    overlaid = split.of(replace(defaults, **given))
+    if "max_length" in given:
+        _check_context(given["max_length"], context_length)
+    else:
+        overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, longest))
+    return Space(
+        base=overlaid,
+        pinned=frozenset(given),
+        effective_batch_size=overlaid.effective_batch_size,
+        fit=job.fit,
+        forbid=job.forbid,
+        context_length=context_length,
+        longest=longest,
+        method=job.method,
+        model=job.model,
+    )
+
+
+def _pinned_arguments(job: Job) -> dict[str, Any]:
+    knobs = {field.name for field in fields(Knobs)}
+    given = {name: value for name, value in job.arguments.items() if name in knobs}
+    return {name: value for name, value in given.items() if (name, value) != ("max_length", AUTO)}
+
+
+def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> None:
+    numbers = {name: given[name] for name in (ROWS, STEPS) if name in given}
+    if given.get("max_length") is not None:
+        numbers["max_length"] = given["max_length"]
+    if effective_batch_size is not None:
+        numbers["effective_batch_size"] = effective_batch_size
+    wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
+    if wrong:
+        raise UsageError(f"not a whole number of at least 1: {', '.join(wrong)}", hint="write 1 or more")
+
+
+def _auto_length(default: int | None, context_length: int | None, longest: int | None) -> int | None:
+    """The longest row, or TRL's default where no row was read; never beyond the model's context."""
+    wished = default if longest is None else longest
+    known = [tokens for tokens in (wished, context_length) if tokens is not None]
+    return min(known, default=None)
+
+
+def _check_context(max_length: int | None, context_length: int | None) -> None:
+    if max_length is None or context_length is None or max_length <= context_length:
+        return
+    raise ContextLengthError(
+        f"--max_length {max_length} is beyond the model's context of {context_length} tokens",
+        hint=f"use --max_length {context_length} or less, or --max_length auto",
+    )
+
+
+def _base_split(defaults: Knobs, effective: int | None, given: dict[str, Any]) -> BatchSplit:
+    """The split that the user's words and TRL's defaults make before any tuning."""
+    if effective is None:
+        rows = given.get(ROWS, defaults.per_device_train_batch_size)
+        steps = given.get(STEPS, defaults.gradient_accumulation_steps)
+        return BatchSplit(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+    if ROWS in given and STEPS in given:
+        _check_product(given[ROWS], given[STEPS], effective)
+    for name in (ROWS, STEPS):
+        if name in given:
+            _check_divides(name, given[name], effective)
+    if ROWS in given:
+        rows = given[ROWS]
+    elif STEPS in given:
+        rows = effective // given[STEPS]
+    else:
+        rows = _base_rows(defaults, effective)
+    return BatchSplit(per_device_train_batch_size=rows, gradient_accumulation_steps=effective // rows)
+
+
+def _base_rows(defaults: Knobs, effective: int) -> int:
+    """TRL's micro-batch where it divides the effective batch, else the next smaller one that does."""
+    return max(rows for rows in _divisors(effective) if rows <= defaults.per_device_train_batch_size)
+
+
+def _check_product(rows: int, steps: int, effective: int) -> None:
+    if rows * steps == effective:
+        return
+    raise BatchSplitError(
+        f"--{ROWS} {rows} times --{STEPS} {steps} is {rows * steps}, not the effective batch size {effective}",
+        hint=f"use --effective_batch_size {rows * steps} with both flags, or --effective_batch_size {effective} alone",
+    )
+
+
+def _check_divides(name: str, value: int, effective: int) -> None:
+    if effective % value == 0:
+        return
+    below = effective // value * value
+    products = [product for product in (below, below + value) if product]
+    whole = " or ".join(f"--effective_batch_size {product}" for product in products)
+    divisors = sorted(sorted(_divisors(effective), key=lambda divisor: abs(divisor - value))[:_NAMED_AT_MOST])
+    raise BatchSplitError(
+        f"--{name} {value} does not divide the effective batch size {effective}",
+        hint=f"keep --{name} {value} and use {whole},\n"
+        f"or keep --effective_batch_size {effective} and use --{name} {_either(divisors)}",
+    )
+
+
+def _either(numbers: list[int]) -> str:
+    """``1, 2 or 5``."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,175 @@
+"""Child processes that speak JSON, one object a line: the parent's side and the child's.
+
+The parent asks on the child's stdin and reads answers from its stdout. Whatever else the child prints, libraries'
+warnings and progress bars included, goes to its log. A child ends when its parent does: its stdin closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+LOG_TAIL_CHARACTERS = 2000
+GRACE_SECONDS = 10.0
+"""How long a child may take to end after it was told to, before it is killed."""
+
+
+class ChildDied(Exception):
+    """The child ended without an answer. ``code`` is its exit status, negative for a signal."""
+
+    def __init__(self, code: int | None, log_tail: str) -> None:
+        super().__init__(f"the child process ended with status {code}")
+        self.code = code
+        self.log_tail = log_tail
+
+
+class ChildTimeout(Exception):
+    """No answer within the limit."""
+
+
+class Child:
+    """The parent's side of one child process.
+
+    Args:
+        module: Run as ``python -m module``.
+        environment: Over this process's own environment.
+        log: Where the child's stderr goes; None for a temporary file that ends with the child.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str], log: pathlib.Path | None = None) -> None:
+        self._log = open(log, "a+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **environment},
+            text=True,
+            encoding="utf-8",
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still running."""
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one object. Raises ChildDied when nobody reads any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._death() from error
+
+    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """The next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: wait for ever)."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            # Short waits: a signal handler of Python's runs only between them.
+            wait = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+            if wait <= 0:
+                raise ChildTimeout
+            try:
+                line = self._lines.get(timeout=wait)
+            except queue.Empty:
+                continue
+            if line is None:
+                raise self._death()
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Objects until the child ends well. Raises ChildDied when it ends otherwise."""
+        while True:
+            try:
+                yield self.receive()
+            except ChildDied as death:
+                if death.code == 0:
+                    return
+                raise
+
+    def log_tail(self) -> str:
+        """The last lines that the child printed."""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
+        return self._log.read().decode("utf-8", errors="replace").strip()
+
+    def interrupt(self) -> None:
+        """Ask the child to end as after Ctrl-C."""
+        if self.alive:
+            self._process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """End the child: close its stdin, wait, then kill. Safe to call twice."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass  # it is gone already
+        try:
+            self._process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._log.close()
+
+    def kill(self) -> None:
+        """End the child at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _death(self) -> ChildDied:
+        return ChildDied(self._process.wait(), self.log_tail())
+
+
+class Channel:
+    """The child's side. Takes over stdin and stdout: from then on ``print`` goes to the log.
+
+    Args:
+        ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
+    """
+
+    def __init__(self, *, ignore_interrupt: bool) -> None:
+        if ignore_interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def receive(self) -> dict[str, Any]:
+        """The parent's next object. The process ends, here or anywhere, when the parent closes its end."""
+        return self._requests.get()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Answer with one object."""
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._requests.put(json.loads(line))
+        os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run

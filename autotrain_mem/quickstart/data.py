@@ -1,0 +1,141 @@
+"""Arithmetic word problems with checkable answers, for a first training run without a download.
+
+Row lengths spread on purpose: most problems take a step or two, one row in every hundred takes 34 to 40 and is more
+than eight times the median. A batch that fits on the usual rows then overflows on the rare one, as with real data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+ROWS_PER_LONG_ROW = 100
+_SHORT_STEPS = (1,) * 7 + (2,) * 7 + (3,) * 3 + (4, 5, 7)
+"""How many steps an ordinary problem takes; drawn evenly, so the median is 2."""
+_LONG_STEPS = range(34, 41)
+"""How many steps the rare long problem takes. 40 steps are about 1,200 tokens of the quickstart's tokenizer."""
+_LARGEST_TOTAL = 400
+
+_NAMES = ("Ada", "Bruno", "Chen", "Dalia", "Emeka", "Freya", "Goran", "Hana", "Imani", "Jonas", "Kavya", "Luis")
+_THINGS = ("apples", "beads", "bricks", "buttons", "candles", "coins", "eggs", "marbles", "pencils", "seeds", "stamps")
+_OPENINGS = (
+    "{name} has {amount} {things}.",
+    "{name} starts the week with {amount} {things}.",
+    "There are {amount} {things} on the table of {name}.",
+)
+_SENTENCES = {
+    "+": (
+        "Then {name} buys {amount} more.",
+        "After lunch {name} finds {amount} more in a drawer.",
+        "A neighbour brings {name} {amount} more.",
+    ),
+    "-": (
+        "Then {name} gives {amount} to a friend.",
+        "On the way home {name} loses {amount}.",
+        "At the market {name} sells {amount}.",
+    ),
+    "*": (
+        "A trader swaps each one for {amount} new ones.",
+        "Each one is replaced by {amount} others.",
+    ),
+    "/": (
+        "Then {name} sorts them into {amount} equal piles and keeps one pile.",
+        "They are shared equally among {amount} people, and {name} keeps one share.",
+    ),
+}
+_REASONS = {
+    "+": "More come in",
+    "-": "Some go away",
+    "*": "Each one becomes {amount}",
+    "/": "One of {amount} equal parts stays",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """One operation on the running total: ``before symbol amount == after``, in whole numbers."""
+
+    symbol: str
+    before: int
+    amount: int
+    after: int
+
+
+def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
+
+    Every hundred that is begun holds exactly one long problem, at a place drawn for that hundred, so that even a
+    dataset of 20 rows has one.
+    """
+    random = Random(seed)
+    long_row = 0
+    for row in range(count):
+        if row % ROWS_PER_LONG_ROW == 0:
+            long_row = row + random.randrange(min(ROWS_PER_LONG_ROW, count - row))
+        yield _problem(random, random.choice(_LONG_STEPS if row == long_row else _SHORT_STEPS))
+
+
+def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The text of every message, in order: what a tokenizer is trained on."""
+    for row in rows:
+        for message in row["messages"]:
+            yield message["content"]
+
+
+def write_dataset(path: Path, *, rows: int, seed: int) -> None:
+    """Write ``rows`` problems as JSON lines. The file appears whole or not at all; an older one is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="\n") as lines:
+            lines.writelines(json.dumps(problem) + "\n" for problem in problems(rows, seed))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _problem(random: Random, step_count: int) -> dict[str, Any]:
+    name, things = random.choice(_NAMES), random.choice(_THINGS)
+    start = random.randrange(5, 61)
+    steps = _steps(random, start, step_count)
+    story = [random.choice(_OPENINGS).format(name=name, amount=start, things=things)]
+    story += [random.choice(_SENTENCES[step.symbol]).format(name=name, amount=step.amount) for step in steps]
+    question = " ".join([*story, f"How many {things} does {name} have now?"])
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _solution(start, steps)}]
+    return {"messages": messages}
+
+
+def _solution(start: int, steps: list[_Step]) -> str:
+    """The running total, one line a step: ``More come in: 14 + 6 = 20.``"""
+    lines = [f"We start with {start}."]
+    for step in steps:
+        reason = _REASONS[step.symbol].format(amount=step.amount)
+        lines.append(f"{reason}: {step.before} {step.symbol} {step.amount} = {step.after}.")
+    return "\n".join([*lines, f"Answer: {steps[-1].after}"])
+
+
+def _steps(random: Random, start: int, count: int) -> list[_Step]:
+    steps: list[_Step] = []
+    total = start
+    for _ in range(count):
+        steps.append(_step(random, total))
+        total = steps[-1].after
+    return steps
+
+
+def _step(random: Random, total: int) -> _Step:
+    """Draw one operation that keeps the total whole and between 2 and ``_LARGEST_TOTAL``."""
+    additions = range(2, min(40, _LARGEST_TOTAL - total) + 1)
+    subtractions = range(2, min(40, total - 2) + 1)
+    factors = range(2, min(5, _LARGEST_TOTAL // total) + 1)
+    divisors = [parts for parts in range(2, 10) if total % parts == 0 and total // parts >= 2]
+    choices = {"+": additions, "-": subtractions, "*": factors, "/": divisors}
+    symbol = random.choice([symbol for symbol, amounts in choices.items() if amounts])
+    amount = random.choice(choices[symbol])
+    after = {"+": total + amount, "-": total - amount, "*": total * amount, "/": total // amount}[symbol]
+    return _Step(symbol=symbol, before=total, amount=amount, after=after)

@@ -1,0 +1,103 @@
+"""The child process that knows TRL: it reads flags, counts tokens and rehearses, for a parent that imports none of it.
+
+``python -m autotrain_mem.rehearsal.worker`` answers one JSON object a line, many times, until its stdin closes.
+CUDA is hidden from it (see ``client``), so the result is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from autotrain_mem.errors import AutofitError, RehearsalError
+from autotrain_mem.processes import Channel
+from autotrain_mem.spec import Job, Knobs
+
+
+def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Flags and YAML keys -> what was given, and TRL's defaults for the knobs."""
+    from autotrain_mem.rehearsal import arguments
+
+    os.environ.update(request["environment"])
+    parsed = arguments.parse(request["argv"], request["config"], request["also_known"])
+    return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
+
+
+def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """TRL's own help text."""
+    from autotrain_mem.rehearsal import arguments
+
+    return {"help": arguments.help_text()}
+
+
+def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A model -> its context length in tokens (None when its config states none)."""
+    from autotrain_mem.rehearsal.materialize import load_config
+
+    config = load_config(request["model"], **request["options"]).get_text_config()
+    return {"context_length": getattr(config, "max_position_embeddings", None)}
+
+
+def profile(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> how many rows have how many tokens."""
+    from autotrain_mem.rehearsal.profile import profile as profile_dataset
+
+    rows = profile_dataset(Job.from_json(request["job"]), scratch).rows_by_length
+    return {"rows_by_length": list(rows.items())}
+
+
+def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job and its knobs -> the trace of a rehearsed run."""
+    from autotrain_mem.rehearsal.materialize import load_config
+    from autotrain_mem.rehearsal.methods import sft
+
+    job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
+    config = load_config(job.model, **request["options"])
+    trace = sft.rehearse(job, knobs, config, request["length"], scratch)
+    return {"trace": trace.to_json()}
+
+
+OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "parse": parse,
+    "help": help_text,
+    "describe": describe,
+    "profile": profile,
+    "rehearse": rehearse,
+}
+
+
+def answer(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Do what is asked; whatever goes wrong is an answer too."""
+    try:
+        return {"ok": OPERATIONS[request["operation"]](request, scratch)}
+    except AutofitError as error:
+        return {**error.to_json(), "traceback": traceback.format_exc()}
+    except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
+        failure = RehearsalError(
+            f"The {request['operation']} step failed inside the installed libraries: {type(error).__name__}: {error}",
+            hint="Run again with --debug for the traceback.",
+        )
+        return {**failure.to_json(), "traceback": traceback.format_exc()}
+    finally:
+        gc.collect()  # a trainer is full of reference cycles; the next rehearsal starts without the last one's
+
+
+def main() -> None:
+    """Serve until the parent goes away."""
+    channel = Channel(ignore_interrupt=True)
+    warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
+    with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:
+        while True:
+            channel.send(answer(channel.receive(), scratch))
+
+
+if __name__ == "__main__":
+    main()

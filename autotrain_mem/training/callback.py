@@ -1,0 +1,51 @@
+"""What a training process tells its parent while it runs. Imported only where transformers already is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class Narrator(TrainerCallback):
+    """Sends ``start``, ``step`` and ``loss`` events, and ends the training after the step in which Ctrl-C came.
+
+    Args:
+        send: Takes one event.
+        allocated_bytes: Reads what is allocated now and what was at most; (None, None) where nothing measures it.
+    """
+
+    def __init__(self, send: Send, allocated_bytes: Callable[[], tuple[int | None, int | None]]) -> None:
+        self._send = send
+        self._allocated_bytes = allocated_bytes
+        self.interrupted = False
+        self.losses: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on an interrupt waits for the end of the step, so that no file is left half written."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        signal.signal(signal.SIGTERM, self._interrupt)
+        self._send({"event": "start", "total_steps": state.max_steps})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """One optimizer step is done."""
+        allocated, peak = self._allocated_bytes()
+        self._send(
+            {"event": "step", "step": state.global_step, "allocated_bytes": allocated, "peak_allocated_bytes": peak}
+        )
+        control.should_training_stop |= self.interrupted
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """The trainer logged; every number that it logs is passed on."""
+        numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        if "loss" in numbers:
+            self.losses.append(numbers["loss"])
+        self._send({"event": "log", "step": state.global_step, "logs": numbers})
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True

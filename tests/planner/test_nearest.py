@@ -1,0 +1,129 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_memory import LinearMemory, space_of
+
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.ladder import LEVERS
+from autotrain_mem.planner.search import search
+from autotrain_mem.units import GIB
+
+FULL: dict[str, object] = {
+    "use_peft": False,
+    "dtype": "float32",
+    "optim": "adamw_torch",
+    "max_length": 1024,
+    "gradient_checkpointing": False,
+}
+
+
+def error_of(budget_bytes: int, **words: object) -> DoesNotFitError:
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space_of(**words), LinearMemory(budget_bytes=budget_bytes))  # type: ignore[arg-type]
+    return raised.value
+
+
+GOLDEN = """\
+toy-1B with full fine-tuning does not fit toy12.
+  needs   8.41 GiB in the backward pass (weights 1.86 GiB, gradients 1.86 GiB, optimizer state 1.86 GiB, \
+activations 781.2 MiB, temporary 1.53 GiB, allocator 242.0 MiB, outside torch 300.0 MiB),
+          at the least demanding settings allowed: 8 x 1 rows, max_length 1024, with gradient checkpointing, \
+bfloat16, adamw_8bit
+  budget  3.00 GiB (4.00 GiB total, 256.0 MiB used by others, 768.0 MiB headroom)
+nearest that fits: --effective_batch_size 8 --use_peft --dtype bfloat16, \
+without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"""
+
+
+def test_error_does_the_next_sum_for_the_user() -> None:
+    error = error_of(3 * GIB, fit="rounding", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    assert f"{error.message}\n{error.hint}" == GOLDEN
+
+
+def test_parts_of_the_message_add_up_to_what_it_needs() -> None:
+    parts = {name: float(size) for name, size in re.findall(r"(\w+) (\d+\.\d+) GiB[,)]", GOLDEN)}
+    mebibytes = [float(size) for size in re.findall(r"\w+ (\d+\.\d+) MiB(?=[,)])", GOLDEN.split("budget")[0])]
+    assert sum(parts.values()) + sum(mebibytes) / 1024 == pytest.approx(8.41, abs=0.02)  # each is rounded
+
+
+@pytest.mark.parametrize(
+    ("budget_gib", "words", "flags"),
+    [
+        (2.7, FULL, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
+        (
+            2.7,
+            {"forbid": frozenset({"gradient_checkpointing"}), "max_length": 1024},
+            "--gradient_checkpointing true --use_peft",
+        ),
+        (11, {"fit": "lossless"}, "--dtype bfloat16  ("),
+        (9, {"fit": "lossless"}, "--dtype bfloat16 --optim adamw_8bit"),
+        (2.45, {"fit": "lossless"}, "--use_peft --dtype bfloat16 --max_length 576  ("),
+    ],
+)
+def test_limits_give_way_in_the_order_of_harm(budget_gib: float, words: dict[str, object], flags: str) -> None:
+    assert error_of(int(budget_gib * GIB), **words).hint.startswith(f"nearest that fits: {flags}")
+
+
+def test_pins_that_need_not_give_way_are_kept() -> None:
+    error = error_of(11 * GIB, fit="lossless", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    assert error.hint == "nearest that fits: --dtype bfloat16  (10.3 GiB)"
+
+
+def test_batch_flags_give_way_to_the_effective_batch() -> None:
+    words = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024, "optim": "adamw_torch"}
+    error = error_of(int(2.7 * GIB), per_device_train_batch_size=8, gradient_accumulation_steps=2, **words)
+    assert error.hint == (
+        "nearest that fits: --effective_batch_size 16, "
+        "without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"
+    )
+
+
+def test_forbidden_micro_batch_is_answered_with_the_exact_split() -> None:
+    words = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024, "forbid": frozenset({"micro_batch"})}
+    error = error_of(int(2.7 * GIB), **words)
+    assert error.hint == (
+        "nearest that fits: --per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)"
+    )
+
+
+def test_nothing_that_helps_is_said_and_a_larger_card_advised() -> None:
+    error = error_of(2 * GIB)
+    assert error.hint == "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`"
+
+
+def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
+    """The job's words after the user followed the hint, read as a command line would."""
+    flags, _, without = error.hint.removeprefix("nearest that fits: ").split("  (")[0].partition(", without ")
+    followed = {name: value for name, value in words.items() if f"--{name}" not in without.split()}
+    for name, value in re.findall(r"--(\w+)(?: (?!--)(\S+))?", flags):
+        followed[name] = {"": True, "true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
+    return followed
+
+
+@given(
+    st.integers(int(2.2 * GIB), 24 * GIB),
+    st.dictionaries(
+        st.sampled_from(("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size")),
+        st.sampled_from((8,)),
+    ),
+    st.sets(st.sampled_from(sorted(FULL)), min_size=1),
+    st.frozensets(st.sampled_from(sorted(LEVERS)), max_size=2),
+    st.sampled_from(("all", "rounding", "lossless")),
+)
+@settings(max_examples=400, deadline=None)
+def test_following_the_hint_leads_to_a_plan_that_fits(
+    budget: int, batch: dict[str, int], pins: set[str], forbid: frozenset[str], fit: str
+) -> None:
+    words: dict[str, object] = {**batch, **{name: FULL[name] for name in pins}, "forbid": forbid, "fit": fit}
+    if len(batch) == 3:
+        del words["effective_batch_size"]
+    model = LinearMemory(budget_bytes=budget)
+    try:
+        search(space_of(**words), model)  # type: ignore[arg-type]
+    except DoesNotFitError as error:
+        assert len(model.calls) <= 16
+        if error.hint.startswith("nearest"):
+            followed = search(space_of(**suggested(error, words)), model)  # type: ignore[arg-type]
+            assert followed.estimate.fits
+            assert followed.estimate.knobs.effective_batch_size == space_of(**words).effective_batch_size  # type: ignore[arg-type]

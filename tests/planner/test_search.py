@@ -1,0 +1,281 @@
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_memory import TRL, LinearMemory, brute_force, space_of
+
+from autotrain_mem.errors import DoesNotFitError, UsageError
+from autotrain_mem.planner.points import at, relative_cost
+from autotrain_mem.planner.search import Found, search
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Harm
+from autotrain_mem.units import GIB
+
+PINS: Mapping[str, tuple[object, ...]] = {
+    "per_device_train_batch_size": (1, 2, 4),
+    "gradient_accumulation_steps": (1, 2, 4),
+    "gradient_checkpointing": (False, True),
+    "dtype": ("float32", "bfloat16"),
+    "optim": ("adamw_torch", "adamw_8bit"),
+    "use_peft": (False, True),
+    "max_length": (256, 2048),
+}
+LEVERS = ("micro_batch", "gradient_checkpointing", "bf16_weights", "8bit_optimizer", "lora", "max_length")
+TUNED_BY = {
+    "dtype": "bf16_weights",
+    "optim": "8bit_optimizer",
+    "use_peft": "lora",
+    "micro_batch": "micro_batch",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "max_length": "max_length",
+}
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    names = draw(st.sets(st.sampled_from(sorted(PINS)), max_size=3))
+    words: dict[str, object] = {name: draw(st.sampled_from(PINS[name])) for name in sorted(names)}
+    both = {"per_device_train_batch_size", "gradient_accumulation_steps"} <= names
+    if not both and draw(st.booleans()):
+        words["effective_batch_size"] = draw(st.sampled_from((4, 8, 12, 64, 256)))
+    return space_of(
+        longest=draw(st.sampled_from((None, 100, 700, 3000))),
+        context_length=4096,
+        fit=draw(st.sampled_from(("all", "rounding", "lossless"))),
+        forbid=draw(st.frozensets(st.sampled_from(LEVERS), max_size=2)),
+        **words,
+    )
+
+
+budgets = st.integers(2 * GIB, 64 * GIB)
+
+
+def model_of(space: Space, budget_bytes: int, noise: float = 0.0) -> LinearMemory:
+    longest = None if space.base.packing else space.longest
+    return LinearMemory(budget_bytes=budget_bytes, noise=noise, longest=longest)
+
+
+def found_or_none(space: Space, model: LinearMemory) -> Found | None:
+    try:
+        return search(space, model)
+    except DoesNotFitError:
+        return None
+
+
+def shortest_fits(space: Space, model: LinearMemory) -> bool:
+    """Whether rows may be cut, and any allowed point fits with the shortest."""
+    may_cut = space.fit == "all" and "max_length" not in space.forbid | space.pinned
+    cut = replace(space, base=replace(space.base, max_length=64))
+    return may_cut and space.row_tokens(space.base.max_length) > 64 and brute_force(cut, model) is not None
+
+
+def harm_of(found: Found) -> Harm:
+    """The rung a plan was found on: TIME also where no lever was needed."""
+    return max([Harm.TIME, *(lever.harm for lever in found.levers)])
+
+
+@given(spaces(), budgets, st.sampled_from((0.0, 0.02)))
+@settings(max_examples=300, deadline=None)
+def test_plan_returned_was_predicted_for_exactly_its_knobs_and_fits(space: Space, budget: int, noise: float) -> None:
+    model = model_of(space, budget, noise)
+    found = found_or_none(space, model)
+    if found is not None:
+        assert found.estimate.fits
+        assert found.estimate.knobs in model.calls
+        assert found.estimate == model.estimate(found.estimate.knobs)
+        assert found.estimate.knobs in [attempt.knobs for attempt in found.attempts]
+
+
+@given(spaces(), budgets)
+@settings(max_examples=300, deadline=None)
+def test_words_of_the_user_are_kept(space: Space, budget: int) -> None:
+    found = found_or_none(space, model_of(space, budget, 0.02))
+    if found is not None:
+        knobs = found.estimate.knobs
+        assert knobs.effective_batch_size == space.effective_batch_size
+        assert all(getattr(knobs, name) == getattr(space.base, name) for name in space.pinned)
+
+
+@given(spaces(), budgets)
+@settings(max_examples=300, deadline=None)
+def test_forbidden_levers_and_levels_are_never_pulled(space: Space, budget: int) -> None:
+    found = found_or_none(space, model_of(space, budget, 0.02))
+    if found is not None:
+        pulled = {TUNED_BY[lever.name] for lever in found.levers if lever.harm is not Harm.NONE}
+        assert not pulled & space.forbid
+        furthest = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
+        assert harm_of(found) <= furthest[space.fit]
+
+
+@given(spaces(), budgets)
+@settings(max_examples=600, deadline=None)
+def test_no_plan_of_less_harm_or_cost_is_passed_over(space: Space, budget: int) -> None:
+    model = model_of(space, budget)
+    found, best = found_or_none(space, model), brute_force(space, model)
+    if best is None:
+        assert found is None or harm_of(found) is Harm.DATA
+        assert (found is None) == (not shortest_fits(space, model))
+    else:
+        assert found is not None
+        assert (harm_of(found), relative_cost(space, found.estimate.knobs)) == best
+
+
+@given(spaces(), budgets, st.sampled_from((0.0, 0.02)))
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_rehearsed_twice(space: Space, budget: int, noise: float) -> None:
+    model = model_of(space, budget, noise)
+    found_or_none(space, model)
+    assert len(model.calls) == len(set(model.calls))
+
+
+@given(spaces(), budgets)
+@settings(max_examples=300, deadline=None)
+def test_next_larger_micro_batch_was_rehearsed_and_does_not_fit(space: Space, budget: int) -> None:
+    found = found_or_none(space, model_of(space, budget))
+    if found is None or harm_of(found) is Harm.DATA or harm_of(found) is Harm.ROUNDING:
+        return
+    knobs, whole = found.estimate.knobs, space.effective_batch_size
+    if space.pinned & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+        return
+    rows = knobs.per_device_train_batch_size
+    larger = next((each for each in range(rows + 1, whole + 1) if whole % each == 0), None)
+    alike = [attempt for attempt in found.attempts if at(attempt.knobs, knobs) == knobs]
+    failed = {attempt.knobs.per_device_train_batch_size for attempt in alike if not attempt.fits}
+    assert larger is None or larger in failed
+
+
+@given(st.integers(3 * GIB, 5 * GIB), st.sampled_from((700, 3000, 100_000)))
+@settings(max_examples=200, deadline=None)
+def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest: int) -> None:
+    space = space_of(longest=longest, per_device_train_batch_size=8)
+    model = model_of(space, budget)
+    found = found_or_none(space, model)
+    if found is None or harm_of(found) is not Harm.DATA:
+        return
+    length = found.estimate.knobs.max_length
+    assert length is not None
+    following = length + (16 if length < 256 else 64)
+    knobs = TRL.from_json(found.estimate.knobs.to_json() | {"max_length": min(following, longest)})
+    assert not model.estimate(knobs).fits
+
+
+@pytest.mark.parametrize("longest", [700, 3000, 131_072])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_length_is_found_in_eight_rehearsals(longest: int, noise: float) -> None:
+    for budget in range(3 * GIB, 6 * GIB, GIB // 16):
+        model = LinearMemory(budget_bytes=budget, noise=noise, longest=longest)
+        found = found_or_none(space_of(longest=longest, per_device_train_batch_size=8), model)
+        if found is not None and harm_of(found) is Harm.DATA:
+            settings_of = found.estimate.knobs.use_peft, found.estimate.knobs.gradient_checkpointing
+            on_rung = [call for call in model.calls if (call.use_peft, call.gradient_checkpointing) == settings_of]
+            assert len(on_rung) <= 8
+
+
+@pytest.mark.parametrize(("effective", "most"), [(8, 8), (64, 11), (256, 12)])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("longest", [200, 1024, 4000])
+def test_rehearsals_are_few(effective: int, most: int, noise: float, longest: int) -> None:
+    """8 is the whole ladder up to LoRA; each doubling of the batch past that adds a guess at most."""
+    counts = []
+    for budget in range(3 * GIB, 80 * GIB, GIB // 4):
+        model = LinearMemory(budget_bytes=budget, noise=noise, longest=longest)
+        if found_or_none(space_of(effective_batch_size=effective, longest=longest), model):
+            counts.append(len(model.calls))
+    assert max(counts) <= most
+    assert sorted(counts)[len(counts) // 2] <= 6
+
+
+def test_full_fine_tuning_that_fits_is_found_in_three_to_six_rehearsals() -> None:
+    counts = set()
+    for budget in range(20 * GIB, 80 * GIB, GIB // 4):
+        model = LinearMemory(budget_bytes=budget)
+        assert harm_of(search(space_of(), model)) is Harm.TIME
+        counts.add(len(model.calls))
+    assert counts <= {3, 4, 5, 6}
+
+
+def test_rung_that_cannot_fit_is_left_after_one_rehearsal() -> None:
+    model = LinearMemory(budget_bytes=4 * GIB)
+    found = search(space_of(), model)
+    full = [call for call in model.calls if not call.use_peft]
+    assert found.estimate.knobs.use_peft
+    assert [(call.dtype, call.per_device_train_batch_size) for call in full] == [("float32", 1), ("bfloat16", 1)]
+
+
+def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
+    model = LinearMemory(budget_bytes=200 * GIB)
+    found = search(space_of(), model)
+    assert len(model.calls) == 3
+    (lever,) = found.levers
+    assert (lever.name, lever.before, lever.after, lever.harm) == ("gradient_checkpointing", True, False, Harm.NONE)
+
+
+def test_defaults_that_fit_as_they_are_pull_no_lever() -> None:
+    found = search(space_of(gradient_checkpointing=True), LinearMemory(budget_bytes=200 * GIB))
+    assert found.levers == ()
+    assert found.estimate.knobs == TRL
+
+
+def test_smaller_batch_is_tried_before_shorter_length() -> None:
+    space = space_of(fit="all", use_peft=True, dtype="bfloat16", gradient_checkpointing=True)
+    found = search(space, LinearMemory(budget_bytes=4 * GIB))
+    assert found.estimate.knobs.max_length == 1024
+    assert found.estimate.knobs.per_device_train_batch_size < 8
+
+
+def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
+    found = search(space_of(effective_batch_size=1, gradient_checkpointing=True), LinearMemory(budget_bytes=13 * GIB))
+    assert [lever.name for lever in found.levers if lever.harm is Harm.ROUNDING] == ["dtype"]
+
+
+@given(st.integers(6 * GIB, 20 * GIB), st.sampled_from((1, 4, 8, 64)))
+@settings(max_examples=200, deadline=None)
+def test_no_smaller_set_of_rounding_levers_reaches_the_same_speed(budget: int, effective: int) -> None:
+    space = space_of(effective_batch_size=effective, fit="rounding")
+    model = model_of(space, budget)
+    found = found_or_none(space, model)
+    if found is not None and len([lever for lever in found.levers if lever.harm is Harm.ROUNDING]) == 2:
+        fewer = [replace(found.estimate.knobs, **{name: getattr(TRL, name)}) for name in ("dtype", "optim")]
+        assert not any(model.estimate(knobs).fits for knobs in fewer)
+
+
+def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
+    found = search(space_of(), LinearMemory(budget_bytes=4 * GIB))
+    assert [(lever.name, lever.before, lever.after, lever.why) for lever in found.levers] == [
+        (
+            "micro_batch",
+            "8 x 1",
+            "2 x 4",
+            "4 rows at once need 5.41 GiB, the budget is 4.00 GiB: "
+            "fewer rows at once with more accumulation: the same optimizer steps in less memory",
+        ),
+        (
+            "gradient_checkpointing",
+            True,
+            False,
+            "the activations fit without recomputing them, which is faster",
+        ),
+        (
+            "dtype",
+            "float32",
+            "bfloat16",
+            "the base model is frozen and loses no update to rounding: "
+            "weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
+        ),
+        (
+            "use_peft",
+            False,
+            True,
+            "full fine-tuning needs at least 7.97 GiB, the budget is 4.00 GiB: "
+            "a LoRA adapter is trained and the base model stays frozen",
+        ),
+    ]
+
+
+def test_unknown_forbidden_lever_is_refused_before_anything_is_rehearsed() -> None:
+    model = LinearMemory(budget_bytes=4 * GIB)
+    with pytest.raises(UsageError):
+        search(space_of(forbid=frozenset({"lorra"})), model)
+    assert model.calls == []

@@ -1,0 +1,132 @@
+import json
+import re
+from statistics import median
+
+import pytest
+
+from autotrain_mem.quickstart import data
+
+SEEDS = range(5)
+NUMBER = re.compile(r"\d+")
+SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
+EVENTS = (
+    (re.compile(r"brings|buys|finds"), "+"),
+    (re.compile(r"gives|loses|sells"), "-"),
+    (re.compile(r"swaps|replaced"), "*"),
+    (re.compile(r"equal"), "/"),
+)
+
+
+def apply(symbol, left, right):
+    whole, rest = divmod(left, right)
+    assert symbol != "/" or rest == 0, f"{left} cannot be shared among {right}"
+    return {"+": left + right, "-": left - right, "*": left * right, "/": whole}[symbol]
+
+
+def answer_by_reading(question):
+    """Work the problem out from its sentences alone, as a pupil would."""
+    opening, *story, ask = re.split(r"(?<=[.?]) ", question)
+    assert ask.startswith("How many ")
+    total = int(NUMBER.search(opening)[0])
+    for sentence in story:
+        [symbol] = [symbol for pattern, symbol in EVENTS if pattern.search(sentence)]
+        [amount] = NUMBER.findall(sentence)
+        total = apply(symbol, total, int(amount))
+        assert total > 0
+    return total
+
+
+def conversation(problem):
+    user, assistant = problem["messages"]
+    assert (user["role"], assistant["role"]) == ("user", "assistant")
+    return user["content"], assistant["content"]
+
+
+def lengths(count, seed):
+    return [len("".join(conversation(problem))) for problem in data.problems(count, seed)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_answer_follows_from_the_question_alone(seed):
+    for problem in data.problems(300, seed):
+        question, solution = conversation(problem)
+        assert solution.splitlines()[-1] == f"Answer: {answer_by_reading(question)}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_line_of_reasoning_is_true_and_starts_where_the_last_ended(seed):
+    for problem in data.problems(300, seed):
+        _, solution = conversation(problem)
+        opening, *reasoning, answer = solution.splitlines()
+        total = int(NUMBER.search(opening)[0])
+        for line in reasoning:
+            left, symbol, right, result = SUM.search(line).groups()
+            assert int(left) == total
+            total = apply(symbol, total, int(right))
+            assert int(result) == total
+        assert answer == f"Answer: {total}"
+
+
+@pytest.mark.parametrize("symbol", "+-*/")
+def test_every_operation_occurs_often(symbol):
+    solutions = [conversation(problem)[1] for problem in data.problems(200, seed=0)]
+    assert sum(f" {symbol} " in solution for solution in solutions) >= 20
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
+    assert list(data.problems(150, seed=3)) == list(data.problems(150, seed=3))
+    assert list(data.problems(150, seed=3)) != list(data.problems(150, seed=4))
+
+
+def test_rows_repeat_rarely():
+    questions = {conversation(problem)[0] for problem in data.problems(600, seed=0)}
+    assert len(questions) >= 590
+
+
+@pytest.mark.parametrize("count", [20, 100, 600, 1000])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_row_in_every_hundred_is_eight_times_the_median(count, seed):
+    rows = lengths(count, seed)
+    long_rows = [place for place, length in enumerate(rows) if length >= 8 * median(rows)]
+    assert [place // 100 for place in long_rows] == list(range(-(-count // 100)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_few_rows_or_none_can_be_asked_for(count):
+    assert len(list(data.problems(count, seed=0))) == count
+
+
+def test_every_line_of_the_file_is_the_json_of_its_row(tmp_path):
+    path = tmp_path / "made" / "on the way" / "problems.jsonl"
+    data.write_dataset(path, rows=120, seed=1)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == list(data.problems(120, seed=1))
+
+
+def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    data.write_dataset(path, rows=50, seed=1)
+    data.write_dataset(path, rows=10, seed=1)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 10
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_breaks_off_keeps_the_older_file(tmp_path, monkeypatch):
+    path = tmp_path / "problems.jsonl"
+    data.write_dataset(path, rows=10, seed=1)
+    before = path.read_bytes()
+
+    def one_problem_then_none(count, seed):
+        yield {"messages": []}
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(data, "problems", one_problem_then_none)
+    with pytest.raises(OSError, match="disk is full"):
+        data.write_dataset(path, rows=10, seed=2)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_texts_are_the_messages_in_order():
+    rows = list(data.problems(3, seed=0))
+    assert list(data.texts(rows)) == [text for problem in rows for text in conversation(problem)]

@@ -1,0 +1,168 @@
+import hashlib
+import math
+from statistics import median
+
+import pytest
+import torch
+from tiny import FAMILIES, tiny_folder
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, GenerationConfig
+
+from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.quickstart import data, model
+
+ROWS = list(data.problems(200, seed=0))
+STRANGE_TEXT = "Ünïcode,\n\n  tabs\tand 'll x=3,14 1234 \N{SNOWMAN} 日本語"
+CONVERSATION = [
+    {"role": "user", "content": "How many?"},
+    {"role": "assistant", "content": "Answer: 4"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("quickstart") / "model"
+    model.build(path, data.texts(ROWS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def fingerprint(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_the_model_loads_whole_and_is_about_a_million_float32_parameters(folder):
+    loaded, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert loaded.dtype == torch.float32
+    assert 0.9e6 < loaded.num_parameters() < 1.2e6
+
+
+def test_the_weights_are_safetensors_and_tied(folder):
+    assert (folder / "model.safetensors").stat().st_size < 4.5e6
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_the_first_loss_is_that_of_a_blind_guess(folder, tokenizer):
+    tokens = torch.tensor([tokenizer(next(data.texts(ROWS)))["input_ids"]])
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        loss = loaded(input_ids=tokens, labels=tokens).loss.item()
+    blind_guess = math.log(model.VOCABULARY_SIZE)
+    assert loss == pytest.approx(blind_guess, rel=0.1)  # the random logits' own spread adds a few per cent
+
+
+def test_config_tokenizer_and_generation_agree_on_the_special_tokens(folder, tokenizer):
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    for settings in (loaded.config, GenerationConfig.from_pretrained(folder)):
+        assert settings.eos_token_id == tokenizer.eos_token_id
+        assert settings.pad_token_id == tokenizer.pad_token_id
+    assert tokenizer.convert_ids_to_tokens(list(range(4))) == list(model.SPECIAL_TOKENS)
+
+
+def test_padding_is_not_the_end_of_a_turn(tokenizer):
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_auto_processor_finds_the_tokenizer(folder, tokenizer):
+    assert AutoProcessor.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("text", [*list(data.texts(ROWS))[:6], STRANGE_TEXT, ""])
+def test_text_survives_the_tokenizer(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_digits_are_tokens_of_their_own(tokenizer):
+    tokens = tokenizer.tokenize("137 + 25 = 162.")
+    assert [token for token in tokens if any(map(str.isdigit, token))] == list("13725162")
+
+
+def test_the_loaded_tokenizer_splits_as_the_trained_one(tokenizer):
+    trained = model.train_tokenizer(data.texts(ROWS))
+    for text in [*data.texts(ROWS), STRANGE_TEXT]:
+        assert tokenizer(text)["input_ids"] == trained(text)["input_ids"]
+
+
+def test_the_vocabulary_fits_the_embedding(tokenizer):
+    assert len(tokenizer) <= model.VOCABULARY_SIZE
+
+
+def test_every_row_fits_the_context_and_the_longest_is_eight_times_the_median(tokenizer):
+    rendered = [tokenizer.apply_chat_template(row["messages"], return_dict=False) for row in ROWS]
+    lengths = [len(tokens) for tokens in rendered]
+    assert 8 * median(lengths) <= max(lengths) <= model.CONTEXT_LENGTH
+
+
+def test_the_chat_template_renders_turns(tokenizer):
+    text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    assert text == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\nAnswer: 4<|im_end|>\n"
+
+
+def test_the_generation_prompt_opens_the_assistants_turn(tokenizer):
+    question = CONVERSATION[:1]
+    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert whole.startswith(prompt)
+
+
+def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(tokenizer):
+    marked = tokenizer.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
+    kept = [token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask]
+    assert tokenizer.decode(kept) == "Answer: 4<|im_end|>"
+
+
+def test_building_again_gives_the_same_bytes_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "model"
+    model.build(path, data.texts(ROWS))
+    before = fingerprint(path)
+    model.build(path, data.texts(ROWS))
+    assert fingerprint(path) == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_building_leaves_the_callers_random_numbers_alone(tmp_path):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    model.build(tmp_path / "model", data.texts(ROWS))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_folder_that_the_quickstart_did_not_make_is_not_replaced(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OutputFolderError, match="not made by the quickstart"):
+        model.build(tmp_path, data.texts(ROWS))
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_build_that_breaks_off_keeps_the_older_folder(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    model.build(path, data.texts(ROWS))
+    before = fingerprint(path)
+
+    def no_memory(config):
+        raise MemoryError
+
+    monkeypatch.setattr(model, "_random_model", no_memory)
+    with pytest.raises(MemoryError):
+        model.build(path, data.texts(ROWS))
+    assert fingerprint(path) == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_folders_of_every_family_load_and_tokenize_alike(tmp_path, tokenizer, family):
+    path = tiny_folder(tmp_path / family, family)
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    tokens = AutoTokenizer.from_pretrained(path)
+    assert loaded.config.model_type == family
+    assert loaded.config.pad_token_id == tokens.pad_token_id
+    assert tokens.decode(tokens(STRANGE_TEXT)["input_ids"]) == STRANGE_TEXT
