@@ -11,19 +11,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.report.record import write_json
-
 from autotrain_mem.errors import InterruptedByUser, ModelNotFoundError, NoGpuError
 from autotrain_mem.estimator.replay import estimate_memory
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.report.record import write_json
 from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report
 from autotrain_mem.spec.job import EXAMPLE_DATASETS
 from autotrain_mem.training import launch
+
+__all__ = [
+    "Rehearsals",
+    "Worker",
+    "check_can_train",
+    "choose",
+    "estimate",
+    "fit",
+    "gpus",
+    "output_dir",
+    "plan",
+    "trl_defaults_plan",
+    "uses_example_dataset",
+]
 
 Told = Callable[[Attempt], None]
 LONGEST_UNKNOWN = 1024
@@ -46,6 +60,11 @@ class Rehearsals:
     def budget_bytes(self) -> int:
         """What a run may take of the device."""
         return self.hardware.budget_bytes(self.headroom_bytes)
+
+    def with_output_dir(self, output_dir: str) -> Rehearsals:
+        """The same job, written elsewhere."""
+        job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
+        return replace(self, job=job)
 
     def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
         """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
@@ -178,7 +197,7 @@ def output_dir(job: Job) -> str:
     return str(job.arguments.get("output_dir") or f"{name}-{job.method.upper()}")
 
 
-def trl_defaults_plan(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
+def trl_defaults_plan(predicted: Estimate) -> Plan:
     """TRL's defaults as a plan of their own, for those who want to see them run out of memory."""
     return Plan(
         estimate=predicted,

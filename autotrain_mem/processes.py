@@ -6,6 +6,7 @@ warnings and progress bars included, goes to its log. A child ends when its pare
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -120,10 +121,8 @@ class Child:
     def stop(self) -> None:
         """End the child: close its stdin, wait, then kill. Safe to call twice."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # it is gone already
         try:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:

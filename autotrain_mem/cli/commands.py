@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,10 @@ from rich.console import Console
 from autotrain_mem import api
 from autotrain_mem.cli import flags
 from autotrain_mem.errors import UsageError
-from autotrain_mem.report import console as views
+from autotrain_mem.report.console import gpus_view, report_view
+from autotrain_mem.report.estimate import estimate_view
+from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Job, Plan
 
 
@@ -26,7 +30,7 @@ def estimate(method: str, argv: Sequence[str]) -> int:
         found = api.estimate(_rehearsals(worker, own, method))
     if own.json:
         return _print_json(found.to_json())
-    Console().print(views.estimate_view(found))
+    Console().print(estimate_view(found))
     return 0
 
 
@@ -37,7 +41,7 @@ def plan(method: str, argv: Sequence[str]) -> int:
         if own.help:
             return _help(worker, f"autofit plan {method}")
         rehearsals = _rehearsals(worker, own, method)
-        chosen = _search(rehearsals)
+        chosen = search(rehearsals)
     return _print_plan(chosen, rehearsals, as_json=own.json)
 
 
@@ -50,16 +54,16 @@ def train(method: str, argv: Sequence[str]) -> int:
         rehearsals = _rehearsals(worker, own, method)
         if not own.plan_only:
             api.check_can_train(rehearsals, simulate=own.simulate)
-        chosen = _search(rehearsals)
+        chosen = search(rehearsals)
     if own.plan_only:
         return _print_plan(chosen, rehearsals, as_json=own.json)
     console = Console(stderr=own.json)
-    console.print(views.plan_view(chosen, defaults=rehearsals.defaults))
-    with _progress(console, rehearsals) as on_event:
+    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+    with progress_bar(console, rehearsals) as on_event:
         report = api.fit(rehearsals, chosen, simulate=own.simulate, on_event=on_event)
     if own.json:
         return _print_json({"schema": "autofit.fit/1", "plan": chosen.to_json(), "run": report.to_json()})
-    console.print(views.report_view(report))
+    console.print(report_view(report))
     return 0
 
 
@@ -71,7 +75,7 @@ def gpus(argv: Sequence[str]) -> int:
     cards = api.gpus()
     if own.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [card.to_json() for card in cards]})
-    Console().print(views.gpus_view(cards))
+    Console().print(gpus_view(cards))
     return 0
 
 
@@ -110,28 +114,42 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
     )
 
 
-def _search(rehearsals: api.Rehearsals) -> Plan:
+def search(rehearsals: api.Rehearsals) -> Plan:
     """Plan with a live line on stderr; say so when the data are TRL's example."""
     console = Console(stderr=True)
     example = api.uses_example_dataset(rehearsals.job)
     if example is not None:
         console.print(f"No --dataset given: TRL's own example it is, {example}.")
-    with views.SearchProgress(console) as progress:
+    with SearchProgress(console) as progress:
         return api.plan(rehearsals, progress.tried)
 
 
 def _print_plan(chosen: Plan, rehearsals: api.Rehearsals, *, as_json: bool) -> int:
     if as_json:
         return _print_json(chosen.to_json())
-    Console().print(views.plan_view(chosen, defaults=rehearsals.defaults))
+    Console().print(plan_view(chosen, defaults=rehearsals.defaults))
     return 0
 
 
 @contextmanager
-def _progress(console: Console, rehearsals: api.Rehearsals) -> Iterator[Any]:
-    """Draws the events of a run as a progress bar."""
-    with views.TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as progress:
-        yield progress.event
+def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Draws the events of a run as a progress bar; yields what takes them."""
+    started = time.monotonic()
+    loss: float | None = None
+    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as progress:
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            nonlocal started, loss
+            if event["event"] == "start":
+                started = time.monotonic()
+                progress.start(event["total_steps"])
+            elif event["event"] == "log":
+                loss = event["logs"].get("loss", loss)
+            elif event["event"] == "step":
+                progress.advance(event["step"], loss, event["peak_allocated_bytes"], time.monotonic() - started)
+                loss = None
+
+        yield on_event
 
 
 def _help(worker: api.Worker, prog: str) -> int:

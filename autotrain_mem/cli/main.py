@@ -42,23 +42,24 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        command = _command(argv)
-        return command()
+        return _command(argv)()
     except AutofitError as error:
         return _report(error, argv)
     except KeyboardInterrupt as interrupt:
-        error = InterruptedByUser("Interrupted.", hint="What was written is whole; nothing runs on.")
-        error.__cause__ = interrupt
-        return _report(error, argv)
+        return _report(_from(interrupt, InterruptedByUser("Interrupted.", hint="What was written is whole.")), argv)
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
     except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
-        error = AutofitError(
+        defect = AutofitError(
             f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
         )
-        error.__cause__ = unforeseen
-        return _report(error, argv)
+        return _report(_from(unforeseen, defect), argv)
+
+
+def _from(cause: BaseException, error: AutofitError) -> AutofitError:
+    error.__cause__ = cause
+    return error
 
 
 def _command(argv: Sequence[str]) -> Callable[[], int]:
@@ -87,7 +88,7 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         method = _method(name, rest)
         chosen = plan if name == "plan" else estimate
         return lambda: chosen(method, rest[1:])
-    _refuse_command(name)
+    raise _unknown_command(name)
 
 
 def _method(command: str, rest: Sequence[str]) -> str:
@@ -98,13 +99,13 @@ def _method(command: str, rest: Sequence[str]) -> str:
     return rest[0]
 
 
-def _refuse_command(name: str) -> NoReturn:
+def _unknown_command(name: str) -> UsageError:
     import difflib
 
     known = (*METHODS, "plan", "estimate", "gpus", "quickstart")
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"Did you mean autofit {near[0]}? " if near else ""
-    raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
+    return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 
 def _say(text: str) -> int:
@@ -115,8 +116,9 @@ def _say(text: str) -> int:
 def _report(error: AutofitError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
         traceback.print_exception(error)
-    from autotrain_mem.report.console import error_view
     from rich.console import Console
+
+    from autotrain_mem.report.console import error_view
 
     Console(stderr=True, soft_wrap=True).print(error_view(error))
     return error.exit_code

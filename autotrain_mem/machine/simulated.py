@@ -58,11 +58,12 @@ class SimulatedGpu:
         import torch  # only a run that already trains comes here
 
         free = self.capacity_bytes - self.allocated_bytes
-        return torch.OutOfMemoryError(
+        error: Exception = torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {_as_torch(size_bytes)}. GPU 0 has a total capacity of "
             f"{_as_torch(self.hardware.total_bytes)} of which {_as_torch(free)} is free. Of the allocated memory "
             f"{_as_torch(self.allocated_bytes)} is allocated by PyTorch. (simulated {self.hardware.name})"
         )
+        return error
 
 
 def _as_torch(size_bytes: int) -> str:

@@ -121,12 +121,25 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     unfinished.mkdir(parents=True, exist_ok=True)
     try:
         tokenizer.save_pretrained(unfinished)
-        _random_model(config).save_pretrained(unfinished)
+        _save_quietly(_random_model(config), unfinished)
         (unfinished / "README.md").write_text(MODEL_CARD, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _save_quietly(model: Any, folder: Path) -> None:
+    """Without transformers' progress bar: a tiny model is written before it could be drawn."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _random_model(config: Any) -> Any:

@@ -40,7 +40,8 @@ def parse(argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[s
     parser = sft.make_parser()
     parser.allow_abbrev = False
     parser.error = _refuse
-    defaults = {action.dest: action.default for action in parser._actions}
+    # The first action of a name is the flag itself; a later one is its --no_ form, with a default of its own.
+    defaults = {action.dest: action.default for action in reversed(parser._actions)}
     names = [name for name in defaults if name != "help"]
     unknown = [name for name in config if name not in names]
     if unknown:

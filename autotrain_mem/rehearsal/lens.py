@@ -9,12 +9,16 @@ Rules known so far:
 - dropout: on CUDA it is one fused kernel that keeps a mask of one byte per element
   (``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``); on the CPU the scaled noise
   is kept, in the input's own dtype.
+- attention with dropout: CUDA's fused kernels drop inside the kernel (``aten/src/ATen/native/transformers/cuda/
+  attention.cu: _scaled_dot_product_flash_attention_cuda``), while the CPU falls back to whole score matrices
+  (``aten/src/ATen/native/transformers/sdp_utils_cpp.h: check_for_dropout``). Attention runs without dropout here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -35,6 +39,12 @@ def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, i
     return torch.native_dropout(input, p, training)[0]
 
 
+def _attention_without_dropout(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention on the path that CUDA takes with dropout too."""
+    return _plain_attention(*args, **kwargs)
+
+
+_plain_attention = torch.nn.functional.scaled_dot_product_attention
 _plain_dropout = torch.nn.functional.dropout
 
 
@@ -50,5 +60,6 @@ def cuda_lens() -> Iterator[None]:
         patch.object(optimizer_module, "_foreach_supported_types", optimizer_types),
         patch.object(foreach_module, "_foreach_supported_types", foreach_types),
         patch.object(torch.nn.functional, "dropout", _fused_dropout),
+        patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention_without_dropout),
     ):
         yield

@@ -47,7 +47,7 @@ def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return operator(*args, **kwargs)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
     """The recording of one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
 
     Args:
@@ -203,12 +203,12 @@ class Recorder(TorchDispatchMode):
         hooks = torch.nn.modules.module
         entering = hooks.register_module_forward_pre_hook(self._enter_module)
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
-        torch.UntypedStorage.resize_ = watched_resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = watched_resize
         try:
             with self:
                 yield self
         finally:
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = resize
             entering.remove()
             leaving.remove()
 

@@ -131,7 +131,8 @@ class KnownValues:
         value = known_value(tensor)
         if value is not None:
             with _real():
-                return value.item()
+                answer: bool | int | float = value.item()
+                return answer
         if tensor.dtype is torch.bool:
             return False
         return 0.5 if tensor.is_floating_point() else 1

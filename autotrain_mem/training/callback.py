@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 Send = Callable[[Mapping[str, Any]], None]
 
 
-class Narrator(TrainerCallback):
+class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Sends ``start``, ``step`` and ``loss`` events, and ends the training after the step in which Ctrl-C came.
 
     Args:

@@ -48,9 +48,7 @@ def train_for_real(job: Job, chosen: Knobs, length: int, output_dir: str) -> Tra
 
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, chosen.dtype))
-    trainer = sft.build_trainer(
-        filled, model, sft.worst_rows(chosen, length), processing_class=sft.stub_tokenizer()
-    )
+    trainer = sft.build_trainer(filled, model, sft.worst_rows(chosen, length), processing_class=sft.stub_tokenizer())
     watch = Watch(edit_rows=list if chosen.packing else sft.pad_last_row)
     watch.train(trainer)
     return watch.recorder.trace()

@@ -1,0 +1,108 @@
+"""``autofit quickstart``: the whole product in about a minute, on a card that does not exist.
+
+A tiny model on a 96 MiB card is a large model on a real one: TRL's defaults train well until a batch draws the one
+long row in a hundred, and die. Then the plan that fits, and the same training to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import pathlib
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.rule import Rule
+
+from autotrain_mem import api
+from autotrain_mem.cli.commands import progress_bar, search
+from autotrain_mem.cli.flags import own_names
+from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, UsageError
+from autotrain_mem.quickstart import data, model
+from autotrain_mem.report.console import report_view
+from autotrain_mem.report.estimate import estimate_view
+from autotrain_mem.report.plan import plan_view
+from autotrain_mem.spec import Job
+
+CARD = "96MiB"
+ROWS = 600
+STEPS = 60
+FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
+"""TRL's defaults but for the learning rate: a model that knows nothing yet needs more than fine-tuning's 2e-5."""
+
+
+def quickstart(argv: Sequence[str]) -> int:
+    """Make model and data, see TRL's defaults run out of memory, plan, and train."""
+    folder = _folder(argv)
+    console = Console()
+    started = time.monotonic()
+    with api.Worker() as worker:
+        _chapter(console, "1. A tiny model, a tokenizer and 600 word problems, made here and now")
+        _make(folder)
+        rows = f"{ROWS} rows, one in a hundred about ten times as long as the rest"
+        console.print(f"{folder}/model (1 million weights) and {folder}/data.jsonl ({rows}).")
+        rehearsals = _rehearsals(worker, folder)
+        _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
+        _run_out_of_memory(console, rehearsals, folder)
+        _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
+        chosen = search(rehearsals)
+    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+    _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
+    with progress_bar(console, rehearsals) as on_event:
+        report = api.fit(rehearsals, chosen, simulate=True, on_event=on_event)
+    console.print(report_view(report))
+    console.print(f"\nAll of it took {time.monotonic() - started:.0f} s. With your own model and data:\n")
+    console.print("  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU")
+    console.print(
+        "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train"
+    )
+    return 0
+
+
+def _chapter(console: Console, title: str) -> None:
+    console.print()
+    console.print(Rule(title, align="left", style="dim"))
+
+
+def _folder(argv: Sequence[str]) -> pathlib.Path:
+    """The folder that is asked for, or the first free one: an earlier quickstart is never written over."""
+    parser = argparse.ArgumentParser(prog="autofit quickstart", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--folder", type=pathlib.Path, help="a new folder for model, data and run")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    try:
+        options, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.", hint="autofit quickstart [--folder FOLDER]") from error
+    if unknown:
+        raise UsageError(f"Unknown flag: {unknown[0]}.", hint="autofit quickstart [--folder FOLDER]")
+    if options.folder is not None and options.folder.exists():
+        raise UsageError(f"{options.folder} exists already.", hint="Give --folder a new folder.")
+    names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
+    return options.folder or next(path for path in map(pathlib.Path, names) if not path.exists())
+
+
+def _make(folder: pathlib.Path) -> None:
+    data.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
+    model.build(folder / "model", data.texts(data.problems(ROWS, seed=0)))
+
+
+def _rehearsals(worker: api.Worker, folder: pathlib.Path) -> api.Rehearsals:
+    given, defaults = worker.parse([*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
+    job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
+    return api.Rehearsals(worker=worker, job=job, defaults=defaults, hardware=api.choose(CARD, use_cpu=False))
+
+
+def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
+    """Predict that TRL's defaults do not fit, then let them run until they do not."""
+    predicted = api.estimate(rehearsals)
+    console.print(estimate_view(predicted))
+    console.print("\nTo see it happen, they train until the card is full:")
+    trial = rehearsals.with_output_dir(str(folder / "trl-defaults"))
+    try:
+        with progress_bar(console, trial) as on_event:
+            api.fit(trial, api.trl_defaults_plan(predicted), simulate=True, on_event=on_event)
+    except GpuOutOfMemoryError as error:
+        console.print(error.message)
+        return
+    raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")

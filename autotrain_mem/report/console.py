@@ -1,0 +1,86 @@
+"""Everything that the command prints: functions from nouns to rich renderables. The caller owns the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.report import wording
+from autotrain_mem.report.estimate import estimate_view
+from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, table
+from autotrain_mem.report.plan import attempts_view, plan_view
+from autotrain_mem.report.progress import SearchProgress, TrainingProgress
+from autotrain_mem.spec import Hardware, Report
+from autotrain_mem.units import format_bytes
+
+__all__ = [
+    "SearchProgress",
+    "TrainingProgress",
+    "attempts_view",
+    "error_view",
+    "estimate_view",
+    "gpus_view",
+    "plan_view",
+    "report_view",
+]
+
+_UNKNOWN = "-"
+
+
+def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
+    """The cards that a plan can be made for."""
+    made = table("name", "memory", "bandwidth GB/s", "bf16 TFLOP/s", "compute capability", right=(1, 2, 3, 4))
+    for card in cards:
+        bandwidth, flops = card.bandwidth_bytes_per_second, card.bf16_flops_per_second
+        add(
+            made,
+            card.name,
+            format_bytes(card.total_bytes),
+            _UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.0f}",
+            _UNKNOWN if flops is None else f"{flops / 1e12:.1f}",
+            _UNKNOWN if card.compute_capability is None else ".".join(map(str, card.compute_capability)),
+        )
+    return Block(Group(made, Text(), Text(_GPUS_NOTE, style=QUIET)))
+
+
+_GPUS_NOTE = f"""\
+Memory is what torch reports, which is less than the size on the box.
+Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
+{_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
+
+
+def report_view(report: Report) -> RenderableType:
+    """What a finished run did, and how good its prediction was."""
+    steps = wording.counted(report.steps, "step")
+    made = table("", "", show_header=False)
+    add(made, "loss", _losses(report))
+    add(made, "peak", _peaks(report))
+    add(made, "output folder", report.output_dir)
+    headline = Text(f"trained {steps} in {wording.duration(report.seconds)}", style="bold")
+    return Block(Group(headline, Block(made, 2)))
+
+
+def _losses(report: Report) -> str:
+    if report.first_loss is None or report.last_loss is None:
+        return "not logged"
+    return f"{report.first_loss:#.4g} -> {report.last_loss:#.4g}"
+
+
+def _peaks(report: Report) -> str:
+    predicted = f"{format_bytes(report.predicted_peak_bytes)} allocated predicted"
+    if report.measured_peak_bytes is None or report.prediction_error is None:
+        return f"{predicted}, nothing here measures it"
+    measured = f"{format_bytes(report.measured_peak_bytes)} measured"
+    return f"{predicted}, {measured}: error {100 * report.prediction_error:+.1f} %"
+
+
+def error_view(error: AutofitError) -> RenderableType:
+    """What is wrong after ``error:``, what to do about it indented below. For stderr."""
+    first, *rest = (error.message or type(error).__name__).splitlines()
+    lines: list[RenderableType] = [Text.assemble(("error: ", f"bold {BAD}"), first)]
+    lines += [hanging(line) for line in rest]
+    lines += [Block(hanging(line), 2) for line in error.hint.splitlines()]
+    return Block(Group(*lines))

@@ -1,0 +1,100 @@
+"""The few shapes that all views are made of: plain text, indented blocks, tables without lines, a small bar.
+
+User text never passes through rich's markup, since a path or a message may hold square brackets.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+GOOD = "green"
+BAD = "red"
+LOUD = "bold yellow"
+QUIET = "dim"
+TITLE = "bold"
+
+_LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
+_LABEL_WIDTH = 32
+"""A label that takes more than two fifths of 80 columns leaves too little for what stands beside it."""
+
+
+class Block:
+    """Content indented, and without the spaces that rich fills its lines up with: they spoil logs and diffs."""
+
+    def __init__(self, content: RenderableType, indent: int = 0) -> None:
+        self._content = content
+        self._indent = indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrower = options.update_width(max(1, options.max_width - self._indent))
+        for line in console.render_lines(self._content, narrower, pad=False):
+            kept = _stripped(line)
+            if kept:
+                yield Segment(" " * self._indent)
+            yield from kept
+            yield Segment.line()
+
+
+class Bar:
+    """A bar of up to ``width`` characters, ASCII where the output cannot take more."""
+
+    def __init__(self, fraction: float, width: int = 24) -> None:
+        self._characters = max(1, round(fraction * width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(("#" if options.ascii_only else "━") * self._characters)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(self._characters, self._characters)
+
+
+def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True) -> Table:
+    """A table without lines; ``right`` holds the columns of numbers."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style=QUIET)
+    for index, heading in enumerate(headings):
+        made.add_column(Text(heading), justify="right" if index in right else "left", overflow="fold")
+    return made
+
+
+def add(made: Table, *cells: str | RenderableType, style: str = "") -> None:
+    """Add a row of plain text or renderables."""
+    made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+def title(text: str) -> Text:
+    """The line above a block."""
+    return Text(text, style=TITLE)
+
+
+def hanging(line: str) -> RenderableType:
+    """A line that wraps below its text, not below its label: ``--plan_only  plans for that card ...``.
+
+    A label is what stands before two spaces or more, and the line's own indent.
+    """
+    match = _LABEL.match(line)
+    label = match[0] if match is not None else ""
+    if not label or len(label) > _LABEL_WIDTH:
+        label = line[: len(line) - len(line.lstrip())]
+    if not label:
+        return Text(line)
+    grid = Table.grid()
+    grid.add_column(no_wrap=True, width=len(label))
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label), Text(line[len(label) :]))
+    return grid
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    """The line without trailing spaces."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip():
+        kept.pop()
+    if kept:
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style, kept[-1].control)
+    return kept

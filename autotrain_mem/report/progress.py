@@ -1,0 +1,178 @@
+"""Lines that live while something takes long; where nobody watches a terminal, a few plain lines instead."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from autotrain_mem.report import wording
+from autotrain_mem.spec import Attempt, Knobs
+from autotrain_mem.units import format_bytes
+
+SMOOTHING = 0.8
+"""Weight of the past in the shown loss: about the mean of the last five logs, so that single batches do not flicker."""
+
+PLAIN_LINES = 10
+"""Lines that a whole run prints where there is no terminal."""
+
+_ALWAYS_SAID = ("per_device_train_batch_size", "gradient_checkpointing")
+
+
+def _is_live(console: Console) -> bool:
+    """Whether a line can be redrawn in place."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+class TrainingProgress:
+    """A bar over the optimizer steps, with loss, peak memory and time left. Entered before the run, left after it.
+
+    Args:
+        console: Where to print; stderr keeps stdout free for results.
+        budget_bytes: What the peak is shown against.
+    """
+
+    def __init__(self, console: Console, *, budget_bytes: int) -> None:
+        self._console = console
+        self._budget_bytes = budget_bytes
+        self._total_steps = 0
+        self._loss: float | None = None
+        self._peak_bytes: int | None = None
+        self._first: tuple[int, float] | None = None
+        self._tenths_said = -1
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, total_steps: int) -> None:
+        """Training begins; draws the bar where there is a terminal."""
+        self._total_steps = total_steps
+        if not _is_live(self._console):
+            _say(self._console, f"training {wording.counted(total_steps, 'step')}")
+            return
+        self._bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=self._console,
+            expand=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=total_steps, facts="")
+        self._bar.start()
+
+    def advance(self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float) -> None:
+        """Optimizer step number ``step`` is done.
+
+        Args:
+            step: Counted from the run's beginning, also after a resume.
+            loss: None when this step logged none.
+            allocated_bytes: Now or at most so far; the largest one is shown. None where nothing measures it.
+            seconds: Since training began.
+        """
+        self._note(loss, allocated_bytes)
+        if self._first is None:
+            self._first = (step, seconds)
+        facts = "  ".join(self._facts(step, seconds))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, facts=facts)
+        elif self._is_due(step):
+            _say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
+
+    def _note(self, loss: float | None, allocated_bytes: int | None) -> None:
+        if loss is not None:
+            self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        if allocated_bytes is not None:
+            self._peak_bytes = max(allocated_bytes, self._peak_bytes or 0)
+
+    def _is_due(self, step: int) -> bool:
+        """True for the first step, for the last, and each time that another tenth of the steps is done."""
+        tenths = PLAIN_LINES * step // max(1, self._total_steps)
+        due = tenths > self._tenths_said
+        self._tenths_said = max(tenths, self._tenths_said)
+        return due
+
+    def _facts(self, step: int, seconds: float) -> list[str]:
+        facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
+        if self._peak_bytes is not None:
+            facts.append(f"peak {_of(format_bytes(self._peak_bytes), format_bytes(self._budget_bytes))}")
+        left = self._seconds_left(step, seconds)
+        return facts if left is None else [*facts, f"{wording.duration(left)} left"]
+
+    def _seconds_left(self, step: int, seconds: float) -> float | None:
+        """From the pace since the first step seen, which itself warms up kernels and allocator and is left out."""
+        if self._first is None or not self._first[0] < step < self._total_steps:
+            return None
+        first_step, first_seconds = self._first
+        return (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
+
+
+def _of(part: str, whole: str) -> str:
+    """``8.39 of 11.2 GiB``; both units where they differ."""
+    number, unit = part.split()
+    return f"{number if whole.endswith(f' {unit}') else part} of {whole}"
+
+
+class SearchProgress:
+    """One line about what was rehearsed last, redrawn in place; a line for each where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._spinner = Spinner("line" if console.options.ascii_only else "dots")
+        self._first: Knobs | None = None
+        self._tried = 0
+
+    def __enter__(self) -> Self:
+        if _is_live(self._console):
+            self._live = Live(self._line("rehearsing", ""), console=self._console, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def tried(self, attempt: Attempt) -> None:
+        """One configuration has been rehearsed."""
+        self._tried += 1
+        self._first = self._first or attempt.knobs
+        settings = self._settings(attempt.knobs, self._first)
+        if self._live is None:
+            _say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
+        else:
+            self._live.update(self._line(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
+
+    def _settings(self, knobs: Knobs, first: Knobs) -> str:
+        """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""
+        changed = [name for name in wording.differing([first, knobs]) if name not in _ALWAYS_SAID]
+        more = wording.settings(knobs, ["gradient_checkpointing", *changed])
+        return f"micro-batch {knobs.per_device_train_batch_size}, {more}"
+
+    def _line(self, settings: str, outcome: str) -> Table:
+        """Settings are cut where the terminal ends, the outcome never: a line that wraps flickers when redrawn."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(self._spinner, Text(settings, no_wrap=True, overflow="crop"), Text(outcome, no_wrap=True))
+        grid.columns[2].no_wrap = True
+        return grid
+
+
+def _outcome(attempt: Attempt) -> str:
+    return f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
+
+
+def _say(console: Console, line: str) -> None:
+    """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
+    console.print(Text(line), soft_wrap=False)

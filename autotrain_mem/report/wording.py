@@ -1,0 +1,117 @@
+"""How single facts are put into words; every view and progress line says them the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from autotrain_mem.spec import Harm, Knobs, Owner, Phase
+from autotrain_mem.units import format_bytes
+
+OWNERS = {
+    Owner.WEIGHTS: "weights",
+    Owner.GRADIENTS: "gradients",
+    Owner.OPTIMIZER_STATE: "optimizer state",
+    Owner.ACTIVATIONS: "activations",
+    Owner.TEMPORARY: "temporary",
+    Owner.OTHER: "other",
+}
+
+PHASES = {
+    Phase.LOAD: "load",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER_STEP: "optimizer step",
+    Phase.EVALUATE: "evaluate",
+    Phase.SAVE: "save",
+}
+
+HARMS = {
+    Harm.NONE: "costs nothing",
+    Harm.TIME: "costs time only",
+    Harm.ROUNDING: "rounds numbers more coarsely",
+    Harm.WHAT_IS_TRAINED: "changes what is trained",
+    Harm.DATA: "cuts the data",
+}
+
+ADAPTER_ONLY = "trains an adapter (LoRA), not the whole model"
+
+FLAG_LINE_WIDTH = 74
+"""Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
+and can be copied whole."""
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """``41.3 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def percent(fraction: float) -> str:
+    """One digit; what is there but would read 0.0 is said to be there."""
+    if 0 < fraction < 0.0005:
+        return "less than 0.1 %"
+    return f"{100 * fraction:.1f} %"
+
+
+def needs(required_bytes: int, budget_bytes: int) -> str:
+    """``needs 12.4 GiB of 11.2 GiB, 1.20 GiB too much``."""
+    text = f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}"
+    if required_bytes <= budget_bytes:
+        return text
+    return f"{text}, {format_bytes(required_bytes - budget_bytes)} too much"
+
+
+def value(setting: Any) -> str:
+    """As TRL's command line reads it: ``true``, ``none``, ``1024``."""
+    return str(setting).lower() if isinstance(setting, bool) or setting is None else str(setting)
+
+
+def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
+    """The settings in one line: ``4 x 16 rows, max_length 1024, checkpointing on, ...``.
+
+    Args:
+        names: Only what these knobs say; None for all of them.
+    """
+    said = {
+        "per_device_train_batch_size": f"{batch(knobs)} rows",
+        "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
+        "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
+        "packing": f"packing {'on' if knobs.packing else 'off'}",
+        "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
+        "dtype": knobs.dtype,
+        "optim": knobs.optim,
+    }
+    return ", ".join(text for name, text in said.items() if names is None or name in names)
+
+
+def batch(knobs: Knobs) -> str:
+    """``4 x 16``: rows at once, times accumulation steps."""
+    return f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+
+
+def differing(knobs: Sequence[Knobs]) -> list[str]:
+    """The names of the settings that are not the same in all of them, in the order of Knobs."""
+    return [field.name for field in fields(Knobs) if len({getattr(each, field.name) for each in knobs}) > 1]
+
+
+def flag_lines(knobs: Knobs) -> list[str]:
+    """All settings as flags of ``trl sft``, in lines that a shell joins again."""
+    lines = [""]
+    for name, setting in knobs.to_json().items():
+        flag = f"--{name} {value(setting)}"
+        if lines[-1] and len(lines[-1]) + 1 + len(flag) > FLAG_LINE_WIDTH:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {flag}".strip()
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]

@@ -1,0 +1,188 @@
+"""Nouns that the report's tests render: one plan with every kind of lever, and what surrounds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotrain_mem.errors import DoesNotFitError, NoGpuError
+from autotrain_mem.spec import (
+    Attempt,
+    Estimate,
+    Hardware,
+    Harm,
+    Knobs,
+    Lever,
+    MemoryEstimate,
+    Owner,
+    Phase,
+    Plan,
+    Report,
+)
+from autotrain_mem.units import GIB, MIB
+
+RTX3060 = Hardware(
+    name="rtx3060",
+    origin="named",
+    total_bytes=11910 * MIB,
+    free_bytes=11910 * MIB,
+    non_torch_bytes=205 * MIB,
+    compute_capability=(8, 6),
+    bandwidth_bytes_per_second=360 * 10**9,
+    bf16_flops_per_second=25_500 * 10**9,
+)
+
+V100 = replace(
+    RTX3060,
+    name="v100-32gb",
+    total_bytes=32494 * MIB,
+    free_bytes=32494 * MIB,
+    compute_capability=(7, 0),
+    bandwidth_bytes_per_second=900 * 10**9,
+    bf16_flops_per_second=None,
+)
+
+IMAGINED = Hardware(name="300MiB", origin="imagined", total_bytes=300 * MIB, free_bytes=300 * MIB, non_torch_bytes=0)
+
+SHARED = replace(RTX3060, name="NVIDIA GeForce RTX 3060", origin="detected", free_bytes=8000 * MIB, index=0)
+
+HOST = Hardware(name="cpu", origin="cpu", total_bytes=16 * GIB, free_bytes=12 * GIB, non_torch_bytes=1 * GIB)
+
+DEFAULTS = Knobs(
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=1,
+    max_length=1024,
+    gradient_checkpointing=True,
+    packing=False,
+    use_peft=False,
+    dtype="float32",
+    optim="adamw_torch_fused",
+)
+
+CHOSEN = replace(
+    DEFAULTS,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=16,
+    max_length=768,
+    use_peft=True,
+    dtype="bfloat16",
+)
+
+OWNERS = {
+    Owner.WEIGHTS: 3_087_428_608,
+    Owner.GRADIENTS: 36_929_536,
+    Owner.OPTIMIZER_STATE: 73_860_096,
+    Owner.ACTIVATIONS: 2_905_374_720,
+    Owner.TEMPORARY: 1_866_465_792,
+    Owner.OTHER: 139_776,
+}
+
+
+def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: object) -> MemoryEstimate:
+    owners = {owner: int(size * scale) for owner, size in owners.items()}
+    peak = sum(owners.values())
+    estimated = MemoryEstimate(
+        peak_allocated_bytes=peak,
+        peak_phase=Phase.BACKWARD,
+        phases={
+            Phase.LOAD: owners[Owner.WEIGHTS],
+            Phase.FORWARD: peak - owners[Owner.TEMPORARY] // 2,
+            Phase.BACKWARD: peak,
+            Phase.OPTIMIZER_STEP: owners[Owner.WEIGHTS] + 4 * owners[Owner.GRADIENTS],
+        },
+        owners_at_peak=owners,
+        modules_at_peak=(
+            ("base_model.model.lm_head", 2_489_319_424),
+            ("base_model.model.model.layers.27.mlp.gate_proj.lora_A.default", 169_869_312),
+            ("base_model.model.model.layers.27.self_attn", 84_934_656),
+        ),
+        reserve_allowance_bytes=int(peak * 0.12),
+        not_counted=("kernels' inner workspaces", "fragmentation of a run of many hours: the rehearsal has two steps"),
+        rehearsal_seconds=5.312,
+    )
+    return replace(estimated, **changes)
+
+
+def estimate(hardware: Hardware = RTX3060, *, scale: float = 1.0, knobs: Knobs = CHOSEN) -> Estimate:
+    return Estimate(knobs=knobs, hardware=hardware, memory=memory(scale=scale), budget_bytes=hardware.budget_bytes())
+
+
+def attempt(knobs: Knobs, needed_gib: float) -> Attempt:
+    return Attempt(knobs=knobs, required_bytes=int(needed_gib * GIB), budget_bytes=RTX3060.budget_bytes())
+
+
+LEVERS = (
+    Lever(
+        name="micro_batch",
+        before="8 x 8",
+        after="4 x 16",
+        harm=Harm.TIME,
+        why="8 rows at once need 14.9 GiB, the budget is 11.2 GiB: fewer rows at once with more accumulation: "
+        "the same optimizer steps in less memory",
+    ),
+    Lever(
+        name="dtype",
+        before="float32",
+        after="bfloat16",
+        harm=Harm.ROUNDING,
+        why="the base model is frozen and loses no update to rounding",
+    ),
+    Lever(
+        name="use_peft",
+        before=False,
+        after=True,
+        harm=Harm.WHAT_IS_TRAINED,
+        why="full fine-tuning needs at least 17.3 GiB, the budget is 11.2 GiB: a LoRA adapter is trained and the base "
+        "model stays frozen",
+    ),
+    Lever(name="max_length", before=1024, after=768, harm=Harm.DATA, why="rows are truncated to fewer tokens"),
+)
+
+SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=64)
+
+PLAN = Plan(
+    estimate=estimate(),
+    levers=LEVERS,
+    attempts=(
+        attempt(replace(SMALLEST, use_peft=False, dtype="float32"), 31.2),
+        attempt(SMALLEST, 4.37),
+        attempt(replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8), 14.9),
+        Attempt(knobs=CHOSEN, required_bytes=estimate().required_bytes, budget_bytes=estimate().budget_bytes),
+    ),
+    truncated_tokens_fraction=0.0112,
+    truncated_rows_fraction=0.0321,
+    seconds=41.27,
+)
+
+UNCHANGED_PLAN = Plan(
+    estimate=estimate(HOST, scale=0.1, knobs=DEFAULTS),
+    levers=(),
+    attempts=(attempt(DEFAULTS, 1.8),),
+    truncated_tokens_fraction=0.0,
+    truncated_rows_fraction=0.0,
+    seconds=6.0,
+)
+
+REPORT = Report(
+    output_dir="runs/[first] try",
+    steps=120,
+    first_loss=2.3142,
+    last_loss=1.8701,
+    predicted_peak_bytes=7_970_198_528,
+    measured_peak_bytes=7_951_000_000,
+    seconds=200.4,
+)
+
+DOES_NOT_FIT = DoesNotFitError(
+    "Qwen/Qwen2.5-7B with full fine-tuning does not fit rtx3060.\n"
+    "  needs   62.4 GiB in the optimizer step (weights 14.2 GiB, gradients 14.2 GiB, optimizer state 28.4 GiB, "
+    "other 5.60 GiB)\n"
+    "  budget  11.2 GiB (11.6 GiB total, 476.4 MiB headroom)",
+    hint="nearest that fits: --use_peft --dtype bfloat16 --max_length 512  (10.9 GiB)",
+)
+
+NO_GPU = NoGpuError(
+    "No NVIDIA GPU was found on this machine.",
+    hint="--gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)\n"
+    "--gpu NAME --simulate   trains on the CPU and runs out of memory where that card would\n"
+    "--use_cpu               trains on the CPU, within this machine's own memory",
+)

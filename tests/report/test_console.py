@@ -1,0 +1,400 @@
+"""Golden texts at width 100; ``AUTOFIT_UPDATE_GOLDEN=1 pytest tests/report`` writes them anew."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_examples import (
+    CHOSEN,
+    DEFAULTS,
+    DOES_NOT_FIT,
+    HOST,
+    IMAGINED,
+    NO_GPU,
+    PLAN,
+    REPORT,
+    RTX3060,
+    SHARED,
+    UNCHANGED_PLAN,
+    V100,
+    estimate,
+    memory,
+)
+from rich.console import Console, RenderableType
+
+from autotrain_mem.errors import AutofitError, TrainingError
+from autotrain_mem.report import wording
+from autotrain_mem.report.amounts import scale_for
+from autotrain_mem.report.console import (
+    SearchProgress,
+    TrainingProgress,
+    attempts_view,
+    error_view,
+    estimate_view,
+    gpus_view,
+    plan_view,
+    report_view,
+)
+from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
+from autotrain_mem.units import GIB, MIB
+
+GOLDEN = Path(__file__).parent / "golden"
+
+VIEWS = {
+    "estimate_fits": estimate_view(estimate()),
+    "estimate_does_not_fit_a_shared_card": estimate_view(estimate(SHARED, scale=1.5)),
+    "estimate_in_mib": estimate_view(estimate(IMAGINED, scale=0.03)),
+    "estimate_cpu": estimate_view(estimate(HOST, scale=0.1, knobs=DEFAULTS)),
+    "plan": plan_view(PLAN, defaults=DEFAULTS),
+    "plan_unchanged": plan_view(UNCHANGED_PLAN, defaults=DEFAULTS),
+    "attempts": attempts_view(PLAN),
+    "attempts_single": attempts_view(UNCHANGED_PLAN),
+    "gpus": gpus_view([RTX3060, V100, IMAGINED]),
+    "report": report_view(REPORT),
+    "report_unmeasured": report_view(replace(REPORT, measured_peak_bytes=None, first_loss=None, last_loss=None)),
+    "error_does_not_fit": error_view(DOES_NOT_FIT),
+    "error_no_gpu": error_view(NO_GPU),
+}
+
+
+def rendered(view: RenderableType, width: int = 100, *, color: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width, no_color=not color, force_terminal=color, color_system="truecolor" if color else None
+    )
+    console.print(view)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_text_is_the_golden_one(name: str) -> None:
+    text, golden = rendered(VIEWS[name]), GOLDEN / f"{name}.txt"
+    if os.environ.get("AUTOFIT_UPDATE_GOLDEN") == "1":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_every_golden_file_is_still_rendered() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == VIEWS.keys()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_line_is_wider_than_the_console_or_ends_in_spaces(name: str, width: int) -> None:
+    for line in rendered(VIEWS[name], width).splitlines():
+        assert len(line) <= width
+        assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_colour_adds_nothing_but_colour(name: str) -> None:
+    without_escapes = re.sub(r"\x1b\[[0-9;]*m", "", rendered(VIEWS[name], color=True))
+    assert without_escapes == rendered(VIEWS[name])
+
+
+# The columns add up to their totals.
+
+
+def shown_sums(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """Figures of the sum table in hundredths: by name, and the lines that begin with a sign, in order."""
+    rows = re.findall(r"^([+= ])  (\S[a-z ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
+    figures = [(sign, name, int(number.replace(".", ""))) for sign, name, number in rows]
+    return {name: number for _, name, number in figures}, [(sign, number) for sign, _, number in figures if sign != " "]
+
+
+def assert_adds_up(text: str) -> None:
+    figures, signed = shown_sums(text)
+    assert len(figures) == len(Owner) + 6
+    running = 0
+    for sign, number in signed:
+        if sign == "+":
+            running += number
+        else:
+            assert number == running
+    difference = figures["budget"] - figures["needed"]
+    assert difference == (figures["left"] if "left" in figures else -figures["too much"])
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name.startswith("estimate")])
+def test_shown_parts_add_up_to_the_shown_totals(name: str) -> None:
+    assert_adds_up(rendered(VIEWS[name]))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
+    allowance=st.integers(0, 5 * GIB),
+    non_torch=st.integers(0, GIB),
+    free=st.integers(1, 200 * GIB),
+)
+def test_any_estimate_adds_up_as_shown(sizes: list[int], allowance: int, non_torch: int, free: int) -> None:
+    hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
+    owners = dict(zip(Owner, sizes, strict=True))
+    needed = replace(memory(owners), reserve_allowance_bytes=allowance)
+    tried = Estimate(knobs=CHOSEN, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes())
+    assert_adds_up(rendered(estimate_view(tried)))
+
+
+@given(sizes=st.lists(st.integers(0, 300 * GIB), min_size=1, max_size=9))
+def test_a_shared_figure_is_never_a_whole_digit_off(sizes: list[int]) -> None:
+    total = sum(sizes)
+    scale = scale_for(total)
+    shares = scale.share(scale.steps(total), sizes)
+    assert sum(shares) == scale.steps(total)
+    for size, share in zip(sizes, shares, strict=True):
+        assert abs(share * scale.unit_bytes - size * 100) < scale.unit_bytes
+
+
+def test_parts_that_do_not_sum_to_the_total_are_refused() -> None:
+    scale = scale_for(GIB)
+    with pytest.raises(ValueError, match="do not sum"):
+        scale.share(scale.steps(GIB), [GIB // 2, GIB // 4])
+
+
+def test_the_peak_phase_shows_the_peak_of_the_sum() -> None:
+    text = rendered(VIEWS["estimate_fits"])
+    figures, _ = shown_sums(text)
+    assert f"backward        {figures['peak allocated'] / 100:.2f} GiB" in text
+
+
+def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
+    fits = estimate()
+    short = replace(fits, budget_bytes=fits.required_bytes - 3 * MIB)
+    assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB, 3.00 MiB too much" in rendered(estimate_view(short))
+
+
+def test_only_the_five_largest_modules_are_listed() -> None:
+    many = tuple((f"layer.{index}", (9 - index) * MIB) for index in range(9))
+    text = rendered(estimate_view(replace(estimate(), memory=memory(modules_at_peak=many))))
+    assert re.findall(r"layer\.\d", text) == [f"layer.{index}" for index in range(5)]
+
+
+def test_bars_are_ascii_where_the_output_is() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    Console(file=file, width=80).print(estimate_view(estimate()))
+    file.flush()
+    assert b"backward        7.42 GiB  ########" in raw.getvalue()
+
+
+# The plan.
+
+
+def test_the_batch_line_multiplies_out() -> None:
+    match = re.search(r"your batch (\d+) = (\d+) x (\d+) x (\d+) GPU", rendered(VIEWS["plan"]))
+    assert match is not None
+    batch, *factors = map(int, match.groups())
+    assert batch == factors[0] * factors[1] * factors[2]
+
+
+def test_lora_is_said_before_any_table() -> None:
+    before_settings = rendered(VIEWS["plan"]).split("settings")[0]
+    assert "trains an adapter (LoRA), not the whole model" in before_settings
+
+
+def test_lora_that_the_user_asked_for_is_not_announced() -> None:
+    without = replace(PLAN, levers=tuple(lever for lever in PLAN.levers if lever.name != "use_peft"))
+    assert "not the whole model" not in rendered(plan_view(without, defaults=DEFAULTS))
+
+
+def test_a_star_marks_exactly_what_differs_from_trl() -> None:
+    starred = re.findall(r"^  \* (\w+)", rendered(VIEWS["plan"]), flags=re.MULTILINE)
+    assert starred == wording.differing([CHOSEN, DEFAULTS])
+
+
+def test_without_defaults_nothing_is_compared() -> None:
+    text = rendered(plan_view(PLAN, defaults=None))
+    assert "*" not in text
+    assert "default" not in text
+
+
+def test_an_unread_dataset_is_not_called_untruncated() -> None:
+    unread = replace(PLAN, truncated_rows_fraction=None, truncated_tokens_fraction=None)
+    assert "the dataset was not read" in rendered(plan_view(unread, defaults=DEFAULTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_length", [768, None])
+def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -> None:
+    from trl.scripts.sft import make_parser
+
+    knobs = replace(CHOSEN, max_length=max_length, gradient_checkpointing=False)
+    flags = " ".join(line.removesuffix("\\") for line in wording.flag_lines(knobs)).split()
+    parsed = make_parser(prog="trl sft").parse_args([*flags, "--model_name_or_path", "any", "--output_dir", "any"])
+    assert Knobs.from_json(vars(parsed)) == knobs
+
+
+def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
+    text = rendered(VIEWS["plan"], 80)
+    for line in wording.flag_lines(CHOSEN):
+        assert f"  {line}\n" in text
+
+
+def test_the_attempts_show_each_setting_that_varies_and_no_other() -> None:
+    heading = rendered(VIEWS["attempts"]).splitlines()[1].split()
+    assert heading == ["batch", "use_peft", "dtype", "needs"]
+
+
+def test_exactly_one_attempt_is_the_chosen_one() -> None:
+    assert rendered(VIEWS["attempts"]).count("chosen") == 1
+
+
+# Errors and the report.
+
+
+def test_user_text_in_square_brackets_is_no_markup() -> None:
+    error = TrainingError("no such file: runs/[bold]x[/bold]", hint="[red]flag[/red]")
+    assert "runs/[bold]x[/bold]" in rendered(error_view(error))
+    assert "[red]flag[/red]" in rendered(error_view(error))
+    assert "runs/[first] try" in rendered(VIEWS["report"])
+
+
+def test_an_error_without_hint_is_one_line() -> None:
+    assert rendered(error_view(AutofitError("it broke"))) == "error: it broke\n"
+
+
+def test_an_error_without_words_is_named_by_its_class() -> None:
+    assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
+
+
+def test_the_shown_error_is_that_of_the_shown_peaks() -> None:
+    shown = re.search(r"([\d.]+) GiB allocated predicted, ([\d.]+) GiB measured: error \+([\d.]+) %", _report_text())
+    assert shown is not None
+    predicted, measured, error = map(float, shown.groups())
+    assert 100 * (predicted - measured) / measured == pytest.approx(error, abs=0.2)  # each peak has two digits
+
+
+def _report_text() -> str:
+    return rendered(VIEWS["report"])
+
+
+# Progress.
+
+
+def plain_console() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=80, no_color=True, force_terminal=False), file
+
+
+def train(console: Console, steps: int) -> None:
+    with TrainingProgress(console, budget_bytes=12 * GIB) as progress:
+        progress.start(steps)
+        for step in range(1, steps + 1):
+            progress.advance(step, 3.0 - step / steps, (7 * GIB) if step < 3 else 8 * GIB, 10.0 + 2.0 * step)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10, 37, 1000])
+def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> None:
+    console, file = plain_console()
+    train(console, steps)
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    assert lines[1].startswith(f"step 1/{steps}")
+    assert lines[-1].startswith(f"step {steps}/{steps}")
+    assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
+
+
+def test_plain_lines_show_the_largest_peak_and_the_time_left() -> None:
+    console, file = plain_console()
+    train(console, 100)
+    assert "step 50/100  loss 2.540  peak 8.00 of 12.0 GiB  1 min 40 s left" in file.getvalue()
+
+
+def test_a_loss_that_jumps_is_shown_smoothed() -> None:
+    console, file = plain_console()
+    with TrainingProgress(console, budget_bytes=GIB) as progress:
+        progress.start(2)
+        progress.advance(1, 1.0, None, 1.0)
+        progress.advance(2, 6.0, None, 2.0)
+    assert "step 2/2  loss 2.000\n" in file.getvalue()
+
+
+def test_a_step_without_loss_or_memory_shows_neither() -> None:
+    console, file = plain_console()
+    with TrainingProgress(console, budget_bytes=GIB) as progress:
+        progress.start(1)
+        progress.advance(1, None, None, 1.0)
+    assert file.getvalue().splitlines() == ["training 1 step", "step 1/1"]
+
+
+def test_a_resumed_run_does_not_count_earlier_steps_as_fast() -> None:
+    console, file = plain_console()
+    with TrainingProgress(console, budget_bytes=GIB) as progress:
+        progress.start(100)
+        progress.advance(81, None, None, 10.0)
+        progress.advance(90, None, None, 28.0)
+    assert "step 90/100  20.0 s left" in file.getvalue()
+
+
+def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
+    console, file = plain_console()
+    with SearchProgress(console) as progress:
+        for attempt in PLAN.attempts:
+            progress.tried(attempt)
+    assert file.getvalue().splitlines() == [
+        "rehearsing: micro-batch 1, checkpointing on ... needs 31.2 GiB, does not fit",
+        "rehearsing: micro-batch 1, checkpointing on, LoRA, bfloat16 ... needs 4.37 GiB, fits",
+        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16 ... needs 14.9 GiB, does not fit",
+        "rehearsing: micro-batch 4, checkpointing on, LoRA, bfloat16 ... needs 8.51 GiB, fits",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    console = Console(file=file, width=width, no_color=True, force_terminal=True)
+    with SearchProgress(console) as progress:
+        progress.tried(PLAN.attempts[0])
+        progress.tried(PLAN.attempts[2])
+    train(console, 1000)
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
+    assert any(line.endswith("... needs 14.9 GiB, does not fit") for line in lines)
+    assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
+def interrupted(console: Console) -> None:
+    with TrainingProgress(console, budget_bytes=GIB) as progress:
+        progress.start(10)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(console)
+    assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
+
+
+# Words.
+
+
+def test_durations_carry_over_where_they_round_up() -> None:
+    said = [wording.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
+    assert said == ["0.0 s", "41.3 s", "59.9 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
+
+
+def test_a_share_that_is_there_never_reads_as_zero() -> None:
+    assert [wording.percent(share) for share in (0.0, 0.0001, 0.0321, 1.0)] == [
+        "0.0 %",
+        "less than 0.1 %",
+        "3.2 %",
+        "100.0 %",
+    ]
+
+
+def test_every_harm_owner_and_phase_has_its_word() -> None:
+    assert set(wording.OWNERS) == set(Owner)
+    assert set(wording.PHASES) == set(Phase)
+    harms = list(wording.HARMS)
+    assert all(less < more for less, more in pairwise(harms))
