@@ -244,10 +244,8 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
 
 
 def _visible(device: Hardware, simulate: bool) -> dict[str, str]:
-    """One card for the training process, by NVML's numbering; none when it trains on the CPU."""
-    if simulate or device.index is None:
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(device.index)}
+    """One card for the training process: with several in sight, transformers would split each batch over them."""
+    return {"CUDA_VISIBLE_DEVICES": "" if simulate or device.uuid is None else device.uuid}
 
 
 def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:

@@ -227,6 +227,7 @@ def _hardware(nvml: Any, device: _Device) -> Hardware:
         bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
         bf16_flops_per_second=known.bf16_flops_per_second if known else None,
         index=device.index,
+        uuid=device.uuid,
         source=f"memory: {memory.source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
         f"context: {'by its multiprocessors' if context else 'unknown, the largest in the catalog'}",
     )

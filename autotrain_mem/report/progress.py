@@ -175,4 +175,4 @@ def _outcome(attempt: Attempt) -> str:
 
 def _say(console: Console, line: str) -> None:
     """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
-    console.print(Text(line), soft_wrap=False)
+    console.print(Text(line), soft_wrap=True)

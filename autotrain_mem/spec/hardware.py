@@ -32,6 +32,8 @@ class Hardware:
     """Dense, without sparsity; None where the card has no bf16 tensor cores."""
     index: int | None = None
     """NVML index of a detected card."""
+    uuid: str | None = None
+    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES)."""
     source: str = ""
     """Where the figures come from."""
 

@@ -301,6 +301,8 @@ def test_an_instance_hides_whole_cards(nvml: FakeNvml) -> None:
     (device,) = detect()
     assert device.total_bytes == 4864 * MIB
     assert device.index == 1
+    assert device.uuid is not None
+    assert device.uuid.startswith("MIG-")
 
 
 def test_a_split_card_without_instances_shows_nothing(nvml: FakeNvml) -> None:
