@@ -20,7 +20,7 @@ from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.report.record import write_json
+from autotrain_mem.report.record import write_run
 from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report
 from autotrain_mem.spec.job import EXAMPLE_DATASETS
 from autotrain_mem.training import launch
@@ -145,7 +145,7 @@ def fit(
     job = rehearsals.job
     device = _training_device(rehearsals.hardware, simulate=simulate)
     folder = launch.prepare_folder(output_dir(job), resuming=bool(job.arguments.get("resume_from_checkpoint")))
-    write_json(folder / "plan.json", chosen.to_json())
+    write_run(folder, plan_json=chosen.to_json())
     arguments = {name: value for name, value in job.arguments.items() if value != "auto"}
     end = launch.train(
         {
@@ -160,7 +160,7 @@ def fit(
         on_event,
     )
     report = _report(chosen, str(folder), end)
-    write_json(folder / launch.RUN_NAME, report.to_json() | {"job": job.to_json()})
+    write_run(folder, report_json=report.to_json() | {"job": job.to_json()})
     if end["interrupted"]:
         raise InterruptedByUser(
             f"Interrupted after step {report.steps}; what was written is whole.",

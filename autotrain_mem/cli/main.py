@@ -6,10 +6,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
+from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 
 METHODS = ("sft",)
@@ -66,7 +66,7 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
     if not argv or argv[0] in ("--help", "-h", "help"):
         return lambda: _say(HELP)
     if argv[0] == "--version":
-        return lambda: _say(f"autofit {version('autotrain_mem')}\n")
+        return lambda: _say(f"autofit {__version__}\n")
     name, *rest = argv
     if name == "gpus":
         from autotrain_mem.cli.commands import gpus
