@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,12 +32,13 @@ __all__ = [
     "check_can_train",
     "choose",
     "estimate",
+    "example_dataset",
     "fit",
     "gpus",
     "output_dir",
     "plan",
     "trl_defaults_plan",
-    "uses_example_dataset",
+    "reads_dataset",
 ]
 
 Told = Callable[[Attempt], None]
@@ -87,11 +89,12 @@ def estimate(rehearsals: Rehearsals) -> Estimate:
     return rehearsals.predict(space.base, longest or context_length)
 
 
-def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None) -> Plan:
+def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train: bool = False) -> Plan:
     """The best configuration that fits the budget, by the ladder of least harm.
 
     Args:
         told: Hears of every configuration as it has been rehearsed.
+        to_train: The data will be needed, so they are read even where the plan could do without.
 
     Raises:
         DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
@@ -101,7 +104,7 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None) -> Plan:
     job = rehearsals.job
     check_forbid(job.forbid)
     context_length = rehearsals.worker.context_length(job)
-    profile = _profile(rehearsals)
+    profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
     longest = None if profile is None else profile.longest
     space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
 
@@ -155,7 +158,7 @@ def fit(
             "simulate": simulate,
             "output_dir": str(folder),
         },
-        {**job.environment, **_visible(device, simulate)},
+        {**job.environment, **_process_environment(device, simulate=simulate)},
         folder / launch.LOG_NAME,
         on_event,
     )
@@ -185,10 +188,15 @@ def gpus() -> tuple[Hardware, ...]:
     return catalog()
 
 
-def uses_example_dataset(job: Job) -> str | None:
+def example_dataset(job: Job) -> str | None:
     """TRL's own example, when the job names no data and so takes it."""
     named = job.dataset is not None or {"dataset_name", "datasets"} & set(job.arguments)
     return None if named else EXAMPLE_DATASETS[job.method]
+
+
+def reads_dataset(job: Job, *, to_train: bool) -> bool:
+    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on."""
+    return to_train or not job.pins_length or example_dataset(job) is None
 
 
 def output_dir(job: Job) -> str:
@@ -210,15 +218,11 @@ def trl_defaults_plan(predicted: Estimate) -> Plan:
 
 
 def _profile(rehearsals: Rehearsals) -> DataProfile | None:
-    """Token lengths of the data; None when the length is pinned and the data cannot be had or were not named."""
-    job = rehearsals.job
-    pinned = job.arguments.get("max_length", "auto") != "auto"
-    if pinned and uses_example_dataset(job):
-        return None
+    """Token lengths of the data; None when the length is pinned and there is no tokenizer to count with."""
     try:
-        return rehearsals.worker.profile(job)
+        return rehearsals.worker.profile(rehearsals.job)
     except ModelNotFoundError:
-        if pinned:
+        if rehearsals.job.pins_length:
             return None
         raise
 
@@ -243,9 +247,15 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
     )
 
 
-def _visible(device: Hardware, simulate: bool) -> dict[str, str]:
-    """One card for the training process: with several in sight, transformers would split each batch over them."""
-    return {"CUDA_VISIBLE_DEVICES": "" if simulate or device.uuid is None else device.uuid}
+def _process_environment(device: Hardware, *, simulate: bool) -> dict[str, str]:
+    """What the training process sees of this machine.
+
+    One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
+    they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
+    """
+    if simulate or device.uuid is None:
+        return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    return {"CUDA_VISIBLE_DEVICES": device.uuid}
 
 
 def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:

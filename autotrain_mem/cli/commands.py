@@ -41,7 +41,7 @@ def plan(method: str, argv: Sequence[str]) -> int:
         if own.help:
             return _help(worker, f"autofit plan {method}")
         rehearsals = _rehearsals(worker, own, method)
-        chosen = search(rehearsals)
+        chosen = search(rehearsals, to_train=False)
     return _print_plan(chosen, rehearsals, as_json=own.json)
 
 
@@ -54,7 +54,7 @@ def train(method: str, argv: Sequence[str]) -> int:
         rehearsals = _rehearsals(worker, own, method)
         if not own.plan_only:
             api.check_can_train(rehearsals, simulate=own.simulate)
-        chosen = search(rehearsals)
+        chosen = search(rehearsals, to_train=not own.plan_only)
     if own.plan_only:
         return _print_plan(chosen, rehearsals, as_json=own.json)
     console = Console(stderr=own.json)
@@ -114,14 +114,14 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
     )
 
 
-def search(rehearsals: api.Rehearsals) -> Plan:
+def search(rehearsals: api.Rehearsals, *, to_train: bool) -> Plan:
     """Plan with a live line on stderr; say so when the data are TRL's example."""
     console = Console(stderr=True)
-    example = api.uses_example_dataset(rehearsals.job)
-    if example is not None:
+    example = api.example_dataset(rehearsals.job)
+    if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
         console.print(f"No --dataset given: TRL's own example it is, {example}.")
     with SearchProgress(console) as progress:
-        return api.plan(rehearsals, progress.tried)
+        return api.plan(rehearsals, progress.tried, to_train=to_train)
 
 
 def _print_plan(chosen: Plan, rehearsals: api.Rehearsals, *, as_json: bool) -> int:

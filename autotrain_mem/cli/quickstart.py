@@ -46,7 +46,7 @@ def quickstart(argv: Sequence[str]) -> int:
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         _run_out_of_memory(console, rehearsals, folder)
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
-        chosen = search(rehearsals)
+        chosen = search(rehearsals, to_train=True)
     console.print(plan_view(chosen, defaults=rehearsals.defaults))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
     with progress_bar(console, rehearsals) as on_event:

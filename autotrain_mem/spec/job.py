@@ -40,6 +40,11 @@ class Job:
         """Whether the user gave this argument, so that it may not be tuned."""
         return name in self.arguments
 
+    @property
+    def pins_length(self) -> bool:
+        """Whether max_length is given as a number (or as no limit), not as ``auto``."""
+        return self.arguments.get("max_length", "auto") != "auto"
+
     def to_json(self) -> dict[str, Any]:
         """Wire form, for child processes and the run record."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
