@@ -37,8 +37,8 @@ __all__ = [
     "gpus",
     "output_dir",
     "plan",
-    "trl_defaults_plan",
     "reads_dataset",
+    "trl_defaults_plan",
 ]
 
 Told = Callable[[Attempt], None]

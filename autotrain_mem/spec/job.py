@@ -43,7 +43,7 @@ class Job:
     @property
     def pins_length(self) -> bool:
         """Whether max_length is given as a number (or as no limit), not as ``auto``."""
-        return self.arguments.get("max_length", "auto") != "auto"
+        return bool(self.arguments.get("max_length", "auto") != "auto")
 
     def to_json(self) -> dict[str, Any]:
         """Wire form, for child processes and the run record."""
