@@ -6,11 +6,13 @@
     ├── UsageError                   2   a flag or a YAML key: unknown, malformed, contradictory
     ├── HardwareError
     │   ├── NoGpuError              10   no GPU here and none named
-    │   └── UnknownGpuError         11   a GPU name that the catalog does not hold
+    │   ├── UnknownGpuError         11   a GPU name that the catalog does not hold
+    │   └── UnreadableGpuError      12   a GPU that is here but does not say what it has
     ├── ModelError
     │   ├── ModelNotFoundError      20   no config.json there, or a hub id that cannot be reached
     │   ├── UnsupportedModelError   21   an architecture that the installed transformers or TRL cannot train
-    │   └── ContextLengthError      22   max_length beyond the model's context
+    │   ├── ContextLengthError      22   max_length beyond the model's context
+    │   └── ModelConfigError        23   a config.json that cannot be read
     ├── DatasetError
     │   ├── DatasetNotFoundError    30   no such file, folder or hub id
     │   ├── EmptyDatasetError       31   no rows
@@ -71,6 +73,10 @@ class UnknownGpuError(HardwareError):
     exit_code = 11
 
 
+class UnreadableGpuError(HardwareError):
+    exit_code = 12
+
+
 class ModelError(AutofitError):
     pass
 
@@ -85,6 +91,10 @@ class UnsupportedModelError(ModelError):
 
 class ContextLengthError(ModelError):
     exit_code = 22
+
+
+class ModelConfigError(ModelError):
+    exit_code = 23
 
 
 class DatasetError(AutofitError):

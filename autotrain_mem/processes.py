@@ -93,6 +93,7 @@ class Child:
             except queue.Empty:
                 continue
             if line is None:
+                self._lines.put(None)  # whoever asks again is told again
                 raise self._death()
             answer: dict[str, Any] = json.loads(line)
             return answer
@@ -117,6 +118,11 @@ class Child:
         """Ask the child to end as after Ctrl-C."""
         if self.alive:
             self._process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Give a child that is done the time to end by itself. Returns when it has, or when the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_seconds)
 
     def stop(self) -> None:
         """End the child: close its stdin, wait, then kill. Safe to call twice."""

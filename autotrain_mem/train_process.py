@@ -5,39 +5,71 @@ With a simulated card it trains on the CPU under a recorder, so that the card is
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import shutil
+import signal
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from autotrain_mem.allocator.allocated import AllocatedBytes
-from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.errors import (
+    AutofitError,
+    GpuOutOfMemoryError,
+    InterruptedByUser,
+    ModelNotFoundError,
+    OutputFolderError,
+    TrainingError,
+)
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.methods import sft
 from autotrain_mem.spec import Hardware, Job, Knobs, Phase
+from autotrain_mem.units import MIB, format_bytes
+
+FULL_DISK_BYTES = MIB
+"""Less than this free, and it was the disk, whatever the library says: safetensors and torch each raise their own."""
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main() -> None:
     """Train once, and answer with an ``end`` event or an error."""
     channel = Channel(ignore_interrupt=False)
+    request = channel.receive()
     try:
-        request = channel.receive()
         channel.send(_train(request, channel))
     except KeyboardInterrupt:
-        channel.send(InterruptedByUser("Interrupted before training began; nothing was written.").to_json())
-    except AutofitError as error:
-        channel.send(error.to_json())
-    except OSError as error:
-        traceback.print_exc()
-        failure = OutputFolderError(
-            f"A file could not be written: {error}", hint="Is the disk of --output_dir full? Checkpoints are kept."
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
+        interrupted = InterruptedByUser(
+            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
         )
-        channel.send(failure.to_json())
+        channel.send(interrupted.to_json())
     except Exception as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
-        traceback.print_exc()
-        channel.send(TrainingError(f"The trainer raised {type(error).__name__}: {error}").to_json())
+        channel.send(_failure(error, request["output_dir"]).to_json())
+        with contextlib.suppress(OSError):  # the log is on the disk that may be full
+            traceback.print_exc()
+
+
+def _failure(error: Exception, output_dir: str) -> AutofitError:
+    """What an exception of the libraries means to the user."""
+    if isinstance(error, AutofitError):
+        return error
+    reason = " ".join(str(error).split())
+    free_bytes = shutil.disk_usage(output_dir).free
+    if free_bytes < FULL_DISK_BYTES or getattr(error, "errno", None) in _UNWRITABLE:
+        return OutputFolderError(
+            f"The run could not be written to {output_dir}, whose disk has {format_bytes(free_bytes)} free: {reason}",
+            hint="Free some space, or give --output_dir a folder on another disk. Of what is in the folder, the file "
+            "written last may be cut short; older checkpoints are whole.",
+        )
+    return TrainingError(
+        f"The trainer raised {type(error).__name__}: {reason}",
+        hint="Change the flag that it names, if it names one.",
+    )
 
 
 def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -53,13 +85,14 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     _run(trainer, simulated, job)
     seconds = time.perf_counter() - started
     peak = _meter(simulated, hardware)()[1]
-    if not narrator.interrupted:
+    interrupted = narrator.interrupted
+    if not interrupted:
         trainer.save_model(request["output_dir"])
         if trainer.args.push_to_hub:
             trainer.push_to_hub(dataset_name=dataset.dataset_name(job))
     return {
         "event": "end",
-        "interrupted": narrator.interrupted,
+        "interrupted": interrupted,
         "steps": trainer.state.global_step,
         "losses": narrator.losses,
         "peak_allocated_bytes": peak,
@@ -73,7 +106,16 @@ def _build(job: Job, knobs: Knobs, output_dir: str, *, on_cpu: bool) -> Any:
     if on_cpu:
         arguments |= {"use_cpu": True, "dataloader_num_workers": 0}
     filled = sft.configs(arguments)
-    return sft.build_real_trainer(filled, job.model, dataset.load(job, filled))
+    splits = dataset.load(job, filled)
+    try:
+        return sft.build_real_trainer(filled, job.model, splits)
+    except OSError as error:
+        if error.errno is not None:
+            raise  # the operating system's word, not the hub's
+        raise ModelNotFoundError(
+            f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
+            hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",
+        ) from error
 
 
 def _meter(simulated: SimulatedGpu | None, hardware: Hardware) -> Callable[[], tuple[int | None, int | None]]:

@@ -81,15 +81,21 @@ def gpus(argv: Sequence[str]) -> int:
 
 def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsals:
     given, defaults = worker.parse(own.rest, own.config, own.environment, flags.own_names())
+    job = _job(own, method, given)
     use_cpu = bool(given.get("use_cpu"))
     if use_cpu and own.gpu is not None:
-        raise UsageError("--use_cpu and --gpu exclude each other.", hint="To try a card out on the CPU: --simulate.")
+        raise UsageError(
+            "--use_cpu and --gpu exclude each other.", hint="To try a card out on the CPU: --gpu NAME --simulate."
+        )
     if own.simulate and own.gpu is None:
-        raise UsageError("--simulate needs to know which card.", hint="Give --gpu NAME (see autofit gpus).")
+        raise UsageError(
+            "--simulate needs to know which card.",
+            hint="Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB.",
+        )
     hardware = api.choose(own.gpu, use_cpu=use_cpu)
     return api.Rehearsals(
         worker=worker,
-        job=_job(own, method, given),
+        job=job,
         defaults=defaults,
         hardware=hardware,
         headroom_bytes=own.headroom_bytes(hardware.total_bytes),
@@ -143,6 +149,8 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
             if event["event"] == "start":
                 started = time.monotonic()
                 progress.start(event["total_steps"])
+            elif event["event"] == "interrupted":
+                console.print("Interrupted: training ends after this step; Ctrl-C again ends it now.")
             elif event["event"] == "log":
                 loss = event["logs"].get("loss", loss)
             elif event["event"] == "step":
@@ -159,5 +167,6 @@ def _help(worker: api.Worker, prog: str) -> int:
 
 
 def _print_json(payload: Mapping[str, Any]) -> int:
-    sys.stdout.write(json.dumps(payload, indent=2) + "\n")
+    plain = json.loads(json.dumps(payload), parse_constant=str)  # JSON has no NaN: a diverged loss is the text "NaN"
+    sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     return 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.units import parse_bytes
+from autotrain_mem.units import format_bytes, parse_bytes
 
 FITS = ("all", "rounding", "lossless")
 
@@ -40,15 +43,29 @@ class Own:
         """The headroom in bytes: a size, or a percentage of the card; None for the default."""
         if self.headroom is None:
             return None
-        try:
-            if self.headroom.endswith("%"):
-                return int(total_bytes * float(self.headroom[:-1]) / 100)
-            return parse_bytes(self.headroom)
-        except ValueError as error:
-            raise UsageError(
-                f"--headroom {self.headroom} is neither a size nor a share.",
-                hint="Write --headroom 500MiB or --headroom 8%.",
-            ) from error
+        size_bytes = _size_or_share(self.headroom, total_bytes)
+        if size_bytes is None:
+            raise UsageError(f"--headroom {self.headroom} is neither a size nor a share.", hint=_HEADROOM)
+        if size_bytes < 0:
+            raise UsageError(f"--headroom {self.headroom} is less than nothing.", hint=_HEADROOM)
+        if size_bytes >= total_bytes:
+            device = f"a device of {format_bytes(total_bytes)}"
+            raise UsageError(f"--headroom {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
+        return size_bytes
+
+
+_HEADROOM = "Write --headroom 500MiB or --headroom 8%, less than the device has."
+
+
+def _size_or_share(text: str, total_bytes: int) -> int | None:
+    """``"8%"`` of the device, or ``"500MiB"``; None for what is neither."""
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            return int(total_bytes * share) if math.isfinite(share) else None
+        return parse_bytes(text)
+    except ValueError:
+        return None
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -87,22 +104,28 @@ def read(prog: str, argv: Sequence[str]) -> Own:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
     """
     namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
-    flags = {name: value for name, value in vars(namespace).items() if value not in (None, False)}
+    flags = _given(namespace)
     config = _read_yaml(flags.pop("config", None))
-    environment = {str(name): str(value) for name, value in (config.pop("env", None) or {}).items()}
-    settings = config.pop("autofit", None) or {}
-    if not isinstance(settings, dict):
-        raise UsageError("The autofit: block of the config is not a mapping.", hint="Write autofit: and keys below it.")
-    for name in own_names():
+    environment = {str(name): str(value) for name, value in _block(config, "env").items()}
+    settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, "autofit").items()}
+    for name in _yaml_names():
         if name in config:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(settings) | flags
     return Own(
-        **{**ours, "forbid": _names(ours.get("forbid", ()))},
+        **{**ours, "forbid": _names(ours.get("forbid", ""))},
         environment=environment,
         rest=tuple(rest),
         config=config,
     )
+
+
+_NOT_GIVEN = (None, False)
+
+
+def _given(namespace: argparse.Namespace) -> dict[str, Any]:
+    """What the user said. By identity: 0 is an answer, though it equals False."""
+    return {name: value for name, value in vars(namespace).items() if not any(value is each for each in _NOT_GIVEN)}
 
 
 def _underscored(token: str) -> str:
@@ -113,27 +136,38 @@ def _underscored(token: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def _yaml_names() -> tuple[str, ...]:
+    """Our flags that may stand in a YAML file."""
+    return tuple(name for name in own_names() if name not in ("config", "help"))
+
+
 def _own_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Our keys of a YAML file, checked by the parser that checks the flags."""
+    unknown = [name for name in settings if name not in _yaml_names()]
+    if unknown:
+        raise _unknown_settings(unknown)
     argv: list[str] = []
     for name, value in settings.items():
         if isinstance(value, bool):
             argv += [f"--{name}"] if value else []
-        else:
+        elif value is not None:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            argv += [f"--{name}", text]
-    namespace, rest = make_parser("autofit").parse_known_args(argv)
-    if rest:
-        raise UsageError(
-            f"Unknown key in the autofit: block: {', '.join(token.lstrip('-') for token in rest[::2])}.",
-            hint=f"It takes {', '.join(own_names())}; TRL's keys stand at the top level.",
-        )
-    return {name: value for name, value in vars(namespace).items() if value not in (None, False)}
+            argv.append(f"--{name}={text}")
+    return _given(make_parser("autofit").parse_args(argv))
 
 
-def _names(value: Any) -> frozenset[str]:
-    names = value.split(",") if isinstance(value, str) else value
-    return frozenset(name.strip().replace("-", "_") for name in names if name.strip())
+def _unknown_settings(unknown: list[str]) -> UsageError:
+    known = _yaml_names()
+    near = [difflib.get_close_matches(name, known, n=1) for name in unknown]
+    meant = [f"{name}: did you mean {guess[0]}?\n" for name, guess in zip(unknown, near, strict=True) if guess]
+    return UsageError(
+        f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
+        hint=f"{''.join(meant)}It takes {', '.join(known)}; TRL's keys stand at the top level.",
+    )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
 
 
 def _read_yaml(path: str | None) -> dict[str, Any]:
@@ -141,16 +175,40 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
         return {}
     import yaml
 
+    hint = f"Write key: value in {path}, one a line."
     try:
         config = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"Cannot read the config {path}: {error.strerror}.", hint="Check --config.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The config {path} is not UTF-8 text.", hint="Check --config.") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"The config {path} is not YAML: {error}", hint="Write key: value, one a line.") from error
+        raise UsageError(f"The config {path} is not YAML{_yaml_place(error)}.", hint=hint) from error
     if not isinstance(config, dict):
-        raise UsageError(f"The config {path} holds no mapping.", hint="Write key: value, one a line.")
-    return {str(name).replace("-", "_"): value for name, value in config.items()}
+        raise UsageError(f"The config {path} holds no keys.", hint=hint)
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
+    return {name.replace("-", "_"): value for name, value in plain.items()}
+
+
+def _yaml_place(error: Any) -> str:
+    """`` at line 2, column 2 (expected ',' or ']')``."""
+    mark = getattr(error, "problem_mark", None)
+    return f" at line {mark.line + 1}, column {mark.column + 1} ({error.problem})" if mark is not None else ""
+
+
+def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take a block of keys out of the config; an empty one is none."""
+    block = config.pop(name, None)
+    if block is None:
+        return {}
+    if not isinstance(block, dict):
+        raise UsageError(
+            f"The {name}: block of the config holds no keys.", hint=f"Write {name}: and indented keys below."
+        )
+    return block
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"{message[0].upper()}{message[1:]}.", hint="See autofit --help.")
+    """What argparse would have printed, in our words."""
+    reason = message.removeprefix("argument ").replace(" (choose from ", "; it takes ").rstrip(").")
+    raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint="See autofit --help.")

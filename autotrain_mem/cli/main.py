@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -33,9 +34,18 @@ kept; what you do not give may be tuned.
 """
 
 
+UNWRAPPED_COLUMNS = 4000
+"""Where no terminal shows it, a message is not wrapped: a flag cut in two cannot be searched for in a log."""
+
+
 def main() -> None:
     """Entry point: run, and leave with the error's exit code."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains as it ends
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,7 +56,13 @@ def run(argv: Sequence[str]) -> int:
     except AutofitError as error:
         return _report(error, argv)
     except KeyboardInterrupt as interrupt:
-        return _report(_from(interrupt, InterruptedByUser("Interrupted.", hint="What was written is whole.")), argv)
+        return _report(
+            _from(
+                interrupt,
+                InterruptedByUser("Interrupted.", hint="Nothing was trained; run the command again when you like."),
+            ),
+            argv,
+        )
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
     except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
@@ -120,7 +136,10 @@ def _report(error: AutofitError, argv: Sequence[str]) -> int:
 
     from autotrain_mem.report.console import error_view
 
-    Console(stderr=True, soft_wrap=True).print(error_view(error))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(stderr=True, width=UNWRAPPED_COLUMNS)
+    console.print(error_view(error))
     return error.exit_code
 
 

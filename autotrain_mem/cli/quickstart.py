@@ -18,7 +18,7 @@ from rich.rule import Rule
 from autotrain_mem import api
 from autotrain_mem.cli.commands import progress_bar, search
 from autotrain_mem.cli.flags import own_names
-from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, UsageError
+from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.report.console import report_view
 from autotrain_mem.report.estimate import estimate_view
@@ -83,8 +83,14 @@ def _folder(argv: Sequence[str]) -> pathlib.Path:
 
 
 def _make(folder: pathlib.Path) -> None:
-    data.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
-    model.build(folder / "model", data.texts(data.problems(ROWS, seed=0)))
+    try:
+        data.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
+        model.build(folder / "model", data.texts(data.problems(ROWS, seed=0)))
+    except OSError as error:
+        raise OutputFolderError(
+            f"Cannot write to {folder}: {error.strerror or error}.",
+            hint="Give --folder a new folder where you may write: autofit quickstart --folder FOLDER",
+        ) from error
 
 
 def _rehearsals(worker: api.Worker, folder: pathlib.Path) -> api.Rehearsals:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import HardwareError
+from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.catalog import catalog, context_bytes, recognise
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import GIB
@@ -71,7 +71,7 @@ def detect() -> tuple[Hardware, ...]:
     """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver.
 
     Raises:
-        HardwareError: NVML lists a card but does not answer for it, so nothing can be planned on it.
+        UnreadableGpuError: NVML lists a card but does not answer for it, so nothing can be planned on it.
     """
     try:
         import pynvml  # a machine without NVIDIA's driver does without it
@@ -84,7 +84,7 @@ def detect() -> tuple[Hardware, ...]:
     try:
         return _detected(pynvml)
     except pynvml.NVMLError as error:
-        raise HardwareError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
+        raise UnreadableGpuError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
     finally:
         pynvml.nvmlShutdown()
 

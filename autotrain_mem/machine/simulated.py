@@ -32,16 +32,13 @@ class SimulatedGpu:
         self.hardware = hardware
         self.capacity_bytes = hardware.free_bytes - hardware.non_torch_bytes
         self._accounting = accounting
+        self.peak_bytes = 0
+        """The most that was ever allocated, an allocation that failed not counted."""
 
     @property
     def allocated_bytes(self) -> int:
         """What is allocated now."""
         return self._accounting.current_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that was ever allocated, an allocation that failed not counted."""
-        return min(self._accounting.peak_bytes, self.capacity_bytes)
 
     def allocate(self, block: int, size_bytes: int) -> None:
         """Take a block; raises torch.OutOfMemoryError, worded as torch words it, when the card is full."""
@@ -49,6 +46,7 @@ class SimulatedGpu:
         if self._accounting.current_bytes > self.capacity_bytes:
             self._accounting.free(block)
             raise self._out_of_memory(size_bytes)
+        self.peak_bytes = max(self.peak_bytes, self._accounting.current_bytes)
 
     def free(self, block: int) -> None:
         """Give a block back."""

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
+import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.unrehearsed import refuse
 from autotrain_mem.spec import Knobs
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""
+
+_ELSEWHERE = {
+    "batch_size": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "lora": "use_peft",
+    "lora_rank": "lora_r",
+    "lr": "learning_rate",
+    "max_seq_len": "max_length",
+    "max_seq_length": "max_length",
+    "seq_len": "max_length",
+    "steps": "max_steps",
+}
+"""What other trainers call it: names too far from TRL's for a comparison of letters."""
+
+_WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
+_ALL_FLAGS = "See autofit sft --help for all of them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,23 +55,26 @@ def parse(argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[s
         also_known: Our own names, for did-you-mean.
 
     Raises:
-        UsageError: an unknown flag or key (with the nearest), or a value that TRL refuses.
+        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses, an argument that cannot be
+            rehearsed.
     """
     parser = sft.make_parser()
     parser.allow_abbrev = False
     parser.error = _refuse
     # The first action of a name is the flag itself; a later one is its --no_ form, with a default of its own.
-    defaults = {action.dest: action.default for action in reversed(parser._actions)}
-    names = [name for name in defaults if name != "help"]
-    unknown = [name for name in config if name not in names]
+    actions = {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
+    defaults = {name: action.default for name, action in actions.items()}
+    known = [*actions, *also_known]
+    unknown = [name for name in config if name not in actions]
     if unknown:
-        raise _unknown_names(unknown, [*names, *also_known], "key", "")
-    _forget_defaults(parser, config)
-    namespace, extra = parser.parse_known_args(list(argv))
-    flags = [token for token in extra if token.startswith("-")]
-    if flags or extra:
-        raise _unknown_names(flags or extra, [*names, *also_known], "flag", "--")
+        raise _unknown_names(unknown, known, "key", "")
+    spoken, silent = _as_flags(config, actions)
+    _forget_defaults(parser, silent)
+    namespace, extra = parser.parse_known_args([*spoken, *argv])
+    if extra:
+        raise _unknown_tokens(extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
+    refuse(given)
     _check(given)
     knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs)})
     return Parsed(given=given, defaults=knobs)
@@ -63,19 +86,40 @@ def help_text() -> str:
     return text
 
 
-def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"{message[0].upper()}{message[1:]}.", hint="See autofit sft --help for the values it takes.")
+def _as_flags(config: Mapping[str, Any], actions: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """(YAML keys as flags, keys with a value that no flag can say): so a wrong value is refused like a flag's.
+
+    Example: ``{"lora_r": 8, "lora_target_modules": ["q_proj"], "max_length": None}`` gives
+    ``(["--lora_r=8", "--lora_target_modules", "q_proj"], {"max_length": None})``.
+    """
+    spoken: list[str] = []
+    silent: dict[str, Any] = {}
+    for name, value in config.items():
+        flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
+        if isinstance(value, (str, int, float)):  # a bool is an int
+            spoken.append(f"--{name}={_text(value)}")
+        elif flat and actions[name].nargs in ("+", "*"):
+            spoken += [f"--{name}", *map(_text, value)]
+        else:
+            silent[name] = value
+    return spoken, silent
 
 
-def _forget_defaults(parser: argparse.ArgumentParser, config: Mapping[str, Any]) -> None:
-    """Leave in the namespace only what is given; accept ``auto`` for max_length."""
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _forget_defaults(parser: argparse.ArgumentParser, silent: Mapping[str, Any]) -> None:
+    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
     for action in parser._actions:
         if action.dest == "help":
             continue
-        action.default = config.get(action.dest, argparse.SUPPRESS)
+        action.default = silent.get(action.dest, argparse.SUPPRESS)
         action.required = False
         if action.dest == "max_length":
             action.type = _length_or_auto
+        if action.dest == "resume_from_checkpoint":
+            action.nargs, action.const, action.type = "?", True, _checkpoint
 
 
 def _length_or_auto(text: str) -> int | str | None:
@@ -89,26 +133,100 @@ def _length_or_auto(text: str) -> int | str | None:
     return int(lowered)
 
 
-def _unknown_names(unknown: Sequence[str], known: Iterable[str], kind: str, prefix: str) -> UsageError:
+def _checkpoint(text: str) -> str | bool:
+    """``true`` for the last one in the output folder, ``false`` for none, or a folder."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if not pathlib.Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder; true takes the last checkpoint of --output_dir")
+    return text
+
+
+_ARGPARSE = re.compile(r"argument (--\w+)(?:/--[\w-]+)*: (.*)", re.DOTALL)
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+def _refuse(message: str) -> NoReturn:
+    """What argparse would have printed, in our words."""
+    match = _ARGPARSE.fullmatch(message)
+    if match is None:
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint="See autofit sft --help for the values it takes.")
+    flag, reason = match[1], match[2].rstrip(".")
+    choice = _CHOICE.fullmatch(reason)
+    if choice is None:
+        raise UsageError(f"{flag}: {reason}.", hint=f"See autofit sft --help for the values that {flag} takes.")
+    choices = choice[2].replace("'", "").split(", ")
+    near = difflib.get_close_matches(choice[1], choices, n=2)
+    meant = f"Did you mean {' or '.join(near)}?\n" if near else ""
+    raise UsageError(f"{flag} takes no {choice[1]!r}.", hint=f"{meant}{flag} takes {', '.join(choices)}.")
+
+
+def _unknown_tokens(extra: Sequence[str], known: Sequence[str]) -> UsageError:
+    """Flags that nobody knows, or else words that belong to no flag."""
+    unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
+    if unknown:
+        return _unknown_names(unknown, known, "flag", "--")
+    return UsageError(
+        f"These words belong to no flag: {' '.join(extra)}.", hint="A value with spaces stands in quotes."
+    )
+
+
+def _unknown_names(unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str) -> UsageError:
     """One error for all of them, each with the nearest names that exist."""
     lines = []
-    candidates = sorted(set(known))
     for token in unknown:
         name = token.lstrip("-").split("=")[0].replace("-", "_")
-        near = difflib.get_close_matches(name, candidates, n=2, cutoff=0.6)
+        if name.startswith("no_") and name[3:] in known:
+            lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
+            continue
+        near = _nearest(name, known)
         if near:
             lines.append(f"{token}: did you mean {' or '.join(prefix + item for item in near)}?")
     plural = "s" if len(unknown) > 1 else ""
-    return UsageError(
-        f"Unknown {kind}{plural}: {', '.join(unknown)}.",
-        hint="\n".join(lines) or "See autofit sft --help for all of them.",
-    )
+    return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint="\n".join(lines) or _ALL_FLAGS)
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """At most two, by letters; underscores do not count, as in ``batchsize``."""
+    by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
+    near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
+    meant = [_ELSEWHERE.get(by_letters[letters], by_letters[letters]) for letters in near]
+    return list(dict.fromkeys(meant))[:2]
 
 
 def _check(given: Mapping[str, Any]) -> None:
     """Let TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here."""
-    values = {name: value for name, value in given.items() if value != "auto"}
+    values = {name: value for name, value in copy.deepcopy(dict(given)).items() if value != "auto"}
     try:
         sft.configs({**values, "use_cpu": True, "report_to": "none"})
-    except (ValueError, TypeError, ImportError) as error:
-        raise UsageError(f"TRL refuses these arguments: {error}", hint="See autofit sft --help.") from error
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        reason = str(error).strip().rstrip(".")
+        raise UsageError(
+            f"TRL refuses these arguments: {reason}.", hint="See autofit sft --help for what each of them takes."
+        ) from error
+    _check_reporters(given.get("report_to") or [])
+    _check_resume(given)
+
+
+def _check_resume(given: Mapping[str, Any]) -> None:
+    """``true`` takes the last checkpoint of the output folder; none there would end the run after it was planned."""
+    folder = given.get("output_dir")
+    if given.get("resume_from_checkpoint") is True and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
+        raise UsageError(
+            f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
+            hint="Leave the flag away to begin anew, or give it a checkpoint's folder.",
+        )
+
+
+def _check_reporters(report_to: str | Sequence[str]) -> None:
+    """A tracker that is not installed would end the run when it starts, after the plan was made."""
+    from transformers.integrations import get_available_reporting_integrations
+
+    asked = [report_to] if isinstance(report_to, str) else report_to
+    available = ["none", "all", *get_available_reporting_integrations()]
+    missing = [name for name in asked if name not in available]
+    if missing:
+        raise UsageError(
+            f"--report_to {' '.join(missing)} is not installed here.",
+            hint=f"Install it, or give --report_to one of {', '.join(available)}.",
+        )

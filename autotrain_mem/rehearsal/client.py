@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Worker:
 
     def __init__(self, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
         self._time_limit_seconds = time_limit_seconds
+        # Ours, not the worker's: a process that is killed tidies nothing up.
+        self._scratch = tempfile.TemporaryDirectory(prefix="autofit-", ignore_cleanup_errors=True)
         self._child = self._start()
 
     def __enter__(self) -> Worker:
@@ -40,6 +43,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._child.kill()  # it holds nothing that needs saving
         self._child.stop()
+        self._scratch.cleanup()
 
     @property
     def pid(self) -> int:
@@ -77,7 +81,7 @@ class Worker:
         return Trace.from_json(answer["trace"])
 
     def _start(self) -> Child:
-        return Child("autotrain_mem.rehearsal.worker", HIDDEN_CUDA)
+        return Child("autotrain_mem.rehearsal.worker", {**HIDDEN_CUDA, "TMPDIR": self._scratch.name})
 
     def _ask(self, operation: str, **fields: Any) -> dict[str, Any]:
         if not self._child.alive:

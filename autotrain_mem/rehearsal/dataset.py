@@ -14,12 +14,23 @@ from autotrain_mem.errors import (
     UsageError,
 )
 from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.rows import columns_read, undecodable_line
 from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
-_FORMATS = (("messages",), ("conversations",), ("prompt", "completion"), ("input_ids",))
-"""Sets of columns that SFTTrainer reads, beside the text column (trl/trainer/sft_trainer.py: _prepare_dataset)."""
+_HOW_TO_MEND = {
+    ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
+    ".json": "A .json file is a list of objects, or one object a line, with the same keys of the same types.",
+    ".csv": "The first line names the columns; a value with commas, quotes or line breaks stands in quotes.",
+    ".parquet": "The file is cut short or is no parquet file: write or download it again.",
+}
+_WHAT_IS_READ = (
+    "Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached from here."
+)
+_ONE_ROW = "Give --dataset a file with at least one row."
+_NO_ROWS = "corresponds to no data"
+"""In the message of the ValueError by which datasets says that a file has no rows (datasets/arrow_reader.py)."""
 
 
 def load(job: Job, filled: sft.Configs) -> Any:
@@ -43,8 +54,13 @@ def load(job: Job, filled: sft.Configs) -> Any:
         splits = get_dataset(filled.dataset)
     else:
         splits = _load_named(name, filled.script.dataset_config)
-    _check(splits, filled, name)
+    _check(splits, filled, name, _is_evaluated(job))
     return splits
+
+
+def _is_evaluated(job: Job) -> bool:
+    """By the user's own word: a config that only counts tokens has evaluation turned off."""
+    return str(job.arguments.get("eval_strategy", "no")) != "no"
 
 
 def dataset_name(job: Job) -> str:
@@ -56,19 +72,27 @@ def _load_named(name: str, config_name: str | None) -> Any:
     import datasets
 
     path = pathlib.Path(name)
-    if path.suffix.lower() in FILE_KINDS:
+    if path.suffix.lower() in FILE_KINDS and not path.is_dir():
         return _load_file(path)
+    if path.is_file():
+        raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=_WHAT_IS_READ)
+    if name.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise DatasetNotFoundError(f"No file or folder {name}.", hint="Check the path that --dataset gives.")
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(name)
             return loaded if isinstance(loaded, dict) else {"train": loaded}
         return datasets.load_dataset(name, name=config_name)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise MalformedDatasetError(
+            f"{name} cannot be read: {_first_line(error)}", hint="Give --dataset one of its files to learn which line."
+        ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        if _NO_ROWS in str(error):
+            raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW) from error
         kind = "folder" if path.is_dir() else "hub id"
         raise DatasetNotFoundError(
-            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}",
-            hint="Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached "
-            "from here.",
+            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}", hint=_WHAT_IS_READ
         ) from error
 
 
@@ -78,18 +102,24 @@ def _load_file(path: pathlib.Path) -> Any:
     if not path.is_file():
         raise DatasetNotFoundError(f"No file {path}.", hint="Check the path that --dataset gives.")
     if path.stat().st_size == 0:
-        raise EmptyDatasetError(f"{path} is empty.", hint="Give --dataset a file with at least one row.")
+        raise EmptyDatasetError(f"{path} is empty.", hint=_ONE_ROW)
+    suffix = path.suffix.lower()
     try:
-        return datasets.load_dataset(FILE_KINDS[path.suffix.lower()], data_files=str(path))
+        return datasets.load_dataset(FILE_KINDS[suffix], data_files=str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        raise MalformedDatasetError(
-            f"{path} cannot be read: {_first_bad_line(path) or _first_line(error)}",
-            hint="Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
-        ) from error
+        if _NO_ROWS in str(error):
+            raise EmptyDatasetError(f"{path} has no rows.", hint=_ONE_ROW) from error
+        where = undecodable_line(path)
+        reason = f"{where} is not UTF-8" if where else _first_bad_line(path) or _first_line(error)
+        raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
 
 
 def _first_bad_line(path: pathlib.Path) -> str:
-    if path.suffix.lower() != ".jsonl":
+    """What the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _whole_file(path)
+    if suffix != ".jsonl":
         return ""
     with open(path, encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
@@ -104,31 +134,37 @@ def _first_bad_line(path: pathlib.Path) -> str:
     return ""
 
 
+def _whole_file(path: pathlib.Path) -> str:
+    try:
+        json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno}, column {error.colno} is not JSON ({error.msg})"
+    return ""
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
+    return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _check(splits: Any, filled: sft.Configs, name: str) -> None:
-    split = filled.script.dataset_train_split
+def _check(splits: Any, filled: sft.Configs, name: str, evaluated: bool) -> None:
+    split, text = filled.script.dataset_train_split, filled.training.dataset_text_field
     if split not in splits:
         raise DatasetFormatError(
-            f"{name} has no split {split!r}; it has {', '.join(splits)}.", hint="Give --dataset_train_split."
+            f"{name} has no split {split!r}; it has {', '.join(splits)}.",
+            hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
         )
-    train = splits[split]
-    if len(train) == 0:
-        raise EmptyDatasetError(f"{name} has no rows.", hint="Give --dataset a file with at least one row.")
-    columns = train.column_names
-    text = filled.training.dataset_text_field
-    if text not in columns and not any(set(needed) <= set(columns) for needed in _FORMATS):
+    if len(splits[split]) == 0:
+        raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
+    columns = splits[split].column_names
+    if not columns_read(columns, text):
         raise DatasetFormatError(
             f"{name} lacks the columns that SFT needs: it has {', '.join(columns)}.",
             hint=f"SFT reads messages (conversations), prompt and completion, {text} (--dataset_text_field names "
             "another), or input_ids (already tokenized).",
         )
-    evaluated = filled.training.eval_strategy != "no"
-    if evaluated and filled.script.dataset_test_split not in splits:
+    test = filled.script.dataset_test_split
+    if evaluated and test not in splits:
         raise DatasetFormatError(
-            f"--eval_strategy is on, but {name} has no split {filled.script.dataset_test_split!r}; it has "
-            f"{', '.join(splits)}.",
+            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
             hint="Give --dataset_test_split, or --eval_strategy no.",
         )

@@ -39,9 +39,11 @@ def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, i
     return torch.native_dropout(input, p, training)[0]
 
 
-def _attention_without_dropout(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+def _attention_without_dropout(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention on the path that CUDA takes with dropout too."""
-    return _plain_attention(*args, **kwargs)
+    return _plain_attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
 
 _plain_attention = torch.nn.functional.scaled_dot_product_attention

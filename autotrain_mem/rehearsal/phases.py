@@ -13,6 +13,10 @@ import torch
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase
 
+PAGED_FROM_ELEMENTS = 100_000
+"""State of a paged optimizer from this size on lies in CUDA's managed memory, outside torch's allocator
+(``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build keeps it in ordinary tensors."""
+
 
 def follow(trainer: Any, recorder: Recorder) -> None:
     """From now on, the trainer's forward, backward, optimizer step, evaluation and saving are told apart.
@@ -74,7 +78,11 @@ def _mark_gradients(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    paged = getattr(optimizer, "is_paged", False)
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
+            if not isinstance(value, torch.Tensor):
+                continue
+            recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
+            if paged and value.numel() >= PAGED_FROM_ELEMENTS:
+                recorder.disown(value)

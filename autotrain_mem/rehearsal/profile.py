@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections import Counter
 from typing import Any
 
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.rows import check_rows
 from autotrain_mem.spec import DataProfile, Job
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
+)
 
 
 def profile(job: Job, output_dir: str) -> DataProfile:
@@ -22,10 +29,10 @@ def profile(job: Job, output_dir: str) -> DataProfile:
     """
     prepared = _prepared(job, output_dir)
     lengths = Counter(len(ids) for ids in prepared["input_ids"])
-    if not lengths:
+    if max(lengths, default=0) < 2:
         raise EmptyDatasetError(
-            f"No row of {dataset.dataset_name(job)} is left after preparation.",
-            hint="Every row was dropped as empty or fully masked; look at the chat template and the columns.",
+            f"No row of {dataset.dataset_name(job)} has two tokens or more, so that there is nothing to predict.",
+            hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
     return DataProfile(rows_by_length=dict(lengths))
 
@@ -34,14 +41,25 @@ def load_tokenizer(model: str, **options: Any) -> Any:
     """The model's tokenizer. Raises ModelNotFoundError when there is none."""
     from transformers import AutoProcessor
 
+    if _lacks_tokenizer(pathlib.Path(model)):
+        raise _no_tokenizer(model)
     try:
         return AutoProcessor.from_pretrained(model, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
-        raise ModelNotFoundError(
-            f"{model} comes without a tokenizer that can be loaded.",
-            hint="Token lengths are unknown without one. Give --max_length N to plan for N tokens, or a model folder "
-            "with its tokenizer files.",
-        ) from error
+        raise _no_tokenizer(model) from error
+
+
+def _lacks_tokenizer(folder: pathlib.Path) -> bool:
+    """transformers 5 would make up a tokenizer with an empty vocabulary, whose lengths are wrong."""
+    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
+
+
+def _no_tokenizer(model: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{model} comes without a tokenizer that can be loaded.",
+        hint="Token lengths are unknown without one. Give --max_length N to plan for N tokens, or a model folder with "
+        "its tokenizer files.",
+    )
 
 
 def _prepared(job: Job, output_dir: str) -> Any:
@@ -58,20 +76,30 @@ def _prepared(job: Job, output_dir: str) -> Any:
         "push_to_hub": False,
     }
     filled = sft.configs({**arguments, "use_peft": False})
-    splits = dataset.load(job, filled)
+    split = dataset.load(job, filled)[filled.script.dataset_train_split]
+    check_rows(split, filled.training.dataset_text_field, dataset.dataset_name(job))
     tokenizer = load_tokenizer(job.model, trust_remote_code=filled.training.trust_remote_code)
     filled.model.load_in_4bit = filled.model.load_in_8bit = False
     try:
-        trainer = sft.build_trainer(
-            filled, _smallest_model(), splits[filled.script.dataset_train_split], processing_class=tokenizer
-        )
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise DatasetFormatError(
-            f"TRL cannot prepare {dataset.dataset_name(job)}: {type(error).__name__}: {error}",
-            hint="See TRL's dataset formats for SFT; conversational data need a tokenizer with a chat template "
-            "(--chat_template_path gives one).",
-        ) from error
+        trainer = sft.build_trainer(filled, _smallest_model(), split, processing_class=tokenizer)
+    except (
+        Exception
+    ) as error:  # TRL, the chat template and the tokenizer work on the user's data here, and raise anything
+        raise _unprepared(job, error, tokenizer) from error
     return trainer.train_dataset
+
+
+def _unprepared(job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
+    name = dataset.dataset_name(job)
+    if getattr(tokenizer, "chat_template", None) is None and "chat_template" in str(error):
+        return DatasetFormatError(
+            f"{name} holds conversations, and the tokenizer of {job.model} has no chat template.",
+            hint="Give --chat_template_path FILE, a model tuned for chat, or data with prompt and completion as text.",
+        )
+    return DatasetFormatError(
+        f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
+        hint="The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped.",
+    )
 
 
 def _smallest_model() -> Any:

@@ -60,6 +60,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._execute = execute
         self._device = device
         self._live: dict[int, _Watched] = {}
+        self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._disowned: set[int] = set()
         self._sizes: list[int] = []
         self._owners: list[Owner | None] = []
         self._names: list[str] = []
@@ -111,6 +113,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if block is not None:
             self._owners[block] = owner
             self._names[block] = name
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """Take a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
+        block = self._see(tensor)
+        if block is not None and block not in self._disowned:
+            self._disowned.add(block)
+            if self._device is not None:
+                self._device.free(block)
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -183,12 +193,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def _resized(self, storage: Any) -> None:
         watched = self._live.get(storage._cdata)
         size = storage.nbytes()
+        emptied = self._emptied.pop(storage, None)
         if watched is not None and self._sizes[watched.block] != size:
-            owner, name = self._owners[watched.block], self._names[watched.block]
+            emptied = watched.block
             self._die(watched)
-            if size:
-                block = self._be_born(storage, storage._cdata, size)
-                self._owners[block], self._names[block] = owner, name
+        if emptied is None:
+            return
+        if size:
+            block = self._be_born(storage, storage._cdata, size)
+            self._owners[block], self._names[block] = self._owners[emptied], self._names[emptied]
+        else:
+            self._emptied[storage] = emptied
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
@@ -223,15 +238,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     # -- what came of it -----------------------------------------------------------------------------------------
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
-        """The run so far."""
-        blocks = tuple(
-            Block(size_bytes=size, owner=self._owner(block), module=name)
-            for block, (size, name) in enumerate(zip(self._sizes, self._names, strict=True))
-        )
+        """The run so far, without what was disowned."""
+        kept = [block for block in range(len(self._sizes)) if block not in self._disowned]
+        number = {block: index + 1 for index, block in enumerate(kept)}
+        events: array[int] = array("q")
+        starts: list[tuple[int, Phase]] = []
+        coming = iter((*self._phase_starts, (len(self._events) + 1, self._phase)))
+        following, phase = next(coming)
+        for index, event in enumerate(self._events):
+            while index >= following:
+                starts.append((len(events), phase))
+                following, phase = next(coming)
+            block = abs(event) - 1
+            if block in number:
+                events.append(number[block] if event > 0 else -number[block])
         return Trace(
-            blocks=blocks,
-            events=array("q", self._events),
-            phase_starts=tuple(self._phase_starts),
+            blocks=tuple(
+                Block(size_bytes=self._sizes[block], owner=self._owner(block), module=self._names[block])
+                for block in kept
+            ),
+            events=events,
+            phase_starts=tuple(starts),
             operators=self._operators,
             seconds=time.perf_counter() - self._started,
             not_counted=not_counted,

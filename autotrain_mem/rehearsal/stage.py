@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.integrations import moe
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
@@ -27,21 +28,30 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
     transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
+    Experts of other dtypes than bfloat16 take the path without grouped_mm, which has no fake kernel for them.
     """
+
+    def takes_bfloat16(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
+        return weight.dtype is torch.bfloat16
+
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         conversion_by_assignment(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
+        patch.object(moe, "_can_use_grouped_mm", takes_bfloat16),
     ):
         yield mode
 
 
-def rehearse(build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], list[Any]]) -> Trace:
+def rehearse(
+    build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], list[Any]], not_counted: tuple[str, ...] = ()
+) -> Trace:
     """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
 
     Args:
         build_trainer: Makes the trainer, with a fake model; called under fake mode.
         edit_rows: Makes the worst micro-batch of the rows that the sampler drew.
+        not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
     """
     with fake_tensors() as mode, cuda_lens():
         values = KnownValues(mode)
@@ -49,7 +59,7 @@ def rehearse(build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], 
         recorder = Recorder(values.run)
         trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, values.arrive, recorder)
         _train(trainer, recorder)
-    return recorder.trace(NOT_IMITATED)
+    return recorder.trace((*not_counted, *NOT_IMITATED))
 
 
 class Watch:

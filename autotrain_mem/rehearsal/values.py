@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 LARGEST_KNOWN_ELEMENTS = 1 << 26
 """Beyond 64 Mi elements a known value is dropped: computing it would cost more than knowing it is worth."""
@@ -97,6 +97,8 @@ class KnownValues:
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False
         for tensor in _tensors((*args, *kwargs.values())):
+            if not isinstance(tensor, FakeTensor):  # made of Python numbers, on the host and unseen: it is its value
+                tensor.__dict__.setdefault("known", Known(tensor, [True]))
             known = tensor.__dict__.get("known")
             if known is None or not known.valid[0]:
                 return False
@@ -105,15 +107,17 @@ class KnownValues:
 
     def _compute_beside(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         outs = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, (list, tuple)) else []
-        if not outs or operator._schema.name in _NO_VALUE:
+        if operator._schema.name in _NO_VALUE:
             return
         if any(not isinstance(item, torch.Tensor) or item.numel() > LARGEST_KNOWN_ELEMENTS for item in outs):
             self._forget(operator, args, kwargs)
             return
+        if not outs and not operator._schema.is_mutable:
+            return
         with _real():
             real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
         valid = next((t.__dict__["known"].valid for t in _tensors((*args, *kwargs.values()))), None)
-        for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real, strict=True):
+        for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real or (), strict=True):
             fake.known = Known(value, valid if valid is not None else [True])
 
     def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

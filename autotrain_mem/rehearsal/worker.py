@@ -12,6 +12,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, RehearsalError
@@ -37,9 +38,9 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A model -> its context length in tokens (None when its config states none)."""
-    from autotrain_mem.rehearsal.materialize import load_config
+    from autotrain_mem.rehearsal.model_config import read_config
 
-    config = load_config(request["model"], **request["options"]).get_text_config()
+    config = read_config(request["model"], **request["options"]).get_text_config()
     return {"context_length": getattr(config, "max_position_embeddings", None)}
 
 
@@ -53,12 +54,14 @@ def profile(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and its knobs -> the trace of a rehearsed run."""
-    from autotrain_mem.rehearsal.materialize import load_config
     from autotrain_mem.rehearsal.methods import sft
+    from autotrain_mem.rehearsal.model_config import read_config
+    from autotrain_mem.rehearsal.unrehearsed import not_counted
 
     job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
-    config = load_config(job.model, **request["options"])
+    config = read_config(job.model, **request["options"])
     trace = sft.rehearse(job, knobs, config, request["length"], scratch)
+    trace = replace(trace, not_counted=(*trace.not_counted, *not_counted(job.arguments)))
     return {"trace": trace.to_json()}
 
 
@@ -71,20 +74,35 @@ OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 }
 
 
-def answer(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+STEPS = {
+    "parse": "Reading the flags",
+    "help": "Reading TRL's help",
+    "describe": "Reading the model's config",
+    "profile": "Counting the tokens of the data",
+    "rehearse": "Rehearsing the trainer",
+}
+"""How an error calls each operation."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked; whatever goes wrong is an answer too."""
     try:
-        return {"ok": OPERATIONS[request["operation"]](request, scratch)}
+        with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
+            return {"ok": OPERATIONS[request["operation"]](request, scratch)}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
-        failure = RehearsalError(
-            f"The {request['operation']} step failed inside the installed libraries: {type(error).__name__}: {error}",
-            hint="Run again with --debug for the traceback.",
-        )
-        return {**failure.to_json(), "traceback": traceback.format_exc()}
+        return {**_failure(request["operation"], error).to_json(), "traceback": traceback.format_exc()}
     finally:
         gc.collect()  # a trainer is full of reference cycles; the next rehearsal starts without the last one's
+
+
+def _failure(operation: str, error: Exception) -> RehearsalError:
+    reason = " ".join(str(error).split())
+    message = f"{STEPS[operation]} failed in the installed libraries: {type(error).__name__}: {reason}"
+    if isinstance(error, ImportError):
+        return RehearsalError(message, hint="Install what it names, or leave away the flag that asks for it.")
+    return RehearsalError(message, hint="Change the flag that it names, if it names one. --debug shows the traceback.")
 
 
 def main() -> None:
@@ -94,9 +112,8 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
-    with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:
-        while True:
-            channel.send(answer(channel.receive(), scratch))
+    while True:
+        channel.send(answer(channel.receive()))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         self._send(
             {"event": "step", "step": state.global_step, "allocated_bytes": allocated, "peak_allocated_bytes": peak}
         )
-        control.should_training_stop |= self.interrupted
+        if self.interrupted:
+            control.should_training_stop = True
+            control.should_save = args.save_strategy != "no"  # so that the run can be gone on with from here
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """The trainer logged; every number that it logs is passed on."""

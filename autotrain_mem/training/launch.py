@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from autotrain_mem.processes import Child, ChildDied
 TRAIN_PROCESS = "autotrain_mem.train_process"
 LOG_NAME = "train.log"
 RUN_NAME = "run.json"
+
+LAST_WORDS_SECONDS = 60.0
+"""How long a run that is done may take to end by itself: trackers send what they hold when the interpreter exits."""
+
+LAST_WORDS_CHARACTERS = 800
+"""How much of a dead process's log an error shows."""
 
 Event = dict[str, Any]
 
@@ -60,20 +67,17 @@ def train(
     Raises:
         GpuOutOfMemoryError: the card, real or simulated, was full.
         TrainingError: the trainer raised, or its process ended.
-        InterruptedByUser: Ctrl-C; the child has ended after its step.
+        InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
+            and so does this function.
     """
     child = Child(TRAIN_PROCESS, environment, log)
     try:
         child.send(request)
         return _listen(child, log, on_event)
     except KeyboardInterrupt:
-        child.interrupt()
-        return _listen(child, log, on_event)
+        return _end_after_step(child, log, on_event)
     except ChildDied as death:
-        raise TrainingError(
-            f"The training process ended with status {death.code}.",
-            hint=f"Its last words are below; all of them are in {log}.\n{death.log_tail[-800:]}",
-        ) from death
+        raise _ended(death, log) from death
     finally:
         child.stop()
 
@@ -86,6 +90,35 @@ def _listen(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) 
                 error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
             raise error
         if message["event"] == "end":
+            child.wait(LAST_WORDS_SECONDS)
             return message
         on_event(message)
-    raise InterruptedByUser("The training process ended before its first step.")
+    raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
+
+
+def _end_after_step(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) -> Event:
+    """Ctrl-C: let the child end its step and write what it must. A second Ctrl-C does not wait."""
+    on_event({"event": "interrupted"})
+    child.interrupt()
+    try:
+        return _listen(child, log, on_event)
+    except ChildDied as death:  # before training it has no step to end
+        raise InterruptedByUser(
+            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
+        ) from death
+    except KeyboardInterrupt as again:
+        child.kill()
+        raise InterruptedByUser(
+            "Interrupted twice, in the middle of a step.",
+            hint="Checkpoints that were complete before stay valid; the newest may not be.",
+        ) from again
+
+
+def _ended(death: ChildDied, log: pathlib.Path) -> TrainingError:
+    status = f"exit status {death.code}"
+    if death.code is not None and death.code < 0:
+        status = f"it was killed by signal {-death.code}"
+    often = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
+    words = death.log_tail[-LAST_WORDS_CHARACTERS:].strip()
+    said = f"Its last words are below; all of them are in {log}.\n{words}" if words else f"Its log, {log}, is empty."
+    return TrainingError(f"The training process ended before its time: {status}.", hint=often + said)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.errors import HardwareError
+from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.catalog import catalog, context_bytes, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.units import GIB, MIB
@@ -281,7 +281,7 @@ def test_a_card_that_does_not_tell_its_memory_is_an_error(nvml: FakeNvml, monkey
         raise FakeNvmlError("Not Supported")
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", refuse)
-    with pytest.raises(HardwareError, match="Not Supported"):
+    with pytest.raises(UnreadableGpuError, match="Not Supported"):
         detect()
     assert nvml.started == 0
 

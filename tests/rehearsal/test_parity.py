@@ -90,3 +90,25 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
     real = train_for_real(job, chosen, LENGTH, str(tmp_path / "real"))
     assert not first_difference(rehearsed, real)
     assert births(rehearsed) == births(real)
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
+def test_a_packed_rehearsal_allocates_what_the_real_run_allocates(
+    strategy: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    arguments = {"bf16": True, "packing_strategy": strategy}
+    job = Job(method="sft", model=str(folders["qwen2"]), dataset=None, arguments=arguments)
+    chosen = knobs(use_peft=False, gradient_checkpointing=True, packing=True)
+    rehearsed = sft.rehearse(job, chosen, load_config(job.model), LENGTH, str(tmp_path / "fake"))
+    real = train_for_real(job, chosen, LENGTH, str(tmp_path / "real"))
+    assert not first_difference(rehearsed, real)
+
+
+def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(
+    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    job = Job(method="sft", model=str(folders["qwen2"]), dataset=None, arguments={"packing_strategy": "bfd"})
+    chosen = knobs(use_peft=False, gradient_checkpointing=True, packing=True)
+    trace = sft.rehearse(job, chosen, load_config(job.model), LENGTH, str(tmp_path))
+    tokens = LENGTH * chosen.per_device_train_batch_size  # bfd flattens the micro-batch into one row
+    assert tokens**2 in [block.size_bytes for block in trace.blocks], "no boolean mask of tokens x tokens"

@@ -119,18 +119,23 @@ _ONLY_FOR_REAL = frozenset(
         "torch_compile",
         "hub_model_id",
         "run_name",
-        "logging_dir",
     }
 )
 """Arguments that say where data come from or where results go: they do not move the peak of a training step."""
 
 
 def worst_rows(knobs: Knobs, length: int) -> Any:
-    """A dataset of rows that fill ``length`` tokens, enough for every micro-step of a rehearsal."""
+    """A dataset of rows that fill ``length`` tokens, enough for every micro-step of a rehearsal.
+
+    Packed blocks are full whatever the rows; each gets two documents, since the mask that keeps documents apart is part
+    of what a packed batch costs.
+    """
     from datasets import Dataset
 
     rows = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * REHEARSED_STEPS
-    return Dataset.from_dict({"input_ids": [[5] * length for _ in range(rows)]})
+    half = length // 2
+    lengths = [length] * rows if not knobs.packing or half == 0 else [length - half, half] * rows
+    return Dataset.from_dict({"input_ids": [[5] * tokens for tokens in lengths]})
 
 
 def pad_last_row(rows: list[Any]) -> list[Any]:
@@ -163,6 +168,7 @@ def rehearse(job: Job, knobs: Knobs, config: Any, length: int, output_dir: str) 
     """
     from autotrain_mem.rehearsal.materialize import build_on_meta, materialize
     from autotrain_mem.rehearsal.stage import rehearse as rehearse_trainer
+    from autotrain_mem.rehearsal.unrehearsed import not_counted
 
     filled = configs(rehearsal_arguments(job, knobs, output_dir))
     model = build_on_meta(config, dtype=knobs.dtype, attn_implementation=filled.model.attn_implementation)
@@ -172,4 +178,4 @@ def rehearse(job: Job, knobs: Knobs, config: Any, length: int, output_dir: str) 
         return build_trainer(filled, materialize(model), rows, processing_class=tokenizer)
 
     edit = list if knobs.packing or getattr(filled.training, "padding_free", False) else pad_last_row
-    return rehearse_trainer(build, edit)
+    return rehearse_trainer(build, edit, not_counted(job.arguments))

@@ -1,0 +1,138 @@
+"""Looks at every row before TRL tokenizes it, so that a bad one is named by its line and not by a traceback.
+
+The order of the formats is that of ``trl/trainer/sft_trainer.py: _prepare_dataset``.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotrain_mem.errors import DatasetFormatError, MalformedDatasetError
+
+FORMATS = (("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",))
+"""Sets of columns that SFTTrainer reads, in its own order, beside the text column."""
+
+_MENDED = "Drop or mend such rows."
+_CONVERSATION = (
+    'A conversation is a list of at least one message, {"role": "user", "content": "..."} or {"from": "human", '
+    '"value": "..."}. '
+)
+_HINTS = {
+    "input_ids": "Tokenized rows are lists of at least one whole number. ",
+    "prompt": "Prompt and completion are both texts, or both conversations. " + _CONVERSATION,
+    "messages": _CONVERSATION,
+    "conversations": _CONVERSATION,
+}
+
+
+def columns_read(columns: list[str], text_field: str) -> tuple[str, ...]:
+    """The columns that SFT trains on; empty when it finds none of them."""
+    found = [needed for needed in FORMATS if set(needed) <= set(columns)]
+    return found[0] if found else (text_field,) * (text_field in columns)
+
+
+def check_rows(split: Any, text_field: str, name: str) -> None:
+    """Read every row once.
+
+    Args:
+        split: A datasets.Dataset with at least one of the column sets that SFT reads.
+        text_field: The column of plain text.
+        name: The file, folder or hub id, for the message.
+
+    Raises:
+        DatasetFormatError: values of the wrong kind; names the first row and counts the others.
+        MalformedDatasetError: text that is not UTF-8.
+    """
+    columns = columns_read(split.column_names, text_field)
+    is_good: Callable[..., bool] = _CHECKS.get(columns[0], _is_text)
+    bad: list[int] = []
+    kept = split.select_columns(list(columns)).with_format(None)
+    try:
+        for number, row in enumerate(kept):
+            if not is_good(*(row[column] for column in columns)):
+                bad.append(number)
+    except UnicodeDecodeError as error:
+        raise MalformedDatasetError(
+            f"{name} holds text that is not UTF-8: {undecodable_line(pathlib.Path(name)) or error}.",
+            hint="Save the file as UTF-8.",
+        ) from error
+    if bad:
+        raise _bad_rows(kept[bad[0]], bad, name)
+
+
+def undecodable_line(path: pathlib.Path) -> str:
+    """``line 3``, the first that is not UTF-8; empty for what is not a file of lines."""
+    if path.suffix.lower() not in (".json", ".jsonl", ".csv"):
+        return ""
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f"line {number}"
+    return ""
+
+
+def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFormatError:
+    others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
+    values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
+    column = next(iter(first))
+    return DatasetFormatError(
+        f"{name} cannot be trained on: in {_place(pathlib.Path(name), bad[0])}, {values}{others}.",
+        hint=_HINTS.get(column, f"Every value of {column} is a text, not null and not a number. ") + _MENDED,
+    )
+
+
+def _kind(value: Any) -> str:
+    """``is empty``, ``is a whole number``, or what else is wrong with it."""
+    if value is None:
+        return "is null"
+    if isinstance(value, (list, str)) and not value:
+        return "is empty"
+    if _is_conversation(value):
+        return "is a conversation"
+    if isinstance(value, list):
+        return "is a list with an item that does not belong there"
+    names = {str: "is a text", bool: "is true or false", int: "is a whole number", float: "is a number"}
+    return names.get(type(value), "is an object")
+
+
+def _place(path: pathlib.Path, row: int) -> str:
+    """``line 7`` of a .jsonl file, where blank lines count but hold no row; else ``row 6``."""
+    if path.suffix.lower() == ".jsonl":
+        with open(path, "rb") as lines:
+            filled = (number for number, line in enumerate(lines, 1) if line.strip())
+            for place, number in enumerate(filled):
+                if place == row:
+                    return f"line {number}"
+    return f"row {row + 1}"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_conversation(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(
+        isinstance(message, dict) and isinstance(message.get("role") or message.get("from"), str) for message in value
+    )
+
+
+def _is_prompt_and_completion(prompt: Any, completion: Any) -> bool:
+    return (_is_text(prompt) and _is_text(completion)) or (_is_conversation(prompt) and _is_conversation(completion))
+
+
+def _are_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+_CHECKS: Mapping[str, Callable[..., bool]] = {
+    "input_ids": _are_token_ids,
+    "prompt": _is_prompt_and_completion,
+    "messages": _is_conversation,
+    "conversations": _is_conversation,
+}

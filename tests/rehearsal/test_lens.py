@@ -1,0 +1,259 @@
+"""Under the lens CPU tensors take CUDA's paths; without it nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import optimizer as optimizer_module
+from torch.utils import _foreach_utils as foreach_module
+
+from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.stage import fake_tensors
+from autotrain_mem.spec import Owner
+
+LAYERS = 4
+ELEMENTS = 1000
+
+
+class Operators:
+    """The names of the operators that were dispatched."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.names.append(operator._schema.name.removeprefix("aten::"))
+        return operator(*args, **kwargs)
+
+    def foreach(self) -> list[str]:
+        return [name for name in self.names if name.startswith("_foreach")]
+
+
+@contextmanager
+def watched() -> Iterator[Operators]:
+    operators = Operators()
+    with Recorder(operators.run).recording():
+        yield operators
+
+
+REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, FakeTensorMode], ids=["real", "fake"])
+
+
+def parameters_with_gradients() -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.ones(ELEMENTS)) for _ in range(LAYERS)]
+    for parameter in made:
+        parameter.grad = torch.ones(ELEMENTS)
+    return made
+
+
+# -- foreach -------------------------------------------------------------------------------------------------------
+
+
+@REAL_OR_FAKE
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
+)
+def test_an_optimizer_works_on_all_parameters_at_once(
+    kind: type[torch.optim.Optimizer], tensors: Callable[[], Any]
+) -> None:
+    with tensors(), cuda_lens():
+        optimizer = kind(parameters_with_gradients())
+        with watched() as operators:
+            optimizer.step()
+    assert operators.foreach()
+    assert operators.names.count("addcdiv_") == 0, "nothing goes parameter by parameter"
+
+
+@REAL_OR_FAKE
+def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Callable[[], Any]) -> None:
+    """On CUDA they are the peak of full fine-tuning with adamw_torch: a copy of all weights, beside the state."""
+    with tensors():
+        with cuda_lens():
+            together = temporaries_of_a_step()
+        one_by_one = temporaries_of_a_step()
+    assert together >= LAYERS * ELEMENTS * 4
+    assert one_by_one < LAYERS * ELEMENTS * 4
+
+
+def temporaries_of_a_step() -> int:
+    """Peak bytes of AdamW's second step beyond weights, gradients and state."""
+    parameters = parameters_with_gradients()
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.step()
+    recorder = Recorder()
+    for parameter in parameters:
+        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
+            recorder.mark(tensor, Owner.OTHER, "")
+    with recorder.recording():
+        optimizer.step()
+    current = peak = 0
+    for _, sign, block in recorder.trace().walk():
+        current += sign * block.size_bytes
+        peak = max(peak, current)
+    return peak - current
+
+
+def test_an_optimizer_that_is_told_not_to_use_foreach_is_obeyed() -> None:
+    with cuda_lens():
+        optimizer = torch.optim.AdamW(parameters_with_gradients(), foreach=False)
+        with watched() as operators:
+            optimizer.step()
+    assert not operators.foreach()
+
+
+def test_fused_adamw_stays_one_operator() -> None:
+    with cuda_lens():
+        optimizer = torch.optim.AdamW(parameters_with_gradients(), fused=True)
+        with watched() as operators:
+            optimizer.step()
+    assert "_fused_adamw_" in operators.names
+
+
+@REAL_OR_FAKE
+def test_gradient_clipping_takes_the_foreach_path(tensors: Callable[[], Any]) -> None:
+    with tensors(), cuda_lens():
+        parameters = parameters_with_gradients()
+        with watched() as operators:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    assert {"_foreach_norm", "_foreach_mul_"} <= set(operators.names)
+
+
+def test_without_the_lens_a_fake_cpu_tensor_goes_one_by_one() -> None:
+    """What the lens is for: should torch change this, the rule can go."""
+    with FakeTensorMode():
+        optimizer = torch.optim.AdamW(parameters_with_gradients())
+        with watched() as operators:
+            optimizer.step()
+    assert not operators.foreach()
+
+
+# -- dropout -------------------------------------------------------------------------------------------------------
+
+
+@REAL_OR_FAKE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dropout_mask_is_one_byte_per_element(tensors: Callable[[], Any], dtype: torch.dtype) -> None:
+    with tensors(), cuda_lens():
+        x = torch.ones(1000, dtype=dtype, requires_grad=True)
+        with Recorder().recording() as recorder:
+            out = torch.nn.functional.dropout(x, 0.5)
+            kept = [block.size_bytes for block in _live(recorder)]
+    assert sorted(kept) == sorted([1000, 1000 * dtype.itemsize]), "the mask and the result, nothing else"
+    assert out.dtype is dtype
+
+
+def _live(recorder: Recorder) -> list[Any]:
+    trace = recorder.trace()
+    dead = {-number for number in trace.events if number < 0}
+    return [block for number, block in enumerate(trace.blocks, 1) if number not in dead]
+
+
+def test_dropouts_backward_lets_through_what_its_forward_let_through() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(1000, requires_grad=True)
+    with cuda_lens():
+        out = torch.nn.Dropout(0.25)(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, out.detach())
+    assert out.detach().unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert 0.2 < (out == 0).float().mean().item() < 0.3, "1000 draws of 0.25: 3.6 standard deviations"
+
+
+@pytest.mark.parametrize(
+    ("p", "training", "expected"), [(0.5, False, 1.0), (0.0, True, 1.0), (1.0, True, 0.0)], ids=["eval", "p=0", "p=1"]
+)
+def test_the_trivial_cases_of_dropout_are_as_without_the_lens(p: float, training: bool, expected: float) -> None:
+    with cuda_lens():
+        out = torch.nn.functional.dropout(torch.ones(10), p, training)
+    assert out.tolist() == [expected] * 10
+
+
+def test_dropout_in_place_works_in_place() -> None:
+    x = torch.ones(100)
+    with cuda_lens():
+        out = torch.nn.functional.dropout(x, 0.5, inplace=True)
+    assert out is x
+
+
+# -- attention -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positional", [False, True], ids=["keyword", "positional"])
+def test_attention_with_dropout_allocates_no_matrix_of_scores(positional: bool) -> None:
+    """torch.nn.MultiheadAttention passes the dropout by position, transformers by keyword."""
+    batch, heads, length, size = 1, 2, 64, 8
+    with cuda_lens():
+        q, k, v = (torch.ones(batch, heads, length, size, requires_grad=True) for _ in range(3))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        with Recorder().recording() as recorder:
+            out = attend(q, k, v, None, 0.5) if positional else attend(q, k, v, dropout_p=0.5)
+    assert out.shape == q.shape
+    scores = batch * heads * length * length * 4
+    assert not [block for block in recorder.trace().blocks if block.size_bytes >= scores]
+
+
+def test_attention_keeps_its_mask_and_its_scale() -> None:
+    q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    with cuda_lens():
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.5, scale=0.3)
+    assert torch.equal(plain, seen)
+
+
+# -- restoring -----------------------------------------------------------------------------------------------------
+
+
+def patched() -> list[Any]:
+    from transformers.utils import import_utils
+
+    return [
+        foreach_module._get_foreach_kernels_supported_devices,
+        optimizer_module._get_foreach_kernels_supported_devices,
+        foreach_module._foreach_supported_types,
+        optimizer_module._foreach_supported_types,
+        torch.nn.functional.dropout,
+        torch.nn.functional.scaled_dot_product_attention,
+        torch.nn.Module._apply,
+        import_utils.is_fake_tensor,
+    ]
+
+
+@pytest.mark.parametrize("context", [cuda_lens, fake_tensors], ids=["lens", "stage"])
+def test_everything_is_given_back(context: Callable[[], Any]) -> None:
+    before = patched()
+    lists = [list(item) for item in before if isinstance(item, list)]
+    with context():
+        assert any(now is not then for now, then in zip(patched(), before, strict=True))
+    assert all(now is then for now, then in zip(patched(), before, strict=True))
+    assert [list(item) for item in patched() if isinstance(item, list)] == lists
+
+
+@pytest.mark.parametrize("context", [cuda_lens, fake_tensors], ids=["lens", "stage"])
+def test_everything_is_given_back_after_an_exception(context: Callable[[], Any]) -> None:
+    before = patched()
+    with pytest.raises(ZeroDivisionError), context():
+        raise ZeroDivisionError
+    assert all(now is then for now, then in zip(patched(), before, strict=True))
+
+
+def test_a_lens_within_a_lens_gives_back_the_outer_one() -> None:
+    before = patched()
+    with cuda_lens():
+        outer = patched()
+        with cuda_lens():
+            pass
+        assert all(now is then for now, then in zip(patched(), outer, strict=True))
+    assert all(now is then for now, then in zip(patched(), before, strict=True))
+
+
+def test_what_is_not_imitated_is_said() -> None:
+    assert NOT_IMITATED
+    assert all(sentence.strip() for sentence in NOT_IMITATED)

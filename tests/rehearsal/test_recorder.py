@@ -1,0 +1,486 @@
+"""Known bytes are planted with real tensors, and must be found in the right column."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem.allocator.allocated import AllocatedBytes
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.spec import Block, Hardware, Owner, Phase, Trace
+from autotrain_mem.units import KIB
+
+FLOAT = 4
+N = 1000
+"""Elements of a planted tensor: 4,000 bytes, a size that nothing else here has."""
+
+
+@contextmanager
+def recorded() -> Iterator[Recorder]:
+    recorder = Recorder()
+    with recorder.recording():
+        yield recorder
+
+
+def events(recorder: Recorder) -> list[int]:
+    return list(recorder.trace().events)
+
+
+def live(trace: Trace) -> list[Block]:
+    alive = {number for number in trace.events if number > 0} - {-number for number in trace.events if number < 0}
+    return [trace.blocks[number - 1] for number in sorted(alive)]
+
+
+def live_bytes(trace: Trace) -> int:
+    return sum(sign * block.size_bytes for _, sign, block in trace.walk())
+
+
+def of_size(trace: Trace, size_bytes: int) -> list[Block]:
+    return [block for block in trace.blocks if block.size_bytes == size_bytes]
+
+
+# -- births and deaths ---------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_costs_its_storage_once() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        assert events(recorder) == [1]
+        assert [block.size_bytes for block in recorder.trace().blocks] == [N * FLOAT]
+        del tensor
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.view(10, -1),
+        lambda t: t[10:20],
+        lambda t: t.reshape(20, 50).transpose(0, 1),
+        lambda t: t.detach(),
+        lambda t: t.expand(3, -1),
+        lambda t: t.unfold(0, 10, 5),
+        lambda t: t.chunk(4),
+        lambda t: t.view(torch.int32),
+    ],
+    ids=["view", "slice", "transpose", "detach", "expand", "unfold", "chunk", "dtype"],
+)
+def test_a_view_costs_nothing(view: Callable[[torch.Tensor], object]) -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        seen = view(tensor)
+        assert events(recorder) == [1]
+        del tensor
+        assert events(recorder) == [1], "a view keeps the storage alive"
+        del seen
+        assert events(recorder) == [1, -1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.add_(1), lambda t: t.zero_(), lambda t: t.copy_(t), lambda t: torch.sin(t, out=t)],
+    ids=["add_", "zero_", "copy_", "out"],
+)
+def test_an_in_place_operator_costs_nothing(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        assert change(tensor) is tensor
+        assert events(recorder) == [1]
+
+
+def test_a_freed_tensor_gives_a_free_event() -> None:
+    with recorded() as recorder:
+        first = torch.zeros(N)
+        second = torch.zeros(2 * N)
+        del first
+        assert events(recorder) == [1, 2, -1]
+        del second
+        assert events(recorder) == [1, 2, -1, -2]
+
+
+def test_a_tensor_without_elements_costs_nothing() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(0)
+        assert events(recorder) == []
+        del tensor
+        assert events(recorder) == []
+
+
+def test_every_tensor_of_a_list_is_seen() -> None:
+    with recorded() as recorder:
+        norms = torch._foreach_mul([torch.ones(N), torch.ones(2 * N)], 2.0)
+        assert [block.size_bytes for block in live(recorder.trace())] == [N * FLOAT, 2 * N * FLOAT]
+        del norms
+
+
+def test_a_storage_that_autograd_alone_keeps_is_alive_until_the_backward_pass() -> None:
+    leaf = torch.ones(N, requires_grad=True)
+    with recorded() as recorder:
+        kept = leaf.exp()  # its result is what its own backward needs
+        total = kept.sum()
+        del kept
+        gc.collect()
+        assert [block.size_bytes for block in live(recorder.trace())] == [N * FLOAT, FLOAT]
+        total.backward()
+        leaf.grad = None
+        del total
+        assert live_bytes(recorder.trace()) == 0
+
+
+def test_death_by_collection_of_a_reference_cycle_is_seen() -> None:
+    class Holder:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+            self.itself = self
+
+    gc.disable()
+    try:
+        with recorded() as recorder:
+            holder = Holder(torch.zeros(N))
+            gone = weakref.ref(holder)
+            del holder
+            assert gone() is not None
+            assert events(recorder) == [1]
+            gc.collect()
+            assert gone() is None
+            assert events(recorder) == [1, -1]
+    finally:
+        gc.enable()
+
+
+def test_a_tensor_that_dies_after_the_recording_ended_is_still_freed() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+    del tensor
+    assert events(recorder) == [1, -1]
+
+
+def test_nothing_is_recorded_before_or_after() -> None:
+    before = torch.zeros(N)
+    with recorded() as recorder:
+        pass
+    after = before + 1
+    assert events(recorder) == []
+    assert after.numel() == N
+
+
+# -- resizes -------------------------------------------------------------------------------------------------------
+
+
+def test_resize_is_a_free_and_an_allocation() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        tensor.resize_(2 * N)
+        assert events(recorder) == [1, -1, 2]
+        assert [block.size_bytes for block in recorder.trace().blocks] == [N * FLOAT, 2 * N * FLOAT]
+        del tensor
+        assert events(recorder) == [1, -1, 2, -2]
+
+
+def test_a_storage_resized_to_nothing_is_freed_at_once() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        tensor.untyped_storage().resize_(0)
+        assert events(recorder) == [1, -1]
+        del tensor
+        assert events(recorder) == [1, -1]
+
+
+def test_a_storage_that_gets_its_bytes_back_is_allocated_at_once() -> None:
+    """FSDP2 frees and refills a parameter's storage, and fills it by operators that return nothing."""
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(N * FLOAT)
+        assert events(recorder) == [1, -1, 2]
+        tensor.zero_()
+        assert events(recorder) == [1, -1, 2]
+        del tensor
+        assert events(recorder) == [1, -1, 2, -2]
+
+
+def test_a_resized_storage_keeps_its_owner_and_its_name() -> None:
+    with recorded() as recorder:
+        tensor = torch.zeros(N)
+        recorder.mark(tensor, Owner.WEIGHTS, "layer.weight")
+        tensor.untyped_storage().resize_(2 * N * FLOAT)
+        assert {(block.owner, block.module) for block in recorder.trace().blocks} == {(Owner.WEIGHTS, "layer.weight")}
+        del tensor
+
+
+def test_the_storage_method_is_given_back_even_after_an_exception() -> None:
+    before = torch.UntypedStorage.resize_
+    with recorded():
+        assert torch.UntypedStorage.resize_ is not before
+    with pytest.raises(ZeroDivisionError), recorded():
+        raise ZeroDivisionError
+    assert torch.UntypedStorage.resize_ is before
+
+
+# -- the right column ----------------------------------------------------------------------------------------------
+
+
+def two_layers() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.Linear(30, 7))
+
+
+def test_a_models_parameters_and_buffers_are_weights_under_their_names() -> None:
+    model = torch.nn.BatchNorm1d(N, dtype=torch.float64)
+    recorder = Recorder()
+    recorder.adopt_model(model)
+    blocks = [(block.module, block.owner, block.size_bytes) for block in recorder.trace().blocks]
+    assert blocks == [
+        ("weight", Owner.WEIGHTS, N * 8),
+        ("bias", Owner.WEIGHTS, N * 8),
+        ("running_mean", Owner.WEIGHTS, N * 8),
+        ("running_var", Owner.WEIGHTS, N * 8),
+        ("num_batches_tracked", Owner.WEIGHTS, 8),
+    ]
+
+
+def test_a_tied_parameter_is_counted_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(30, 10), torch.nn.Linear(10, 30, bias=False))
+    model[1].weight = model[0].weight
+    recorder = Recorder()
+    recorder.adopt_model(model)
+    assert [block.size_bytes for block in recorder.trace().blocks] == [30 * 10 * FLOAT]
+
+
+def test_an_adopted_batch_is_other() -> None:
+    recorder = Recorder()
+    batch = torch.zeros(2, N, dtype=torch.long)
+    recorder.adopt_batch([batch])
+    (block,) = recorder.trace().blocks
+    assert (block.owner, block.module, block.size_bytes) == (Owner.OTHER, "batch", 2 * N * 8)
+
+
+def test_marks_win_over_what_birth_and_death_tell() -> None:
+    with recorded() as recorder:
+        recorder.enter_phase(Phase.BACKWARD)
+        gradient = torch.zeros(N)
+        recorder.mark(gradient, Owner.GRADIENTS, "layer.weight")
+        (block,) = recorder.trace().blocks
+        assert (block.owner, block.module) == (Owner.GRADIENTS, "layer.weight")
+
+
+def test_what_a_forward_keeps_is_activations_and_what_it_drops_is_temporary() -> None:
+    with recorded() as recorder:
+        recorder.enter_phase(Phase.FORWARD)
+        kept = torch.zeros(N)
+        dropped = torch.zeros(2 * N)
+        del dropped
+        recorder.enter_phase(Phase.BACKWARD)
+        del kept
+    trace = recorder.trace()
+    assert [block.owner for block in of_size(trace, N * FLOAT)] == [Owner.ACTIVATIONS]
+    assert [block.owner for block in of_size(trace, 2 * N * FLOAT)] == [Owner.TEMPORARY]
+
+
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER_STEP, Phase.EVALUATE, Phase.SAVE])
+def test_what_other_phases_make_is_temporary_even_if_it_stays(phase: Phase) -> None:
+    with recorded() as recorder:
+        recorder.enter_phase(phase)
+        with torch.no_grad():
+            kept = torch.zeros(N)
+        recorder.enter_phase(Phase.LOAD)
+        del kept
+    assert [block.owner for block in recorder.trace().blocks] == [Owner.TEMPORARY]
+
+
+def test_every_event_carries_the_phase_it_happened_in() -> None:
+    with recorded() as recorder:
+        first = torch.zeros(N)
+        recorder.enter_phase(Phase.FORWARD)
+        second = torch.zeros(N)
+        recorder.enter_phase(Phase.BACKWARD)
+        del first
+        recorder.enter_phase(Phase.OPTIMIZER_STEP)
+        recorder.enter_phase(Phase.FORWARD)
+        del second
+    walked = [(phase, sign) for phase, sign, _ in recorder.trace().walk()]
+    assert walked == [(Phase.LOAD, 1), (Phase.FORWARD, 1), (Phase.BACKWARD, -1), (Phase.FORWARD, -1)]
+    assert recorder.phase is Phase.FORWARD
+
+
+def test_a_block_bears_the_name_of_the_module_whose_forward_made_it() -> None:
+    model = two_layers()
+    with recorded() as recorder:
+        recorder.adopt_model(model)
+        recorder.enter_phase(Phase.FORWARD)
+        out = model(torch.zeros(11, 10))
+        trace = recorder.trace()
+    assert [block.module for block in of_size(trace, 11 * 10 * FLOAT)] == [""], "made outside of any module"
+    assert [block.module for block in of_size(trace, 11 * 30 * FLOAT)] == ["0"]
+    assert [block.module for block in of_size(trace, 11 * 7 * FLOAT)] == ["1"]
+    del out
+
+
+def test_a_module_that_raises_leaves_the_stack_of_names() -> None:
+    class Raises(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError
+
+    model = torch.nn.ModuleDict({"raises": Raises(), "linear": torch.nn.Linear(10, 30)})
+    with recorded() as recorder:
+        recorder.adopt_model(model)
+        with pytest.raises(ZeroDivisionError):
+            model["raises"](torch.zeros(1, 10))
+        outside = torch.zeros(N)
+        inside = model["linear"](torch.zeros(11, 10))
+        trace = recorder.trace()
+    assert [block.module for block in of_size(trace, N * FLOAT)] == [""]
+    assert [block.module for block in of_size(trace, 11 * 30 * FLOAT)] == ["linear"]
+    del outside, inside
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_what_a_checkpoint_recomputes_in_the_backward_pass_is_activations(use_reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    leaf = torch.ones(N, requires_grad=True)
+
+    def segment(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp().exp() * 2).sum()
+
+    with recorded() as recorder:
+        recorder.enter_phase(Phase.FORWARD)
+        loss = checkpoint(segment, leaf, use_reentrant=use_reentrant)
+        kept_by_forward = [block for block in live(recorder.trace()) if block.size_bytes == N * FLOAT]
+        recorder.enter_phase(Phase.BACKWARD)
+        loss.backward()
+        recorder.enter_phase(Phase.OPTIMIZER_STEP)
+    assert not kept_by_forward, "a checkpoint keeps only its inputs"
+    in_backward = [
+        block
+        for phase, sign, block in recorder.trace().walk()
+        if (phase, sign, block.size_bytes) == (Phase.BACKWARD, 1, N * FLOAT)
+    ]
+    owners = [block.owner for block in in_backward]
+    assert owners.count(Owner.ACTIVATIONS) == 2, "each exp keeps its result for the backward pass"
+    assert Owner.TEMPORARY in owners, "the gradients on the way are not"
+
+
+# -- a device that is full -----------------------------------------------------------------------------------------
+
+
+def simulated(capacity_bytes: int) -> SimulatedGpu:
+    hardware = Hardware(
+        name="tiny", origin="imagined", total_bytes=capacity_bytes, free_bytes=capacity_bytes, non_torch_bytes=0
+    )
+    return SimulatedGpu(hardware, AllocatedBytes())
+
+
+def test_a_device_hears_of_every_birth_and_death() -> None:
+    device = simulated(100 * KIB)
+    with Recorder(device=device).recording():
+        tensor = torch.zeros(1024)
+        assert device.allocated_bytes == 4 * KIB
+        tensor.resize_(2048)
+        assert device.allocated_bytes == 8 * KIB
+        del tensor
+    assert device.allocated_bytes == 0
+    assert device.peak_bytes == 8 * KIB
+
+
+def test_out_of_memory_passes_through_a_forward() -> None:
+    device = simulated(10 * KIB)
+    with Recorder(device=device).recording():
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            torch.nn.functional.linear(torch.zeros(32, 16), torch.zeros(64, 16))
+        assert device.allocated_bytes == 0, "what the failed forward held is given back"
+        assert torch.zeros(16).numel() == 16, "and the device goes on"
+
+
+def test_out_of_memory_passes_through_a_backward() -> None:
+    leaf = torch.ones(1024, requires_grad=True)
+    device = simulated(10 * KIB)  # exp's result and the loss; its gradient and the leaf's are two too many
+    with Recorder(device=device).recording():
+        loss = leaf.exp().exp().sum()
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            loss.backward()
+        del loss
+        assert device.allocated_bytes == 0
+
+
+def test_an_allocation_that_failed_is_not_part_of_the_peak() -> None:
+    device = simulated(100 * KIB)
+    with Recorder(device=device).recording():
+        fits = torch.zeros(1024)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(1024 * KIB)
+        del fits
+    assert device.peak_bytes == 4 * KIB
+
+
+# -- whatever a program does ---------------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["make", "view", "drop", "in_place", "resize", "empty", "refill", "copy", "phase"]),
+        st.integers(0, 7),
+        st.integers(1, 300),
+    ),
+    max_size=40,
+)
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    with torch._C._DisableTorchDispatch():
+        kept = [tensor.untyped_storage() for tensor in tensors]
+        return {storage._cdata: storage.nbytes() for storage in kept}
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps)
+def test_births_less_deaths_are_the_bytes_of_live_storages(program: list[tuple[str, int, int]]) -> None:
+    tensors: list[torch.Tensor] = []
+    device = AllocatedBytes()
+    recorder = Recorder(device=device)  # type: ignore[arg-type]  # it answers, where a device is silent
+    phases = list(Phase)
+    with recorder.recording():
+        for action, index, size in program:
+            if action == "make" or not tensors:
+                tensors.append(torch.zeros(size, dtype=torch.uint8))
+            chosen = index % len(tensors)
+            if action == "view":
+                tensors.append(tensors[chosen].view(-1)[:1])
+            elif action == "drop":
+                del tensors[chosen]
+            elif action == "in_place":
+                tensors[chosen].add_(1)
+            elif action == "resize":
+                tensors[chosen].resize_(size)
+            elif action == "empty":
+                storage = tensors[chosen].untyped_storage()
+                storage.resize_(0)
+                # Torch does not guard a view that outlives its bytes: touching it would crash.
+                tensors = [tensor for tensor in tensors if tensor.untyped_storage()._cdata != storage._cdata]
+                del storage
+            elif action == "refill":
+                storage = tensors[chosen].untyped_storage()
+                before = storage.nbytes()
+                storage.resize_(0)
+                storage.resize_(before)
+                tensors[chosen].zero_()
+                del storage
+            elif action == "copy":
+                tensors.append(tensors[chosen].clone())
+            elif action == "phase":
+                recorder.enter_phase(phases[index % len(phases)])
+        trace = recorder.trace()
+        assert live_bytes(trace) == sum(storages(tensors).values())
+        assert sum(device._live.values()) == device.current_bytes
+        tensors.clear()
+        trace = recorder.trace()
+    assert live_bytes(trace) == 0
+    assert device.current_bytes == 0
+    births = [event for event in trace.events if event > 0]
+    assert births == list(range(1, len(trace.blocks) + 1)), "blocks are numbered in the order of their births"
+    assert sorted(-event for event in trace.events if event < 0) == births, "every block dies exactly once"

@@ -1,0 +1,415 @@
+"""SFT rehearsed with the installed TRL: the worst batch, every knob's effect, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_folder
+
+from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.rehearsal import worker
+from autotrain_mem.rehearsal.materialize import load_config
+from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 48
+TOKEN_ID_BYTES = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: pathlib.Path) -> Trace:
+    """Full fine-tuning with no lever pulled, that others are compared with."""
+    return rehearse(folder)
+
+
+def some_knobs(**changes: Any) -> Knobs:
+    values = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_length": LENGTH,
+        "gradient_checkpointing": False,
+        "packing": False,
+        "use_peft": False,
+        "dtype": "float32",
+        "optim": "adamw_torch_fused",
+    }
+    return Knobs(**{**values, **changes})
+
+
+def rehearse(
+    model: pathlib.Path, arguments: dict[str, Any] | None = None, length: int = LENGTH, **changes: Any
+) -> Trace:
+    """One rehearsal, its scratch folder beside the model's."""
+    job = Job(method="sft", model=str(model), dataset=None, arguments=arguments or {})
+    trace = sft.rehearse(job, some_knobs(**changes), load_config(job.model), length, str(model.parent / "scratch"))
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def total(trace: Trace, owner: Owner) -> int:
+    """All bytes that ever belonged to an owner."""
+    return sum(block.size_bytes for block in trace.blocks if block.owner is owner)
+
+
+def names(trace: Trace, owner: Owner) -> set[str]:
+    return {block.module for block in trace.blocks if block.owner is owner}
+
+
+def batches(trace: Trace) -> Counter[int]:
+    """How often a batch tensor of each size arrived."""
+    return Counter(block.size_bytes for block in trace.blocks if block.module == "batch")
+
+
+def peak(trace: Trace) -> int:
+    return estimate_memory(trace).peak_allocated_bytes
+
+
+# -- the worst batch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 48), (3, 17)])
+def test_the_worst_batch_fills_every_row(rows: int, length: int, folder: pathlib.Path) -> None:
+    trace = rehearse(folder, length=length, per_device_train_batch_size=rows)
+    assert set(batches(trace)) == {rows * length * TOKEN_ID_BYTES}
+
+
+def test_rows_longer_than_max_length_are_truncated_by_trl(folder: pathlib.Path) -> None:
+    assert set(batches(rehearse(folder, length=100, max_length=30))) == {2 * 30 * TOKEN_ID_BYTES}
+
+
+def test_rows_are_not_truncated_without_max_length(folder: pathlib.Path) -> None:
+    assert set(batches(rehearse(folder, length=100, max_length=None))) == {2 * 100 * TOKEN_ID_BYTES}
+
+
+def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
+    rows = [{"input_ids": [5, 5, 5], "labels": [5, 5, 5]} for _ in range(3)]
+    assert [len(row["input_ids"]) for row in sft.pad_last_row(rows)] == [3, 3, 2]
+    assert [len(row["labels"]) for row in sft.pad_last_row(rows)] == [3, 3, 2]
+    assert sft.pad_last_row(rows[:1]) == rows[:1]
+    assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
+def test_packed_blocks_are_full(strategy: str, folder: pathlib.Path) -> None:
+    trace = rehearse(folder, {"packing_strategy": strategy}, packing=True)
+    assert set(batches(trace)) == {2 * LENGTH * TOKEN_ID_BYTES}
+    assert estimate_memory(trace).peak_phase in (Phase.FORWARD, Phase.BACKWARD)
+
+
+def test_longer_rows_need_more(folder: pathlib.Path, plain: Trace) -> None:
+    shorter, longer = (peak(rehearse(folder, length=length, max_length=length)) for length in (16, 256))
+    assert shorter < peak(plain) < longer
+
+
+def test_more_rows_need_more(folder: pathlib.Path, plain: Trace) -> None:
+    fewer, more = (peak(rehearse(folder, per_device_train_batch_size=rows)) for rows in (1, 4))
+    assert fewer < peak(plain) < more
+
+
+# -- weights, gradients, optimizer state ---------------------------------------------------------------------------
+
+
+def parameter_bytes(family: str, itemsize: int = 4) -> int:
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(tiny_config(family))
+    return sum(parameter.numel() for parameter in model.parameters()) * itemsize
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_weights_and_gradients_have_the_bytes_of_the_dtype(dtype: str, itemsize: int, folder: pathlib.Path) -> None:
+    trace = rehearse(folder, dtype=dtype)
+    weights = [block for block in trace.blocks if block.owner is Owner.WEIGHTS and block.module.endswith("weight")]
+    biases = [block for block in trace.blocks if block.owner is Owner.WEIGHTS and block.module.endswith("bias")]
+    assert sum(block.size_bytes for block in (*weights, *biases)) == parameter_bytes("qwen2", itemsize)
+    assert total(trace, Owner.GRADIENTS) == sft.REHEARSED_STEPS * parameter_bytes("qwen2", itemsize)
+
+
+def test_the_auto_dtype_is_what_the_config_says(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert total(rehearse(tmp_path, dtype="auto"), Owner.GRADIENTS) == 2 * parameter_bytes("qwen2", 2)
+
+
+# State bytes per byte of fp32 weights. 8-bit optimizers of bitsandbytes keep embeddings, which are most of this tiny
+# model, and tensors of fewer than 4,096 elements in 32 bit, and add quantization constants: hence a range.
+OPTIMIZERS = {
+    "adamw_torch_fused": (2.0, 2.001),
+    "adamw_torch": (2.0, 2.001),
+    "adagrad": (1.0, 1.001),
+    "rmsprop": (1.0, 1.001),
+    "sgd": (0.0, 0.0),
+    "adafactor": (0.01, 0.1),
+    "adamw_8bit": (0.5, 1.5),
+    "ademamix": (3.0, 3.001),
+    "ademamix_8bit": (0.75, 2.25),
+    "lion_8bit": (0.25, 0.75),
+    "lion_32bit": (0.999, 1.001),
+    "rmsprop_bnb_8bit": (0.25, 0.75),
+}
+"""Those of transformers that need no package beyond the project's own, but for aliases and the paged ones."""
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_the_optimizers_state_is_in_the_trace(optim: str, folder: pathlib.Path) -> None:
+    trace = rehearse(folder, optim=optim)
+    least, most = OPTIMIZERS[optim]
+    weights = parameter_bytes("qwen2")
+    assert least * weights <= total(trace, Owner.OPTIMIZER_STATE) <= most * weights
+
+
+PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8bit"]
+
+
+@pytest.mark.parametrize("optim", PAGED)
+def test_a_paged_optimizer_is_rehearsed_as_paged_or_refused_or_listed(optim: str, folder: pathlib.Path) -> None:
+    """On a GPU bitsandbytes keeps the state of tensors of 100,000 elements and more in CUDA's managed memory.
+
+    That is outside torch's allocator (``bitsandbytes/optim/optimizer.py: get_state_buffer``). On the CPU it is not.
+    """
+    try:
+        trace = ask(folder, "--optim", f"paged_{optim}")
+    except AutofitError:
+        return
+    embedding = max(block.size_bytes for block in trace.blocks if block.owner is Owner.WEIGHTS)
+    state = [block.size_bytes for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE]
+    assert max(state) < embedding or any("paged" in sentence for sentence in trace.not_counted)
+
+
+def test_the_optimizers_state_is_alive_in_the_second_steps_forward(folder: pathlib.Path, plain: Trace) -> None:
+    difference = peak(plain) - peak(rehearse(folder, optim="sgd"))
+    state = total(plain, Owner.OPTIMIZER_STATE)
+    assert state <= difference <= state * 1.05, "512-byte rounding of about 50 small tensors"
+
+
+# -- levers --------------------------------------------------------------------------------------------------------
+
+
+def test_gradient_checkpointing_lowers_the_peak(folder: pathlib.Path) -> None:
+    long = {"length": 256, "max_length": 256}
+    kept = peak(rehearse(folder, **long))
+    recomputed = peak(rehearse(folder, gradient_checkpointing=True, **long))
+    assert recomputed < 0.9 * kept
+
+
+def test_lora_trains_adapters_only(folder: pathlib.Path) -> None:
+    trace = rehearse(folder, {"lora_r": 4}, use_peft=True)
+    assert names(trace, Owner.GRADIENTS)
+    assert all("lora_" in name for name in names(trace, Owner.GRADIENTS))
+    adapters = sum(b.size_bytes for b in trace.blocks if b.owner is Owner.WEIGHTS and "lora_" in b.module)
+    assert total(trace, Owner.GRADIENTS) == sft.REHEARSED_STEPS * adapters
+    scalars = 4 * len(names(trace, Owner.GRADIENTS))  # adamw counts its steps in one float per tensor
+    assert total(trace, Owner.OPTIMIZER_STATE) == 2 * adapters + scalars
+
+
+def test_a_higher_rank_trains_more(folder: pathlib.Path) -> None:
+    low, high = (total(rehearse(folder, {"lora_r": r}, use_peft=True), Owner.GRADIENTS) for r in (4, 16))
+    assert high == 4 * low
+
+
+def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:
+    one, four = (rehearse(folder, gradient_accumulation_steps=steps) for steps in (1, 4))
+    two = plain
+    weights = parameter_bytes("qwen2")
+    assert peak(one) < peak(two) <= peak(one) + 1.05 * weights
+    assert peak(two) == peak(four), "a third micro-step meets nothing that the second did not"
+    assert estimate_memory(four).owners_at_peak[Owner.GRADIENTS] >= weights
+
+
+def test_every_phase_of_a_training_step_is_met(plain: Trace) -> None:
+    phases = set(estimate_memory(plain).phases)
+    assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP}
+
+
+def test_two_rehearsals_of_the_same_thing_are_the_same(folder: pathlib.Path) -> None:
+    """But for the order in which autocast drops its cached weights, which is that of their addresses."""
+    first, second = (rehearse(folder, use_peft=True) for _ in range(2))
+    assert first.blocks == second.blocks
+    assert first.phase_starts == second.phase_starts
+    assert estimate_memory(first).phases == estimate_memory(second).phases
+
+
+def test_a_rehearsed_trace_survives_the_way_to_another_process(plain: Trace) -> None:
+    assert Trace.from_json(json.loads(json.dumps(plain.to_json()))) == plain
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--load_in_4bit", "true"),
+        ("--load_in_8bit", "true"),
+        ("--torch_compile", "true"),
+        ("--activation_offloading", "true"),
+        ("--eval_strategy", "steps"),
+        ("--use_liger_kernel", "true"),
+    ],
+    ids=" ".join,
+)
+def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
+    flags: tuple[str, ...], folder: pathlib.Path, plain: Trace
+) -> None:
+    """Unknown stays unknown: a flag that changes the memory of a real run is never dropped in silence."""
+    try:
+        trace = ask(folder, *flags)
+    except AutofitError:
+        return
+    assert (trace.blocks, trace.not_counted) != (plain.blocks, plain.not_counted)
+
+
+def ask(model: pathlib.Path, *flags: str) -> Trace:
+    """A rehearsal as the command has it done: flags are read, and the worker is asked."""
+    parsed = worker.parse({"argv": flags, "config": {}, "environment": {}, "also_known": ()}, "")
+    given = parsed["given"]
+    job = Job(method="sft", model=str(model), dataset=None, arguments=given)
+    request = {
+        "operation": "rehearse",
+        "job": job.to_json(),
+        "knobs": {**some_knobs().to_json(), **{name: given[name] for name in parsed["defaults"] if name in given}},
+        "length": LENGTH,
+        "options": {"trust_remote_code": False},
+    }
+    return Trace.from_json(worker.rehearse(request, str(model.parent / "scratch"))["trace"])
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_nothing_but_a_config_is_enough(
+    folder: pathlib.Path, tmp_path: pathlib.Path, plain: Trace
+) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert peak(rehearse(tmp_path)) == peak(plain)
+
+
+def test_tied_embeddings_are_counted_once(folder: pathlib.Path, tmp_path: pathlib.Path, plain: Trace) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    untied = rehearse(tmp_path)
+    assert (
+        total(untied, Owner.WEIGHTS) - total(plain, Owner.WEIGHTS) == config["vocab_size"] * config["hidden_size"] * 4
+    )
+
+
+def test_a_mixture_of_experts_rehearses_in_trls_default_dtype(tmp_path: pathlib.Path) -> None:
+    from transformers import MixtralConfig
+
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        vocab_size=100,
+        architectures=["MixtralForCausalLM"],
+    )
+    config.save_pretrained(tmp_path / "model")
+    trace = rehearse(tmp_path / "model")
+    assert any("experts" in name for name in names(trace, Owner.GRADIENTS))
+
+
+def unsupported(kind: str) -> Any:
+    from transformers import BertConfig, T5Config, ViTConfig
+
+    if kind == "t5":
+        return T5Config(d_model=32, num_layers=1, num_heads=2, d_ff=32, d_kv=16, vocab_size=100)
+    shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return ViTConfig(**shared) if kind == "vit" else BertConfig(**shared, vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("bert", "BertModel"),
+        ("bert", "BertForMaskedLM"),
+        ("bert", "BertForSequenceClassification"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("t5", "T5EncoderModel"),
+        ("vit", "ViTForImageClassification"),
+    ],
+)
+def test_a_model_that_is_no_causal_language_model_is_refused(
+    kind: str, architecture: str, tmp_path: pathlib.Path
+) -> None:
+    config = unsupported(kind)
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=architecture):
+        ask(tmp_path / "model")
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsuch", "architectures": ["NonsuchForCausalLM"]}')
+    with pytest.raises(UnsupportedModelError, match="nonsuch"):
+        ask(tmp_path)
+
+
+def test_a_folder_without_a_config_is_not_found(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        ask(tmp_path)
+
+
+# -- nothing is left behind ----------------------------------------------------------------------------------------
+
+
+def state_of_torch() -> list[Any]:
+    from torch.optim import optimizer as optimizer_module
+    from transformers.utils import import_utils
+
+    return [
+        torch.nn.Module._apply,
+        torch.nn.Module.__call__,
+        torch.nn.functional.dropout,
+        torch.nn.functional.scaled_dot_product_attention,
+        torch.UntypedStorage.resize_,
+        optimizer_module._get_foreach_kernels_supported_devices,
+        optimizer_module._foreach_supported_types,
+        import_utils.is_fake_tensor,
+        len(torch.nn.modules.module._global_forward_hooks),
+        len(torch.nn.modules.module._global_forward_pre_hooks),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+    ]
+
+
+def test_a_rehearsal_leaves_the_process_as_it_found_it(folder: pathlib.Path) -> None:
+    before = state_of_torch()
+    rehearse(folder, use_peft=True, gradient_checkpointing=True)
+    assert state_of_torch() == before
+    real = torch.ones(2)
+    assert type(real) is torch.Tensor
+    assert real.tolist() == [1.0, 1.0]
+
+
+def test_a_rehearsal_that_fails_leaves_the_process_as_it_found_it(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trl
+
+    before = state_of_torch()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("in the middle of a forward")
+
+    monkeypatch.setattr(trl.SFTTrainer, "compute_loss", fail)
+    with pytest.raises(ZeroDivisionError):
+        rehearse(folder)
+    monkeypatch.undo()
+    assert state_of_torch() == before
+    assert peak(rehearse(folder)) > 0, "and the next one works"

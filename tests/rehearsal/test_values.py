@@ -1,0 +1,331 @@
+"""Data are known in a rehearsal, whatever depends on the weights is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.values import KnownValues, known_value
+
+LABELS = [[-100, -100, 7, 3], [-100, 5, 5, -100]]
+
+
+class Rehearsal:
+    """Fake tensors with known values among them, under a recorder, as the stage sets them up."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.values = KnownValues(self.mode)
+        self.recorder = Recorder(self.values.run)
+
+    def data(self, rows: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor that arrives with a batch: known."""
+        with torch._C._DisableTorchDispatch():
+            real = torch.tensor(rows, dtype=dtype)
+        fake = self.values.arrive({"x": real})["x"]
+        assert isinstance(fake, torch.Tensor)
+        return fake
+
+    def weights(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor of the model: not known."""
+        return torch.empty(shape, dtype=dtype)
+
+
+@pytest.fixture
+def rehearsal() -> Iterator[Rehearsal]:
+    stage = Rehearsal()
+    with stage.mode, stage.recorder:
+        yield stage
+
+
+def value_of(tensor: torch.Tensor) -> Any:
+    """The known value as a list; fails when it is not known."""
+    assert isinstance(tensor, FakeTensor)
+    known = known_value(tensor)
+    assert known is not None, "the value is not known"
+    with torch._C._DisableTorchDispatch():
+        assert (known.shape, known.dtype) == (tensor.shape, tensor.dtype), "a value of another shape or dtype"
+        return known.tolist()
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    return known_value(tensor) is not None
+
+
+# -- data are known ------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_arrives_with_its_values_and_keeps_what_is_no_tensor(rehearsal: Rehearsal) -> None:
+    with torch._C._DisableTorchDispatch():
+        labels = torch.tensor(LABELS)
+    batch = rehearsal.values.arrive({"labels": labels, "seq_lengths": [[4], [4]]})
+    assert value_of(batch["labels"]) == LABELS
+    assert batch["seq_lengths"] == [[4], [4]]
+
+
+def test_a_later_change_of_the_host_batch_does_not_reach_the_device(rehearsal: Rehearsal) -> None:
+    with torch._C._DisableTorchDispatch():
+        real = torch.tensor([1, 2])
+    fake = rehearsal.values.arrive({"x": real})["x"]
+    with torch._C._DisableTorchDispatch():
+        real.zero_()
+    assert value_of(fake) == [1, 2]
+
+
+def test_labels_that_are_not_masked_are_counted(rehearsal: Rehearsal) -> None:
+    labels = rehearsal.data(LABELS)
+    assert (labels != -100).sum().item() == 4
+    assert int((labels[..., 1:] != -100).sum()) == 4
+
+
+def test_a_full_padding_mask_is_recognised(rehearsal: Rehearsal) -> None:
+    assert bool(rehearsal.data([[1, 1], [1, 1]]).bool().all())
+    assert not bool(rehearsal.data([[1, 1], [1, 0]]).bool().all())
+
+
+def test_nonzero_has_its_true_size_and_value(rehearsal: Rehearsal) -> None:
+    assert value_of((rehearsal.data(LABELS) != -100).nonzero()) == [[0, 2], [0, 3], [1, 1], [1, 2]]
+
+
+def test_nonzero_as_a_tuple_has_one_known_tensor_per_dimension(rehearsal: Rehearsal) -> None:
+    rows, columns = (rehearsal.data(LABELS) != -100).nonzero(as_tuple=True)
+    assert value_of(rows) == [0, 0, 1, 1]
+    assert value_of(columns) == [2, 3, 1, 2]
+
+
+def test_a_boolean_index_selects_its_true_number_of_rows(rehearsal: Rehearsal) -> None:
+    labels = rehearsal.data(LABELS)
+    assert value_of(labels[labels != -100]) == [7, 3, 5, 5]
+
+
+def test_weights_indexed_by_a_known_mask_have_the_true_size(rehearsal: Rehearsal) -> None:
+    labels = rehearsal.data(LABELS)
+    hidden = rehearsal.weights(2, 4, 16)
+    selected = hidden[labels != -100]
+    assert selected.shape == (4, 16)
+    assert not is_known(selected)
+    assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (4,), "as large as the mask has ones"
+
+
+def test_unique_values_have_their_true_number(rehearsal: Rehearsal) -> None:
+    assert value_of(torch.unique(rehearsal.data(LABELS))) == [-100, 3, 5, 7]
+
+
+def test_repeat_interleave_by_known_counts_has_its_true_size(rehearsal: Rehearsal) -> None:
+    assert value_of(torch.repeat_interleave(rehearsal.data([1, 0, 2]))) == [0, 2, 2]
+
+
+def test_an_argsort_of_lengths_is_known(rehearsal: Rehearsal) -> None:
+    lengths = rehearsal.data([30, 10, 20])
+    assert value_of(lengths.argsort()) == [1, 2, 0]
+    ordered, places = lengths.sort(descending=True)
+    assert (value_of(ordered), value_of(places)) == ([30, 20, 10], [0, 2, 1])
+
+
+def test_tensors_made_of_constants_are_known(rehearsal: Rehearsal) -> None:
+    assert value_of(torch.arange(3)) == [0, 1, 2]
+    assert value_of(torch.zeros(2)) == [0.0, 0.0]
+    assert value_of(torch.full((2,), 7)) == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.tensor([1, 2]), lambda: torch.as_tensor([1, 2]), lambda: torch.arange(2).new_tensor([1, 2])],
+    ids=["tensor", "as_tensor", "new_tensor"],
+)
+def test_tensors_made_of_python_numbers_are_known(make: Callable[[], torch.Tensor], rehearsal: Rehearsal) -> None:
+    """Torch fills them on the host, unseen, and lifts them into the rehearsal as real tensors."""
+    assert value_of(make()) == [1, 2]
+
+
+def test_labels_masked_by_assignment_are_known(rehearsal: Rehearsal) -> None:
+    """``labels[labels == pad] = -100`` hands the operator a real scalar tensor."""
+    labels = rehearsal.data([[1, 2], [3, 3]])
+    labels[labels == 3] = -100
+    assert value_of(labels) == [[1, 2], [-100, -100]]
+    assert (labels != -100).sum().item() == 2
+
+
+def test_bytes_that_nobody_wrote_are_not_known(rehearsal: Rehearsal) -> None:
+    assert not is_known(torch.empty(3))
+    assert not is_known(torch.empty_like(torch.zeros(3)))
+    assert not is_known(torch.zeros(3).new_empty(3))
+
+
+def test_the_index_of_the_last_token_is_known(rehearsal: Rehearsal) -> None:
+    mask = rehearsal.data([[1, 1, 0], [1, 1, 1]])
+    assert value_of(mask.sum(-1) - 1) == [1, 2]
+    assert value_of(mask.cumsum(-1)) == [[1, 2, 2], [1, 2, 3]]
+
+
+def test_a_value_beyond_the_limit_is_dropped(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotrain_mem.rehearsal.values.LARGEST_KNOWN_ELEMENTS", 8)
+    assert is_known(rehearsal.data([1, 2]).repeat(4))
+    assert not is_known(rehearsal.data([1, 2]).repeat(5))
+
+
+# -- views and writes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t.view(-1), lambda t: t[1], lambda t: t.t(), lambda t: t.detach(), lambda t: t.unsqueeze(0)]
+)
+def test_a_view_of_data_is_known(view: Callable[[torch.Tensor], torch.Tensor], rehearsal: Rehearsal) -> None:
+    with torch._C._DisableTorchDispatch():
+        expected = view(torch.tensor(LABELS)).tolist()
+    assert value_of(view(rehearsal.data(LABELS))) == expected
+
+
+def test_a_known_write_is_seen_through_every_view(rehearsal: Rehearsal) -> None:
+    labels = rehearsal.data([[1, 2], [3, 4]])
+    flat, row = labels.view(-1), labels[1]
+    labels.masked_fill_(labels == 3, -100)
+    row.mul_(2)
+    assert value_of(labels) == [[1, 2], [-200, 8]]
+    assert value_of(flat) == [1, 2, -200, 8]
+    assert value_of(row) == [-200, 8]
+
+
+def test_a_write_into_a_copy_leaves_the_original(rehearsal: Rehearsal) -> None:
+    labels = rehearsal.data([1, 2])
+    copy = labels.clone()
+    copy.fill_(0)
+    assert value_of(labels) == [1, 2]
+    assert value_of(copy) == [0, 0]
+
+
+def test_a_known_tensor_that_is_overwritten_by_an_unknown_one_becomes_unknown(rehearsal: Rehearsal) -> None:
+    known = rehearsal.data([1.0, 2.0])
+    known.copy_(rehearsal.weights(2))
+    assert not is_known(known)
+
+
+def test_an_unknown_write_through_a_view_reaches_base_and_sisters(rehearsal: Rehearsal) -> None:
+    base = rehearsal.data([[1.0, 2.0], [3.0, 4.0]])
+    view, sister = base[0], base.view(-1)
+    view.add_(rehearsal.weights(2))
+    assert not is_known(view)
+    assert not is_known(base)
+    assert not is_known(sister)
+
+
+def test_a_write_by_an_operator_that_returns_nothing_is_not_missed(rehearsal: Rehearsal) -> None:
+    """The in-place foreach operators; AdamW counts its steps with one."""
+    steps = [rehearsal.data(0.0), rehearsal.data(1.0)]
+    torch._foreach_add_(steps, 1)
+    assert [value_of(step) for step in steps if is_known(step)] in ([1.0, 2.0], [])
+    torch._foreach_copy_(steps, [rehearsal.weights(), rehearsal.weights()])
+    assert not any(is_known(step) for step in steps)
+
+
+def test_an_unknown_out_argument_becomes_unknown(rehearsal: Rehearsal) -> None:
+    out = rehearsal.data([1.0, 2.0])
+    torch.sin(rehearsal.weights(2), out=out)
+    assert not is_known(out)
+
+
+def test_what_was_computed_before_an_unknown_write_stays_known(rehearsal: Rehearsal) -> None:
+    data = rehearsal.data([1.0, 2.0])
+    doubled = data * 2
+    snapshot = data.clone()
+    data.copy_(rehearsal.weights(2))
+    assert not is_known(data)
+    assert not is_known(data * 2), "what is computed from it now is unknown"
+    # Copies may be forgotten with it (that only costs precision), but they never hold a wrong value.
+    for copy, expected in ((doubled, [2.0, 4.0]), (snapshot, [1.0, 2.0])):
+        assert not is_known(copy) or value_of(copy) == expected
+
+
+def test_a_known_write_into_part_of_unknown_bytes_leaves_the_whole_unknown(rehearsal: Rehearsal) -> None:
+    whole = rehearsal.weights(4)
+    whole[:2] = rehearsal.data([1.0, 2.0])
+    assert not is_known(whole)
+
+
+# -- the weights are not -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda w, d: w @ w,
+        lambda w, d: w + d,
+        lambda w, d: torch.where(d > 1, w, d),
+        lambda w, d: torch.cat([d, w]),
+        lambda w, d: torch.nn.functional.embedding(d.long().clamp(0, 1), w),
+        lambda w, d: w.argmax(-1),
+        lambda w, d: torch.zeros_like(d).copy_(w),
+    ],
+    ids=["matmul", "add", "where", "cat", "embedding", "argmax", "copy_"],
+)
+def test_what_depends_on_the_weights_is_unknown(
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rehearsal: Rehearsal
+) -> None:
+    data = rehearsal.data([[1.0, 2.0], [3.0, 4.0]])
+    assert not is_known(compute(rehearsal.weights(2, 2), data))
+
+
+def test_nothing_that_is_computed_is_nan_or_infinite(rehearsal: Rehearsal) -> None:
+    loss = rehearsal.weights(4).sum()
+    assert not bool(torch.isnan(loss))
+    assert not bool(torch.isinf(loss).any())
+
+
+def test_an_unknown_number_keeps_the_run_going(rehearsal: Rehearsal) -> None:
+    assert isinstance(rehearsal.weights(4).mean().item(), float)
+    assert rehearsal.weights(4).sum().item() > 0, "a loss is positive, a norm can be divided by"
+    assert isinstance(rehearsal.weights(4).argmax().item(), int)
+
+
+def test_an_unknown_selection_has_its_largest_possible_size(rehearsal: Rehearsal) -> None:
+    scores = rehearsal.weights(3, 4)
+    assert (scores > 0).nonzero().shape == (12, 2)
+    assert scores[scores > 0].shape == (12,)
+    assert scores.masked_select(scores > 0).shape == (12,)
+    assert rehearsal.weights(3, 8)[rehearsal.weights(3) > 0].shape == (3, 8)
+
+
+def test_a_known_scalar_is_read_as_it_is(rehearsal: Rehearsal) -> None:
+    assert rehearsal.data(3).item() == 3
+    assert rehearsal.data(2.5).item() == 2.5
+    assert bool(rehearsal.data(True)) is True
+
+
+# -- any sequence of operators -------------------------------------------------------------------------------------
+
+STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda a, b: a + b,
+    "add_": lambda a, b: a.add_(b),
+    "copy_": lambda a, b: a.copy_(b),
+    "flip": lambda a, b: a.flip(0),
+    "half": lambda a, b: a[:2],
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "view": lambda a, b: a.view(-1),
+    "sort": lambda a, b: a.sort().values,
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)), max_size=15))
+def test_a_value_that_is_known_is_the_true_one(program: list[tuple[str, int, int]]) -> None:
+    """The same program on real tensors, whose second input stands for the weights; the rehearsal never sees it."""
+    real = [torch.tensor([3, 1, 4, 1]), torch.tensor([2, 7, 1, 8])]
+    stage = Rehearsal()
+    with stage.mode, stage.recorder:
+        fake = [stage.data([3, 1, 4, 1]), stage.weights(4, dtype=torch.long)]
+        for name, first, second in program:
+            i, j = first % len(real), second % len(real)
+            if real[i].shape == real[j].shape:
+                with torch._C._DisableTorchDispatch():
+                    real.append(STEPS[name](real[i], real[j]))
+                fake.append(STEPS[name](fake[i], fake[j]))
+        assert not is_known(fake[1]) or any(name == "copy_" for name, *_ in program)
+        for seen, true in zip(fake, real, strict=True):
+            assert not is_known(seen) or value_of(seen) == true.tolist()

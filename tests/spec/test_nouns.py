@@ -1,0 +1,287 @@
+"""What crosses a process border comes back as it went, and what a script reads has the promised keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotrain_mem.spec import (
+    Attempt,
+    Block,
+    Estimate,
+    Hardware,
+    Harm,
+    Job,
+    Knobs,
+    Lever,
+    MemoryEstimate,
+    Owner,
+    Phase,
+    Plan,
+    Report,
+    Trace,
+)
+from autotrain_mem.units import GIB, MIB
+
+
+def over_the_wire(fields: dict[str, Any]) -> dict[str, Any]:
+    received: dict[str, Any] = json.loads(json.dumps(fields))
+    return received
+
+
+KNOBS = Knobs(
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    max_length=1024,
+    gradient_checkpointing=True,
+    packing=False,
+    use_peft=False,
+    dtype="float32",
+    optim="adamw_torch_fused",
+)
+HARDWARE = Hardware(
+    name="rtx4090",
+    origin="named",
+    total_bytes=24 * GIB,
+    free_bytes=24 * GIB,
+    non_torch_bytes=500 * MIB,
+    compute_capability=(8, 9),
+    source="the card's data sheet",
+)
+MEMORY = MemoryEstimate(
+    peak_allocated_bytes=3 * GIB,
+    peak_phase=Phase.BACKWARD,
+    phases={Phase.LOAD: GIB, Phase.BACKWARD: 3 * GIB},
+    owners_at_peak={**dict.fromkeys(Owner, 0), Owner.WEIGHTS: GIB, Owner.ACTIVATIONS: 2 * GIB},
+    modules_at_peak=(("lm_head", GIB),),
+    reserve_allowance_bytes=GIB,
+    not_counted=("the workspace of cuBLAS",),
+    rehearsal_seconds=1.23456,
+)
+ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB)
+
+json_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+
+
+@given(
+    st.builds(
+        Job,
+        method=st.just("sft"),
+        model=st.text(min_size=1),
+        dataset=st.none() | st.text(),
+        arguments=st.dictionaries(st.text(), json_values | st.lists(json_values)),
+        environment=st.dictionaries(st.text(), st.text()),
+        effective_batch_size=st.none() | st.integers(1),
+        fit=st.sampled_from(["all", "rounding", "lossless"]),
+        forbid=st.frozensets(st.text()),
+    )
+)
+def test_a_job_comes_back_as_it_went(job: Job) -> None:
+    assert Job.from_json(over_the_wire(job.to_json())) == job
+
+
+@given(
+    st.builds(
+        Knobs,
+        per_device_train_batch_size=st.integers(1),
+        gradient_accumulation_steps=st.integers(1),
+        max_length=st.none() | st.integers(1),
+        gradient_checkpointing=st.booleans(),
+        packing=st.booleans(),
+        use_peft=st.booleans(),
+        dtype=st.sampled_from(["float32", "bfloat16", "float16", "auto"]),
+        optim=st.text(),
+    )
+)
+def test_knobs_come_back_as_they_went(knobs: Knobs) -> None:
+    assert Knobs.from_json(over_the_wire(knobs.to_json())) == knobs
+
+
+@given(
+    st.builds(
+        Hardware,
+        name=st.text(),
+        origin=st.sampled_from(["detected", "named", "imagined", "cpu"]),
+        total_bytes=st.integers(0),
+        free_bytes=st.integers(0),
+        non_torch_bytes=st.integers(0),
+        compute_capability=st.none() | st.tuples(st.integers(0), st.integers(0)),
+        bandwidth_bytes_per_second=st.none() | st.integers(1),
+        bf16_flops_per_second=st.none() | st.integers(1),
+        index=st.none() | st.integers(0),
+        uuid=st.none() | st.text(),
+        source=st.text(),
+    )
+)
+def test_hardware_comes_back_as_it_went(hardware: Hardware) -> None:
+    assert Hardware.from_json(over_the_wire(hardware.to_json())) == hardware
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 45), st.sampled_from(list(Owner)), st.text(max_size=9)), max_size=9))
+def test_a_trace_comes_back_as_it_went(parts: list[tuple[int, Owner, str]]) -> None:
+    births = range(1, len(parts) + 1)
+    trace = Trace(
+        blocks=tuple(Block(size_bytes=size, owner=owner, module=module) for size, owner, module in parts),
+        events=array("q", [*births, *(-number for number in reversed(births))]),
+        phase_starts=((0, Phase.LOAD), (len(parts), Phase.OPTIMIZER_STEP)),
+        operators=7,
+        seconds=0.1,
+        not_counted=("a", "b"),
+    )
+    received = Trace.from_json(over_the_wire(trace.to_json()))
+    assert received == trace
+    assert isinstance(received.events, array)
+
+
+def test_a_long_trace_stays_small_on_the_wire() -> None:
+    """The docstring promises a few hundred kB for 100,000 events."""
+    count = 50_000
+    trace = Trace(
+        blocks=tuple(
+            Block(size_bytes=4096 * (index % 97 + 1), owner=Owner.TEMPORARY, module=f"model.layers.{index % 32}")
+            for index in range(count)
+        ),
+        events=array("q", [event for number in range(1, count + 1) for event in (number, -number)]),
+        phase_starts=((0, Phase.LOAD),),
+        operators=count,
+        seconds=1.0,
+    )
+    assert len(json.dumps(trace.to_json())) < 500_000
+
+
+@pytest.mark.parametrize("noun", [KNOBS, HARDWARE, MEMORY, ESTIMATE], ids=lambda noun: type(noun).__name__)
+def test_a_noun_is_frozen(noun: Any) -> None:
+    first = dataclasses.fields(noun)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(noun, first, None)
+
+
+# -- what scripts read ---------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_has_the_promised_keys() -> None:
+    written = over_the_wire(ESTIMATE.to_json())
+    promised = {
+        "schema",
+        "knobs",
+        "gpu",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "non_torch_bytes",
+        "budget_bytes",
+        "fits",
+        "peak_phase",
+        "phases",
+        "owners_at_peak",
+        "not_counted",
+        "rehearsal_seconds",
+    }
+    assert sorted(promised - set(written)) == []
+
+
+def test_an_estimate_says_what_it_knows_and_null_where_it_does_not() -> None:
+    written = over_the_wire(ESTIMATE.to_json())
+    assert written["schema"] == "autofit.estimate/1"
+    assert written["peak_reserved_bytes"] is None
+    assert written["gpu"] == "rtx4090"
+    assert written["knobs"] == KNOBS.to_json()
+    assert written["peak_phase"] == "backward"
+    assert written["phases"] == [{"phase": "load", "peak_bytes": GIB}, {"phase": "backward", "peak_bytes": 3 * GIB}]
+    assert set(written["owners_at_peak"]) == {owner.value for owner in Owner}
+    assert sum(written["owners_at_peak"].values()) == written["peak_allocated_bytes"]
+    assert written["modules_at_peak"] == [{"module": "lm_head", "bytes": GIB}]
+    assert written["not_counted"] == ["the workspace of cuBLAS"]
+
+
+def test_sizes_are_whole_bytes() -> None:
+    written = over_the_wire(ESTIMATE.to_json())
+    sizes = {name: value for name, value in written.items() if name.endswith("_bytes") and value is not None}
+    assert sizes
+    assert all(type(value) is int for value in sizes.values())
+
+
+def test_what_is_required_is_allocated_plus_allowance_plus_what_lies_outside_torch() -> None:
+    assert ESTIMATE.required_bytes == 3 * GIB + GIB + 500 * MIB
+    assert ESTIMATE.to_json()["required_bytes"] == ESTIMATE.required_bytes
+
+
+def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
+    required = ESTIMATE.required_bytes
+    for budget, fits in ((required, True), (required - 1, False)):
+        assert dataclasses.replace(ESTIMATE, budget_bytes=budget).fits is fits
+        assert Attempt(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
+
+
+def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
+    lever = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
+    attempt = Attempt(knobs=KNOBS, required_bytes=5, budget_bytes=4)
+    plan = Plan(
+        estimate=ESTIMATE,
+        levers=(lever,),
+        attempts=(attempt,),
+        truncated_tokens_fraction=0.25,
+        truncated_rows_fraction=None,
+        seconds=1.23456,
+    )
+    written = over_the_wire(plan.to_json())
+    assert written["schema"] == "autofit.plan/1"
+    assert written["effective_batch_size"] == 8
+    assert written["estimate"] == over_the_wire(ESTIMATE.to_json())
+    assert written["levers"] == [
+        {"name": "gradient_checkpointing", "before": False, "after": True, "harm": 1, "why": "recomputes"}
+    ]
+    assert written["attempts"] == [
+        {"knobs": KNOBS.to_json(), "required_bytes": 5, "budget_bytes": 4, "fits": False},
+    ]
+    assert (written["truncated_tokens_fraction"], written["truncated_rows_fraction"]) == (0.25, None)
+
+
+@pytest.mark.parametrize(("measured", "error"), [(100, 0.1), (None, None), (0, None), (220, -0.5)])
+def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | None, error: float | None) -> None:
+    report = Report(
+        output_dir="run",
+        steps=3,
+        first_loss=2.0,
+        last_loss=1.0,
+        predicted_peak_bytes=110,
+        measured_peak_bytes=measured,
+        seconds=1.0,
+    )
+    assert report.prediction_error == (None if error is None else pytest.approx(error))
+    assert over_the_wire(report.to_json())["prediction_error"] == report.prediction_error
+
+
+# -- the budget ----------------------------------------------------------------------------------------------------
+
+
+def hardware(origin: Any, total_bytes: int, free_bytes: int) -> Hardware:
+    return dataclasses.replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=free_bytes)
+
+
+def test_the_headroom_is_4_percent_but_at_least_400_mib_on_a_real_card() -> None:
+    assert hardware("detected", 80 * GIB, 80 * GIB).default_headroom_bytes() == int(80 * GIB * 0.04)
+    assert hardware("named", 4 * GIB, 4 * GIB).default_headroom_bytes() == 400 * MIB
+    assert hardware("imagined", 100 * MIB, 100 * MIB).default_headroom_bytes() == 4 * MIB
+
+
+def test_the_budget_is_what_is_free_less_the_headroom() -> None:
+    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes() == 20 * GIB - int(24 * GIB * 0.04)
+    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes(GIB) == 19 * GIB
+    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes(0) == 20 * GIB
+
+
+def test_a_budget_is_never_negative() -> None:
+    assert hardware("detected", 24 * GIB, 100 * MIB).budget_bytes() == 0
+
+
+def test_a_job_pins_exactly_what_the_user_gave() -> None:
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": None, "packing": False})
+    assert job.pins("max_length")
+    assert job.pins("packing")
+    assert not job.pins("optim")

@@ -1,0 +1,371 @@
+"""What holds for the package as a whole: who may import whom, sizes, cold start, names, exit codes, TRL's fields."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autotrain_mem import errors
+from autotrain_mem.spec import Job, Knobs
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "autotrain_mem"
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+# -- the layer rule ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One top-level module or folder of the package, and all that it may import beside the standard library."""
+
+    layer: int
+    ours: frozenset[str] = frozenset()
+    """Parts of this package, each of a lower layer."""
+    others: frozenset[str] = frozenset()
+    """Third-party packages."""
+
+
+def part(layer: int, ours: str = "", others: str = "") -> Part:
+    return Part(layer, frozenset(ours.split()), frozenset(others.split()))
+
+
+HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggingface_hub bitsandbytes"
+FOUNDATION = "errors units"
+NOUNS = "errors units spec"
+EVERYTHING_BELOW = (
+    "errors units processes spec allocator planner rehearsal estimator machine training report quickstart"
+)
+
+# A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
+LAYERS = {
+    "errors": part(0),
+    "units": part(0),
+    "processes": part(0, "errors"),
+    "__init__": part(0),
+    "spec": part(1, FOUNDATION),
+    "allocator": part(2, NOUNS),
+    "planner": part(2, NOUNS),
+    "rehearsal": part(3, f"{NOUNS} processes", HUGGING_FACE),
+    "estimator": part(3, f"{NOUNS} allocator"),
+    "machine": part(4, NOUNS, "pynvml psutil torch"),
+    "training": part(4, f"{NOUNS} processes", "transformers"),
+    "report": part(4, NOUNS, "rich"),
+    "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
+    "api": part(5, EVERYTHING_BELOW),
+    "train_process": part(5, EVERYTHING_BELOW, "torch"),
+    "cli": part(6, f"__init__ {NOUNS} api report quickstart", "rich yaml"),
+}
+
+# Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
+SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
+MAY_BE_SLOW_TO_IMPORT = frozenset(
+    {
+        "autotrain_mem.rehearsal.recorder",
+        "autotrain_mem.rehearsal.values",
+        "autotrain_mem.rehearsal.lens",
+        "autotrain_mem.rehearsal.materialize",
+        "autotrain_mem.rehearsal.phases",
+        "autotrain_mem.rehearsal.stage",
+        "autotrain_mem.training.callback",
+    }
+)
+
+
+def part_of(module: str) -> str:
+    """``autotrain_mem.spec.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of every import: at module level, inside functions and under TYPE_CHECKING alike."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative imports hide the layer"
+            for alias in node.names:
+                # ``from autotrain_mem import errors`` names a module, ``from autotrain_mem import __version__`` not.
+                deeper = f"{node.module}.{alias.name}"
+                yield node.lineno, deeper if deeper in MODULES else str(node.module)
+
+
+def import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The imports that run when the module is imported: all but those in functions and under TYPE_CHECKING."""
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not _is_type_checking(node):
+            yield from imports(node, "")
+
+
+def _is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] == "autotrain_mem"
+
+
+def test_every_row_of_the_table_points_to_lower_layers_only() -> None:
+    for name, row in LAYERS.items():
+        not_below = [other for other in row.ours if LAYERS[other].layer >= row.layer and row.layer > 0]
+        assert not not_below, f"{name} may not import {not_below}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
+    own = part_of(module)
+    assert own in LAYERS, f"{module} belongs to no row of the table of layers"
+    row = LAYERS[own]
+    wrong = []
+    for line, name in imports(TREES[module], module):
+        if is_ours(name):
+            if part_of(name) not in {own, *row.ours}:
+                wrong.append(f"line {line}: {name}")
+        elif name.split(".")[0] not in sys.stdlib_module_names | row.others:
+            wrong.append(f"line {line}: {name}")
+    assert not wrong, f"{module} (layer {row.layer}) imports {wrong}"
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - MAY_BE_SLOW_TO_IMPORT))
+def test_slow_libraries_are_imported_inside_functions(module: str) -> None:
+    slow = [f"line {line}: {name}" for line, name in import_time(TREES[module]) if name.split(".")[0] in SLOW_TO_IMPORT]
+    assert not slow
+
+
+def test_every_third_party_import_is_a_declared_dependency() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    called = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
+    names = {re.split(r"[\s<>=!;\[]", line)[0] for line in project["dependencies"]}
+    of_transformers = {"tokenizers", "huggingface_hub"}
+    declared = {called.get(name, name) for name in names} | of_transformers
+    used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}
+    assert sorted(used - set(sys.stdlib_module_names) - declared) == []
+
+
+# -- cold start ----------------------------------------------------------------------------------------------------
+
+
+def loaded_by(code: str) -> tuple[set[str], str]:
+    """(top-level modules that a fresh interpreter has loaded after running ``code``, what it printed)."""
+    names = "sorted({name.split('.')[0] for name in sys.modules})"
+    script = f"import sys\n{code}\nprint('\\nLOADED', *{names})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    said, _, loaded = done.stdout.partition("\nLOADED ")
+    return set(loaded.split()), said
+
+
+def test_help_loads_no_library_that_is_slow_to_import() -> None:
+    loaded, said = loaded_by("from autotrain_mem.cli import main\nassert main.run(['--help']) == 0")
+    assert said.startswith("usage: autofit")
+    assert not loaded & (SLOW_TO_IMPORT | {"rich", "yaml", "pynvml", "psutil"})
+
+
+def test_help_is_what_the_module_prints_when_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotrain_mem.cli.main", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("usage: autofit")
+    assert not done.stderr
+
+
+def test_the_api_can_be_imported_without_torch() -> None:
+    loaded, _ = loaded_by("import autotrain_mem.api")
+    assert "autotrain_mem" in loaded
+    assert not loaded & SLOW_TO_IMPORT
+
+
+# -- sizes and names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_is_longer_than_400_lines(module: str) -> None:
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 400
+
+
+BANNED_WORDS = {"util", "utils", "helper", "helpers", "common", "manager", "handler", "info", "cfg", "gb", "bs"}
+"""As whole words of a name: ``device_info`` is banned, ``informed`` is not."""
+
+
+def words(name: str) -> set[str]:
+    """``GpuInfo_of`` -> {"gpu", "info", "of"}."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def test_words_splits_snake_case_and_camel_case() -> None:
+    assert words("_GpuInfo_of") == {"gpu", "info", "of"}
+    assert words("MIN_BLOCK") == {"min", "block"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_class_or_function_has_a_banned_word_in_its_name(module: str) -> None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = [module.split(".")[-1], *(node.name for node in ast.walk(TREES[module]) if isinstance(node, kinds))]
+    assert not [name for name in names if words(name) & BANNED_WORDS or name.startswith("do_")]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_work_is_left_for_later(module: str) -> None:
+    assert not re.findall(r"\b(TODO|FIXME|XXX|HACK)\b", MODULES[module].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) != "cli"])
+def test_only_the_command_prints(module: str) -> None:
+    """A child's stdout is a channel of JSON, and a library's is the user's."""
+    calls = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Call)]
+    printing = [call.lineno for call in calls if ast.unparse(call.func) in ("print", "sys.stdout.write")]
+    assert not printing
+
+
+# -- the package frame ---------------------------------------------------------------------------------------------
+
+
+def test_the_package_says_that_it_is_typed_and_under_which_license() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_every_folder_of_the_package_has_an_init() -> None:
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+@pytest.mark.parametrize("module", [module for module, path in MODULES.items() if path.name == "__init__.py"])
+def test_an_init_builds_nothing(module: str) -> None:
+    """A docstring, imports, names of what is public and constants: nothing runs when a folder is imported."""
+    builds = [node for node in TREES[module].body if not _is_declaration(node)]
+    assert not [ast.unparse(node) for node in builds]
+
+
+def _is_declaration(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return True
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)):
+        return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+    return isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def error_classes(root: type[errors.AutofitError] = errors.AutofitError) -> list[type[errors.AutofitError]]:
+    return [root, *(kind for child in root.__subclasses__() for kind in error_classes(child))]
+
+
+def drawn() -> dict[str, int | None]:
+    """Class -> exit code (None for a group), as the module's docstring draws them."""
+    rows = re.findall(r"^[ │├└─]*(\w+) *(\d+)?(?: .*)?$", str(errors.__doc__).split("::")[1], re.MULTILINE)
+    return {name: int(code) if code else None for name, code in rows if name[0].isupper() and name in vars(errors)}
+
+
+GROUPS = [kind for kind in error_classes() if kind.__subclasses__() and "exit_code" not in vars(kind)]
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
+    expected = {kind.__name__: None if kind in GROUPS else kind.exit_code for kind in error_classes()}
+    assert drawn() == expected
+
+
+def test_every_error_has_an_exit_code_of_its_own() -> None:
+    codes = [kind.exit_code for kind in error_classes() if kind not in GROUPS]
+    assert len(codes) == len(set(codes))
+    assert all(0 < code < 256 for code in codes)
+
+
+def test_nobody_raises_a_group() -> None:
+    """A group has no exit code of its own: whoever raises it leaves its reader with 1."""
+    groups = {kind.__name__ for kind in GROUPS}
+    for module, tree in TREES.items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        raised = [f"{module}:{call.lineno}" for call in calls if ast.unparse(call.func) in groups]
+        assert not raised
+
+
+@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
+def test_an_error_survives_the_way_to_another_process(kind: type[errors.AutofitError]) -> None:
+    sent = kind("No model 'x'.", hint="Check the spelling.")
+    received = errors.from_json(sent.to_json())
+    assert type(received) is kind
+    assert (received.message, received.hint, str(received)) == (sent.message, sent.hint, str(sent))
+
+
+# -- TRL's fields --------------------------------------------------------------------------------------------------
+
+
+def trl_fields() -> set[str]:
+    """Every keyword that the dataclasses of ``trl sft`` take."""
+    import trl
+
+    kinds: list[Any] = [trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig, trl.DatasetMixtureConfig]
+    return {field.name for kind in kinds for field in dataclasses.fields(kind) if field.init}
+
+
+def test_every_knob_is_a_field_of_the_installed_trl() -> None:
+    import trl
+
+    kinds: list[Any] = [trl.SFTConfig, trl.ModelConfig]
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind) if field.init}
+    assert sorted({field.name for field in dataclasses.fields(Knobs)} - known) == []
+
+
+def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl() -> None:
+    from autotrain_mem.rehearsal.methods import sft
+
+    emitted = sft.rehearsal_arguments(Job(method="sft", model="m", dataset=None), some_knobs(), "folder")
+    assert sorted(set(emitted) - trl_fields()) == []
+
+
+def test_every_argument_that_a_rehearsal_leaves_out_is_a_field_of_the_installed_trl() -> None:
+    from autotrain_mem.rehearsal.methods import sft
+
+    assert sorted(sft._ONLY_FOR_REAL - trl_fields()) == []
+
+
+def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() -> None:
+    """The dicts with ``use_cpu`` in them are arguments for TRL's dataclasses: all of their keys must exist."""
+    known = trl_fields()
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict):
+                keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+                if "use_cpu" in keys:
+                    assert keys <= known, f"{module}:{node.lineno}: {keys - known}"
+
+
+def some_knobs() -> Knobs:
+    return Knobs(
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_length=64,
+        gradient_checkpointing=True,
+        packing=False,
+        use_peft=False,
+        dtype="float32",
+        optim="adamw_torch_fused",
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is_for(module: str) -> None:
+    assert ast.get_docstring(TREES[module])
+
+
+def test_every_module_can_be_imported() -> None:
+    for module in MODULES:
+        importlib.import_module(module)

@@ -1,0 +1,403 @@
+"""Child processes: what they answer, how they end, and that none is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tiny import tiny_folder
+
+from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
+from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
+from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.spec import Job, Knobs
+
+SOON = 20.0
+"""Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
+
+CHILD = """
+    import os, sys, time
+    from autotrain_mem.processes import Channel
+
+    channel = Channel(ignore_interrupt=True)
+    while True:
+        request = channel.receive()
+        if request["do"] == "echo":
+            channel.send({"said": request["what"]})
+        elif request["do"] == "print":
+            print(request["what"], flush=True)
+            os.system("echo from a grandchild")
+            sys.stderr.write("and on stderr\\n")
+            channel.send({"printed": True})
+        elif request["do"] == "exit":
+            sys.stderr.write("last words\\n")
+            sys.stderr.flush()
+            os._exit(request["code"])
+        elif request["do"] == "sleep":
+            time.sleep(600)
+        elif request["do"] == "environment":
+            channel.send({name: os.environ.get(name) for name in request["names"]})
+"""
+
+Make = Callable[..., Child]
+
+
+@pytest.fixture
+def make(tmp_path: pathlib.Path) -> Iterator[Make]:
+    """Starts children that run the module above; ends whatever a test leaves running."""
+    (tmp_path / "some_child.py").write_text(textwrap.dedent(CHILD))
+    made: list[Child] = []
+
+    def start(log: pathlib.Path | None = None, **environment: str) -> Child:
+        child = Child("some_child", {"PYTHONPATH": str(tmp_path), **environment}, log)
+        made.append(child)
+        return child
+
+    yield start
+    for child in made:
+        child.kill()
+        child.stop()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends soon."""
+    deadline = time.monotonic() + SOON
+    while is_running(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# -- talking -------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_answers_in_the_order_it_is_asked(make: Make) -> None:
+    child = make()
+    for number in range(5):
+        child.send({"do": "echo", "what": number})
+    assert [child.receive(SOON)["said"] for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("what", ["line\nbreak", "Grüße, 模型 \u2028", "x" * 3_000_000, None, {"a": [1.5, True]}])
+def test_any_value_that_json_knows_gets_through(what: Any, make: Make) -> None:
+    child = make()
+    child.send({"do": "echo", "what": what})
+    assert child.receive(SOON)["said"] == what
+
+
+def test_what_a_child_prints_goes_to_its_log_and_never_into_an_answer(make: Make) -> None:
+    child = make()
+    child.send({"do": "print", "what": '{"looks": "like an answer"}'})
+    assert child.receive(SOON) == {"printed": True}
+    tail = child.log_tail()
+    assert '{"looks": "like an answer"}' in tail
+    assert "from a grandchild" in tail
+    assert "and on stderr" in tail
+
+
+def test_a_log_file_keeps_everything_and_is_added_to(make: Make, tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "child.log"
+    log.write_text("of an earlier run\n")
+    child = make(log)
+    child.send({"do": "print", "what": "of this run"})
+    child.receive(SOON)
+    child.stop()
+    text = log.read_text()
+    assert text.startswith("of an earlier run\n")
+    assert "of this run" in text
+
+
+def test_the_tail_of_a_log_is_its_end_and_no_longer_than_promised(make: Make) -> None:
+    child = make()
+    child.send({"do": "print", "what": "x" * (2 * LOG_TAIL_CHARACTERS)})
+    child.receive(SOON)
+    tail = child.log_tail()
+    assert len(tail) <= LOG_TAIL_CHARACTERS
+    assert tail.endswith("and on stderr")
+
+
+def test_the_environment_is_ours_with_the_given_over_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFIT_TEST_KEPT", "kept")
+    monkeypatch.setenv("AUTOFIT_TEST_REPLACED", "before")
+    child = make(AUTOFIT_TEST_REPLACED="after")
+    child.send({"do": "environment", "names": ["AUTOFIT_TEST_KEPT", "AUTOFIT_TEST_REPLACED"]})
+    assert child.receive(SOON) == {"AUTOFIT_TEST_KEPT": "kept", "AUTOFIT_TEST_REPLACED": "after"}
+
+
+# -- ending --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_child_that_ends_without_an_answer_is_a_death_with_its_status_and_last_words(code: int, make: Make) -> None:
+    child = make()
+    child.send({"do": "exit", "code": code})
+    with pytest.raises(ChildDied) as caught:
+        child.receive(SOON)
+    assert caught.value.code == code
+    assert caught.value.log_tail == "last words"
+    assert not child.alive
+
+
+def test_a_child_that_is_killed_is_a_death_by_that_signal(make: Make) -> None:
+    child = make()
+    child.send({"do": "sleep"})
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied) as caught:
+        child.receive(SOON)
+    assert caught.value.code == -signal.SIGKILL
+
+
+def test_a_module_that_does_not_exist_is_a_death_that_says_so(tmp_path: pathlib.Path) -> None:
+    child = Child("no_such_module_anywhere", {})
+    try:
+        with pytest.raises(ChildDied) as caught:
+            child.receive(SOON)
+        assert "No module named" in caught.value.log_tail
+    finally:
+        child.stop()
+
+
+def test_asking_a_dead_child_again_is_the_same_death(make: Make) -> None:
+    child = make()
+    child.send({"do": "exit", "code": 3})
+    for _ in range(2):
+        with pytest.raises(ChildDied) as caught:
+            child.receive(timeout_seconds=3)
+        assert caught.value.code == 3
+
+
+def test_sending_to_a_dead_child_is_a_death(make: Make) -> None:
+    child = make()
+    os.kill(child.pid, signal.SIGKILL)
+    assert ends(child.pid)
+    with pytest.raises(ChildDied) as caught:
+        child.send({"do": "echo", "what": "x" * 1_000_000})
+    assert caught.value.code == -signal.SIGKILL
+
+
+def test_answers_sent_before_a_good_end_are_all_read(make: Make) -> None:
+    child = make()
+    child.send({"do": "echo", "what": 1})
+    child.send({"do": "echo", "what": 2})
+    child.send({"do": "exit", "code": 0})
+    assert list(child.messages()) == [{"said": 1}, {"said": 2}]
+
+
+def test_messages_of_a_child_that_ends_badly_end_with_its_death(make: Make) -> None:
+    child = make()
+    child.send({"do": "echo", "what": 1})
+    child.send({"do": "exit", "code": 3})
+    messages = child.messages()
+    assert next(messages) == {"said": 1}
+    with pytest.raises(ChildDied):
+        next(messages)
+
+
+def test_no_answer_within_the_limit_is_a_timeout_and_the_child_lives_on(make: Make) -> None:
+    child = make()
+    child.send({"do": "sleep"})
+    started = time.monotonic()
+    with pytest.raises(ChildTimeout):
+        child.receive(timeout_seconds=0.2)
+    assert time.monotonic() - started < 5
+    assert child.alive
+
+
+def test_stopping_ends_the_child_and_can_be_done_twice(make: Make) -> None:
+    child = make()
+    child.send({"do": "echo", "what": 1})
+    child.receive(SOON)
+    pid = child.pid
+    child.stop()
+    assert not is_running(pid)
+    child.stop()
+    assert not child.alive
+
+
+def test_a_busy_child_ends_when_it_is_stopped(make: Make) -> None:
+    child = make()
+    child.send({"do": "sleep"})
+    started = time.monotonic()
+    child.stop()
+    assert not is_running(child.pid)
+    assert time.monotonic() - started < 9, "it ended by itself, before it would have been killed"
+
+
+def test_an_interrupt_reaches_a_child_that_does_not_ignore_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "heeds.py").write_text(
+        "import time\n"
+        "from autotrain_mem.processes import Channel\n"
+        "channel = Channel(ignore_interrupt=False)\n"
+        "try:\n"
+        "    channel.send({'ready': True})\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    channel.send({'interrupted': True})\n"
+    )
+    child = Child("heeds", {"PYTHONPATH": str(tmp_path)})
+    try:
+        child.receive(SOON)
+        child.interrupt()
+        assert child.receive(SOON) == {"interrupted": True}
+    finally:
+        child.stop()
+
+
+def test_an_interrupt_is_left_to_the_parent_where_the_child_ignores_it(make: Make) -> None:
+    child = make()
+    child.send({"do": "echo", "what": 1})
+    child.receive(SOON)
+    child.interrupt()
+    child.send({"do": "echo", "what": 2})
+    assert child.receive(SOON) == {"said": 2}
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "some_child.py").write_text(textwrap.dedent(CHILD))
+    parent_code = f"""
+        import time
+        from autotrain_mem.processes import Child
+        child = Child("some_child", {{}})
+        child.send({{"do": "echo", "what": 1}})
+        child.receive({SOON})
+        if {busy}:
+            child.send({{"do": "sleep"}})
+        print(child.pid, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(parent_code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert parent.stdout is not None
+    child_pid = int(parent.stdout.readline())
+    try:
+        assert is_running(child_pid)
+        parent.kill()
+        parent.wait()
+        assert ends(child_pid)
+    finally:
+        parent.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child_pid, signal.SIGKILL)
+
+
+# -- the rehearsal's worker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+    return Job(method="sft", model=str(folder), dataset=None)
+
+
+KNOBS = Knobs(
+    per_device_train_batch_size=1,
+    gradient_accumulation_steps=1,
+    max_length=16,
+    gradient_checkpointing=False,
+    packing=False,
+    use_peft=False,
+    dtype="float32",
+    optim="adamw_torch_fused",
+)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_mid_question_says_so_and_the_next_question_gets_a_new_one(job: Job) -> None:
+    with Worker() as worker:
+        assert worker.context_length(job)
+        first = worker.pid
+        # Before the question is sent the child waits for it; the rehearsal then imports TRL, which takes seconds.
+        killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(WorkerDiedError, match="signal 9") as caught:
+            worker.rehearse(job, KNOBS, 16)
+        killer.join()
+        assert "host running out of memory" in caught.value.hint
+        assert worker.context_length(job)
+        assert worker.pid != first
+        assert not is_running(first)
+
+
+@pytest.mark.slow
+def test_a_worker_that_takes_too_long_is_ended_and_the_next_question_gets_a_new_one(
+    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Worker(time_limit_seconds=2.0) as worker:  # enough to begin, not enough to import TRL and to rehearse
+        first = worker.pid
+        with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
+            worker.rehearse(job, KNOBS, 16)
+        assert ends(first)
+        worker._time_limit_seconds = 60.0
+        assert worker.context_length(job)
+        assert worker.pid != first
+    assert names_in(tmp_path) == [], "not even the interrupted question leaves a folder behind"
+
+
+@pytest.mark.slow
+def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leaves_nothing(
+    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Worker() as worker:
+        first = worker.pid
+        with pytest.raises(ModelNotFoundError) as caught:
+            worker.context_length(Job(method="sft", model=str(tmp_path), dataset=None))
+        assert "Traceback" in str(caught.value.__cause__), "for --debug"
+        assert worker.context_length(job)
+        assert worker.pid == first
+    assert not is_running(first)
+    assert names_in(tmp_path) == []
+
+
+def names_in(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_its_parent_is_killed(job: Job) -> None:
+    code = f"""
+        import time
+        from autotrain_mem.rehearsal.client import Worker
+        from autotrain_mem.spec import Job
+        worker = Worker()
+        worker.context_length(Job.from_json({job.to_json()!r}))
+        print(worker.pid, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker_pid = int(parent.stdout.readline())
+    try:
+        parent.kill()
+        parent.wait()
+        assert ends(worker_pid)
+    finally:
+        parent.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker_pid, signal.SIGKILL)
