@@ -59,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
         return _report(
             _from(
                 interrupt,
-                InterruptedByUser("Interrupted.", hint="Nothing was trained; run the command again when you like."),
+                InterruptedByUser(
+                    "Interrupted.", hint="What was written before stays as it is. Run the command again when you like."
+                ),
             ),
             argv,
         )

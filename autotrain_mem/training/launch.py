@@ -98,9 +98,9 @@ def _listen(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) 
 
 def _end_after_step(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) -> Event:
     """Ctrl-C: let the child end its step and write what it must. A second Ctrl-C does not wait."""
-    on_event({"event": "interrupted"})
-    child.interrupt()
     try:
+        on_event({"event": "interrupted"})
+        child.interrupt()
         return _listen(child, log, on_event)
     except ChildDied as death:  # before training it has no step to end
         raise InterruptedByUser(
