@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from typing import Any, TextIO
 LOG_TAIL_CHARACTERS = 2000
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
+
+
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
+"""All but the last state of a progress bar, which a terminal would have shown in one line."""
 
 
 class ChildDied(Exception):
@@ -112,7 +117,8 @@ class Child:
         """The last lines that the child printed."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
-        return self._log.read().decode("utf-8", errors="replace").strip()
+        text = self._log.read().decode("utf-8", errors="replace")
+        return _OVERWRITTEN.sub("", text).strip()
 
     def interrupt(self) -> None:
         """Ask the child to end as after Ctrl-C."""

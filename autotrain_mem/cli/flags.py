@@ -210,5 +210,6 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _refuse(message: str) -> NoReturn:
     """What argparse would have printed, in our words."""
-    reason = message.removeprefix("argument ").replace(" (choose from ", "; it takes ").rstrip(").")
-    raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint="See autofit --help.")
+    reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
+    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else "See autofit sft --help."
+    raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)

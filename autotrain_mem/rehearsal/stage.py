@@ -102,8 +102,12 @@ def _host_collator(
 
     def collate_on_host(rows: list[Any]) -> dict[str, Any]:
         with torch._C._DisableTorchDispatch():
-            batch = collate(edit_rows(rows))
-        batch = arrive(dict(batch))
+            collated = collate(edit_rows(rows))
+            # A copy to a device takes what a view shows, not the storage behind it.
+            batch = {
+                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()
+            }
+        batch = arrive(batch)
         recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
         return batch
 

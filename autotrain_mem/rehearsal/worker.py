@@ -109,6 +109,7 @@ def main() -> None:
     """Serve until the parent goes away."""
     channel = Channel(ignore_interrupt=True)
     warnings.filterwarnings("ignore")
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way

@@ -1,0 +1,91 @@
+"""Everything that can be wrong with a model folder, a dataset or a config, as files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+DATASETS = {
+    "empty.jsonl": b"",
+    "blank.jsonl": b"\n\n  \n",
+    "not_json.jsonl": b'{"text": "a"}\n\n{"text": b}\n',
+    "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
+    "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
+    "other_columns.jsonl": b'{"question": "a", "answer": "b"}\n',
+    "text_is_object.jsonl": b'{"text": "a"}\n{"text": {"x": 1}}\n',
+    "text_is_number.jsonl": b'{"text": 1}\n{"text": 2}\n{"text": 3}\n',
+    "text_is_null.jsonl": b'\n{"text": null}\n{"text": "hello there"}\n',
+    "text_is_empty.jsonl": b'{"text": ""}\n{"text": ""}\n',
+    "messages_empty.jsonl": b'{"messages": [{"role": "user", "content": "a"}]}\n{"messages": []}\n{"messages": []}\n',
+    "messages_text.jsonl": b'{"messages": "hi"}\n',
+    "messages_no_role.jsonl": b'{"messages": [{"rol": "user", "content": "a"}]}\n',
+    "prompt_and_text.jsonl": b'{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}\n',
+    "ids_empty.jsonl": b'{"input_ids": [5, 6]}\n{"input_ids": []}\n',
+    "cut_short.json": b'[{"text": "a"},',
+    "no_rows.json": b"[]",
+    "open_quote.csv": b'a,b\n1,2,3\n"x\n',
+    "header_only.csv": b"text\n",
+    "not_parquet.parquet": b"hello",
+    "notes.txt": b"hello\n",
+}
+
+CONFIGS = {
+    "not_yaml.yaml": b"a: [1\nb: }\n",
+    "not_utf8.yaml": b"\xff\xfe\x00a: 1",
+    "a_list.yaml": b"- a\n- b\n",
+    "empty.yaml": b"",
+    "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
+    "env_number.yaml": b"model: tiny\nenv: 5\n",
+    "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
+    "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
+    "autofit_choice.yaml": b"model: tiny\nautofit:\n  fit: nonsense\n",
+    "wrong_type.yaml": b"model: tiny\ngpu: 300MiB\nper_device_train_batch_size: abc\n",
+    "wrong_length.yaml": b"model: tiny\ngpu: 300MiB\nmax_length: 12.5\n",
+}
+
+_SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {
+    "cut_short": '{"model_type": ',
+    "a_list": "[1]",
+    "no_type": '{"hidden_size": 4}',
+    "made_up_type": json.dumps({"model_type": "gronkulator", "architectures": ["GronkForCausalLM"]}),
+    "made_up_class": json.dumps({"model_type": "qwen2", "architectures": ["GronkForCausalLM"], **_SMALL}),
+    "no_class": json.dumps({"model_type": "qwen2", **_SMALL}),
+    "wrong_size": json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": "x"}),
+    "bert": json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"], **_SMALL}),
+    "t5": json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64}),
+}
+
+
+def write(folder: Path, rows: list[Row]) -> None:
+    """Write them all beside ``tiny`` and the good rows of ``data.jsonl``, and good data of the other kinds too."""
+    for name, content in {**DATASETS, **CONFIGS}.items():
+        (folder / name).write_bytes(content)
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(config)
+    for name in ("no_config", "no_files"):
+        (folder / name).mkdir()
+    _write_models(folder)
+    _write_good(folder, rows)
+
+
+def _write_models(folder: Path) -> None:
+    """The tiny model without its chat template, and without its tokenizer."""
+    shutil.copytree(folder / "tiny", folder / "no_template")
+    (folder / "no_template" / "chat_template.jinja").unlink()
+    (folder / "no_tokenizer").mkdir()
+    shutil.copy(folder / "tiny" / "config.json", folder / "no_tokenizer")
+
+
+def _write_good(folder: Path, rows: list[Row]) -> None:
+    (folder / "splits").mkdir()
+    for name, some in {"train.jsonl": rows, "test.jsonl": rows[:8]}.items():
+        (folder / "splits" / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    (folder / "data.json").write_text(json.dumps(rows))
+    texts = [" ".join(message["content"] for message in row["messages"]) for row in rows]
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
