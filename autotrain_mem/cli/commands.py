@@ -13,6 +13,7 @@ from rich.console import Console
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags
+from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
@@ -75,7 +76,7 @@ def gpus(argv: Sequence[str]) -> int:
     cards = api.gpus()
     if own.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [card.to_json() for card in cards]})
-    Console().print(gpus_view(cards))
+    whole_lines().print(gpus_view(cards))
     return 0
 
 

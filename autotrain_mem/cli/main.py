@@ -34,10 +34,6 @@ kept; what you do not give may be tuned.
 """
 
 
-UNWRAPPED_COLUMNS = 4000
-"""Where no terminal shows it, a message is not wrapped: a flag cut in two cannot be searched for in a log."""
-
-
 def main() -> None:
     """Entry point: run, and leave with the error's exit code."""
     code = run(sys.argv[1:])
@@ -134,14 +130,10 @@ def _say(text: str) -> int:
 def _report(error: AutofitError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
         traceback.print_exception(error)
-    from rich.console import Console
-
+    from autotrain_mem.cli.terminal import whole_lines
     from autotrain_mem.report.console import error_view
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console = Console(stderr=True, width=UNWRAPPED_COLUMNS)
-    console.print(error_view(error))
+    whole_lines(stderr=True).print(error_view(error))
     return error.exit_code
 
 

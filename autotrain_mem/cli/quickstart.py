@@ -30,6 +30,10 @@ ROWS = 600
 STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
 """TRL's defaults but for the learning rate: a model that knows nothing yet needs more than fine-tuning's 2e-5."""
+NEXT_COMMANDS = (
+    "  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU",
+    "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train",
+)
 
 
 def quickstart(argv: Sequence[str]) -> int:
@@ -53,10 +57,8 @@ def quickstart(argv: Sequence[str]) -> int:
         report = api.fit(rehearsals, chosen, simulate=True, on_event=on_event)
     console.print(report_view(report))
     console.print(f"\nAll of it took {time.monotonic() - started:.0f} s. With your own model and data:\n")
-    console.print("  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU")
-    console.print(
-        "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train"
-    )
+    for line in NEXT_COMMANDS:
+        console.print(line, soft_wrap=True)  # a command that is wrapped cannot be copied
     return 0
 
 

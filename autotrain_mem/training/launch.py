@@ -44,14 +44,21 @@ def prepare_folder(output_dir: str, *, resuming: bool) -> pathlib.Path:
             f"Cannot write to the output folder {output_dir}: {error.strerror}.",
             hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
         ) from error
-    holds = [name for name in (RUN_NAME, "model.safetensors", "adapter_model.safetensors") if (folder / name).exists()]
-    holds += [path.name for path in folder.glob("checkpoint-*")]
-    if holds and not resuming:
-        raise OutputFolderError(
-            f"The output folder {output_dir} already holds a run ({', '.join(holds[:3])}).",
-            hint="Give another --output_dir, or move that one away. To go on with it, add --resume_from_checkpoint.",
-        )
+    if not resuming:
+        _check_holds_no_run(folder)
     return folder
+
+
+def _check_holds_no_run(folder: pathlib.Path) -> None:
+    names = (RUN_NAME, "model.safetensors", "adapter_model.safetensors")
+    files = [name for name in names if (folder / name).exists()]
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    if files or checkpoints:
+        go_on = " To go on with it, add --resume_from_checkpoint true." if checkpoints else ""
+        raise OutputFolderError(
+            f"The output folder {folder} already holds a run ({', '.join((files + checkpoints)[:3])}).",
+            hint=f"Give another --output_dir, or move that one away.{go_on}",
+        )
 
 
 def train(

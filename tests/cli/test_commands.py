@@ -1,0 +1,137 @@
+"""What each command prints: the keys of its JSON, and help that needs no GPU and no network."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Autofit
+
+KNOBS = [
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "gradient_checkpointing"),
+    *("packing", "use_peft", "dtype", "optim"),
+]
+ESTIMATE_KEYS = {
+    *("schema", "knobs", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "budget_bytes"),
+    *("fits", "peak_phase", "phases", "owners_at_peak", "not_counted", "rehearsal_seconds"),
+}
+PLAN_KEYS = {
+    *("schema", "knobs", "effective_batch_size", "levers", "estimate", "attempts", "truncated_tokens_fraction"),
+    "seconds",
+}
+ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
+PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
+ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")
+"""Pins that leave a search nothing to choose, for tests of something else."""
+
+
+def test_estimate_is_one_object_with_the_promised_keys(autofit: Autofit) -> None:
+    ran = autofit(*ESTIMATE)
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found.keys() >= ESTIMATE_KEYS
+    assert list(found["knobs"]) == KNOBS
+    assert found["knobs"]["max_length"] == 64
+    assert found["peak_reserved_bytes"] is None
+    assert sum(found["owners_at_peak"].values()) == found["peak_allocated_bytes"]
+    assert max(phase["peak_bytes"] for phase in found["phases"]) == found["peak_allocated_bytes"]
+    assert found["fits"]
+    assert found["budget_bytes"] < 300 * 2**20
+
+
+def test_estimate_takes_the_configuration_exactly_as_given(autofit: Autofit) -> None:
+    ran = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--optim", "sgd", "--gpu", "20MiB")
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert not found["fits"]
+    assert (found["knobs"]["per_device_train_batch_size"], found["knobs"]["optim"]) == (64, "sgd")
+
+
+def test_plan_is_one_object_with_the_promised_keys(autofit: Autofit) -> None:
+    ran = autofit(*PLAN, "--effective_batch_size", "4")
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found.keys() >= PLAN_KEYS
+    assert found["estimate"].keys() >= ESTIMATE_KEYS
+    assert found["effective_batch_size"] == 4
+    assert found["knobs"]["max_length"] == 64
+    assert found["attempts"]
+    assert all(lever.keys() >= {"name", "harm", "why"} for lever in found["levers"])
+    assert 0 < found["truncated_tokens_fraction"] < 1
+
+
+def test_plan_only_is_plan(autofit: Autofit) -> None:
+    planned = json.loads(autofit(*PLAN, *ONE_REHEARSAL).out)
+    plan_only = json.loads(autofit("sft", *PLAN[2:], *ONE_REHEARSAL, "--plan_only").out)
+    assert planned["knobs"] == plan_only["knobs"]
+    assert planned["estimate"]["peak_allocated_bytes"] == plan_only["estimate"]["peak_allocated_bytes"]
+
+
+def test_rehearsals_are_told_on_stderr_and_the_plan_on_stdout(autofit: Autofit) -> None:
+    ran = autofit(*PLAN[:-1], *ONE_REHEARSAL)
+    assert "rehearsing" in ran.err
+    assert ran.out.startswith("fits 300MiB")
+
+
+def test_evaluation_is_said_not_to_be_counted(autofit: Autofit) -> None:
+    without = json.loads(autofit(*ESTIMATE).out)["not_counted"]
+    with_evaluation = json.loads(autofit(*ESTIMATE, "--eval_strategy", "steps", "--eval_steps", "5").out)
+    (added,) = set(with_evaluation["not_counted"]) - set(without)
+    assert added.startswith("evaluation is not rehearsed yet")
+
+
+@pytest.mark.parametrize("data", ["data.jsonl", "data.json", "splits", "text.jsonl"])
+def test_data_of_every_kind_are_planned_for(data: str, autofit: Autofit) -> None:
+    ran = autofit(*shlex.split("plan sft --model tiny --gpu 300MiB --json --dataset"), data, *ONE_REHEARSAL)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["truncated_tokens_fraction"] == 0
+
+
+def test_a_model_without_tokenizer_is_planned_for_at_a_given_length(autofit: Autofit) -> None:
+    line = "plan sft --model no_tokenizer --gpu 300MiB --json --dataset data.jsonl --max_length 64"
+    ran = autofit(*shlex.split(line), *ONE_REHEARSAL)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["truncated_tokens_fraction"] is None
+
+
+def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> None:
+    found = json.loads(autofit("gpus", "--json").out)
+    assert len(found["gpus"]) >= 25
+    assert all(card["source"] and card["total_bytes"] > 0 for card in found["gpus"])
+    table = autofit("gpus").out.split()
+    assert all(card["name"] in table for card in found["gpus"])
+
+
+@pytest.mark.parametrize("command", ["sft", "plan sft", "estimate sft"])
+def test_help_lists_our_flags_and_trls(command: str, autofit: Autofit) -> None:
+    ran = autofit(*command.split(), "--help")
+    assert ran.code == 0
+    assert {"--gpu", "--simulate", "--forbid", "--learning_rate", "--lora_r"} <= set(ran.out.replace(",", " ").split())
+
+
+@pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("--version",)])
+def test_short_help_is_there_at_once(argv: tuple[str, ...], autofit: Autofit) -> None:
+    ran = autofit(*argv)
+    assert (ran.code, ran.err) == (0, "")
+    assert "autofit" in ran.out
+
+
+@pytest.mark.parametrize("command", ["gpus", "gpus --json", "--help"])
+def test_a_reader_that_has_seen_enough_is_no_error(command: str, tmp_path: Path) -> None:
+    """``autofit gpus | head -1``: the pipe is closed before everything is written."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotrain_mem.cli.main", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.wait(30)
+    process.stderr.close()

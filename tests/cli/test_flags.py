@@ -1,0 +1,138 @@
+"""Flags and YAML: who wins, what is pinned, and what TRL's parser is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem.cli import flags
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.spec import Knobs
+
+YAML = """\
+model_name_or_path: tiny
+per-device-train-batch-size: 4
+learning_rate: 1e-4
+gradient_checkpointing: false
+use_peft: true
+lora_target_modules: [q_proj, v_proj]
+max_length: auto
+report_to: none
+run_name: 2024-01-01
+env:
+  SOME_VARIABLE: 1
+autofit:
+  gpu: rtx3060
+  plan-only: true
+  forbid: [8bit_optimizer, max-length]
+  effective_batch_size: 16
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(YAML)
+    return path
+
+
+def _given(worker: Worker, *argv: str) -> dict[str, object]:
+    own = flags.read("autofit sft", argv)
+    return dict(worker.parse(own.rest, own.config, own.environment, flags.own_names())[0])
+
+
+def test_dashes_and_underscores_are_the_same(worker: Worker) -> None:
+    with_dashes = flags.read("autofit sft", ["--effective-batch-size=8", "--plan-only", "--max-length", "5"])
+    assert with_dashes == flags.read("autofit sft", ["--effective_batch_size", "8", "--plan_only", "--max_length", "5"])
+    assert _given(worker, "--learning-rate", "1e-4") == _given(worker, "--learning_rate=1e-4")
+
+
+def test_a_value_keeps_its_dashes() -> None:
+    own = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
+    assert (own.model, own.gpu, own.rest) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
+
+
+def test_a_recipe_is_read_in_its_three_parts(recipe: Path) -> None:
+    own = flags.read("autofit sft", [f"--config={recipe}"])
+    assert (own.gpu, own.plan_only, own.effective_batch_size) == ("rtx3060", True, 16)
+    assert own.forbid == {"8bit_optimizer", "max_length"}
+    assert own.environment == {"SOME_VARIABLE": "1"}
+    assert own.config["per_device_train_batch_size"] == 4
+    assert not {"env", "autofit"} & set(own.config)
+
+
+def test_our_keys_may_also_stand_at_the_top_level(tmp_path: Path) -> None:
+    path = tmp_path / "flat.yaml"
+    path.write_text("model: tiny\ngpu: 300MiB\nsimulate: true\ndebug: false\n")
+    own = flags.read("autofit sft", ["--config", str(path)])
+    assert (own.model, own.gpu, own.simulate, own.debug) == ("tiny", "300MiB", True, False)
+
+
+def test_a_flag_wins_over_the_recipe(recipe: Path, worker: Worker) -> None:
+    argv = ["--config", str(recipe), "--gpu", "t4", "--per_device_train_batch_size", "2", "--use_peft", "false"]
+    assert flags.read("autofit sft", argv).gpu == "t4"
+    given = _given(worker, *argv)
+    assert (given["per_device_train_batch_size"], given["use_peft"]) == (2, False)
+
+
+def test_a_recipe_means_what_the_same_flags_mean(recipe: Path, worker: Worker) -> None:
+    as_flags = (
+        "--model_name_or_path tiny --per_device_train_batch_size 4 --learning_rate 1e-4 --gradient_checkpointing false "
+        "--use_peft --lora_target_modules q_proj v_proj --max_length auto --report_to none --run_name 2024-01-01"
+    )
+    assert _given(worker, "--config", str(recipe)) == _given(worker, *as_flags.split())
+
+
+def test_only_what_was_given_is_pinned(worker: Worker) -> None:
+    assert _given(worker, "--max_length", "128") == {"max_length": 128}
+    assert _given(worker) == {}
+
+
+def test_null_in_a_recipe_is_a_value(tmp_path: Path, worker: Worker) -> None:
+    path = tmp_path / "null.yaml"
+    path.write_text("max_length: null\n")
+    assert _given(worker, "--config", str(path)) == {"max_length": None}
+
+
+def test_a_mixture_of_datasets_is_passed_on(tmp_path: Path, worker: Worker) -> None:
+    path = tmp_path / "mixture.yaml"
+    path.write_text("datasets:\n  - path: json\n    data_files: data.jsonl\n")
+    assert _given(worker, "--config", str(path)) == {"datasets": [{"path": "json", "data_files": "data.jsonl"}]}
+
+
+def test_transformers_new_name_is_the_old_knob(worker: Worker) -> None:
+    assert _given(worker, "--gradient_checkpointing", "false") == {"gradient_checkpointing": False}
+
+
+def test_defaults_are_those_of_the_installed_trl(worker: Worker) -> None:
+    from trl import SFTConfig
+
+    defaults = worker.parse([], {}, {}, ())[1]
+    config = SFTConfig(output_dir="nowhere", use_cpu=True, bf16=False)
+    assert defaults == Knobs(
+        per_device_train_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        max_length=config.max_length,
+        gradient_checkpointing=config.gradient_checkpointing,
+        packing=config.packing,
+        use_peft=False,
+        dtype="float32",
+        optim=str(getattr(config.optim, "value", config.optim)),
+    )
+
+
+def test_zero_is_an_answer() -> None:
+    assert flags.read("autofit sft", ["--effective_batch_size", "0"]).effective_batch_size == 0
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8%", 80), ("0%", 0), ("500B", 500), (None, None)])
+def test_headroom_is_a_size_or_a_share(text: str | None, expected: int | None) -> None:
+    assert flags.Own(headroom=text).headroom_bytes(1000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "%", "8", "nan%", "inf%", "-1%", "100%", "1KiB", "1GB"])
+def test_any_other_headroom_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        flags.Own(headroom=text).headroom_bytes(1000)

@@ -1,0 +1,150 @@
+"""Training end to end on a simulated card, in processes of their own as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotrain_mem.quickstart import data, model
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+TRAIN = shlex.split(
+    "sft --model tiny --dataset splits --gpu 300MiB --simulate --max_length 32 --per_device_train_batch_size 8 "
+    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5"
+)
+EVALUATED = ("--max_steps", str(STEPS), "--eval_strategy", "steps", "--eval_steps", "20")
+PEAK_TOLERANCE = 0.02
+"""The issue's figure. Every row is longer than max_length, so that every batch is the worst one."""
+
+
+def _command(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "autotrain_mem.cli.main", *argv]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the quickstart's model, a train and a test split."""
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "splits").mkdir()
+    data.write_dataset(folder / "splits" / "train.jsonl", rows=400, seed=0)
+    data.write_dataset(folder / "splits" / "test.jsonl", rows=16, seed=1)
+    model.build(folder / "tiny", data.texts(data.problems(200, seed=0)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> subprocess.CompletedProcess[str]:
+    """One run from the first rehearsal to its last file."""
+    argv = _command(*TRAIN, *EVALUATED, "--output_dir", "finished", "--json")
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=200)
+
+
+def test_a_run_prints_one_object_and_nothing_else_on_stdout(finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0, finished.stderr
+    told = json.loads(finished.stdout)
+    assert told.keys() == {"schema", "plan", "run"}
+    assert told["run"]["steps"] == STEPS
+
+
+def test_the_measured_peak_is_the_predicted_one(finished: subprocess.CompletedProcess[str]) -> None:
+    run = json.loads(finished.stdout)["run"]
+    assert run["measured_peak_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
+
+
+def test_loss_falls(finished: subprocess.CompletedProcess[str]) -> None:
+    run = json.loads(finished.stdout)["run"]
+    assert run["last_loss"] < 0.8 * run["first_loss"]
+
+
+def test_the_output_folder_holds_model_and_records(finished: subprocess.CompletedProcess[str], place: Path) -> None:
+    folder = place / "finished"
+    told = json.loads(finished.stdout)
+    assert json.loads((folder / "plan.json").read_text()) == told["plan"]
+    record = json.loads((folder / "run.json").read_text())
+    assert record["measured_peak_bytes"] == told["run"]["measured_peak_bytes"]
+    assert record["job"]["model"] == "tiny"
+    assert (folder / "train.log").is_file()
+    assert _tensors(folder / "model.safetensors") > 10
+
+
+def test_evaluation_ran_and_is_said_not_to_be_counted(finished: subprocess.CompletedProcess[str], place: Path) -> None:
+    facts = json.loads(finished.stdout)["plan"]["estimate"]["not_counted"]
+    assert any("evaluation is not rehearsed yet" in fact for fact in facts)
+    state = json.loads((place / "finished" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [20, 40]
+
+
+def test_a_second_run_over_the_first_is_refused(finished: subprocess.CompletedProcess[str], place: Path) -> None:
+    before = (place / "finished" / "run.json").read_bytes()
+    argv = _command(*TRAIN, *EVALUATED, "--output_dir", "finished")
+    again = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 62
+    assert "already holds a run" in again.stderr
+    assert (place / "finished" / "run.json").read_bytes() == before
+
+
+def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(place: Path) -> None:
+    """The whole process group gets the signal, as from a terminal."""
+    argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
+    code, said = _interrupted(argv, place)
+    assert code == 130, said
+    assert "Traceback" not in said
+    record = json.loads((place / "stopped" / "run.json").read_text())
+    (checkpoint,) = (place / "stopped").glob("checkpoint-*")
+    assert checkpoint.name == f"checkpoint-{record['steps']}"
+    assert _tensors(checkpoint / "model.safetensors") > 10
+    steps = record["steps"] + 3
+    argv = _command(*TRAIN, "--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
+    resumed = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["run"]["steps"] == steps
+
+
+def _interrupted(argv: list[str], place: Path) -> tuple[int, str]:
+    """Start, wait for the first step, Ctrl-C; no process that the command started may be left."""
+    log = place / f"{argv[-1]}.txt"
+    with open(log, "w") as said:
+        process = subprocess.Popen(argv, cwd=place, stdout=said, stderr=said, start_new_session=True)
+    try:
+        _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children, log.read_text()
+        os.killpg(process.pid, signal.SIGINT)
+        code = process.wait(60)
+        _wait_until(lambda: not any(map(_is_alive, children)), 20)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return code, log.read_text()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _wait_until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def _tensors(path: Path) -> int:
+    """How many tensors a file holds; a file that was cut short raises."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as opened:
+        return len([opened.get_tensor(name) for name in opened.keys()])  # noqa: SIM118
