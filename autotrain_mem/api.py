@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -147,7 +148,7 @@ def fit(
     """
     job = rehearsals.job
     device = _training_device(rehearsals.hardware, simulate=simulate)
-    folder = launch.prepare_folder(output_dir(job), resuming=bool(job.arguments.get("resume_from_checkpoint")))
+    folder = launch.prepare_folder(output_dir(job), resuming=_resumes(job))
     write_run(folder, plan_json=chosen.to_json())
     arguments = {name: value for name, value in job.arguments.items() if value != "auto"}
     end = launch.train(
@@ -166,21 +167,21 @@ def fit(
     write_run(folder, report_json=report.to_json() | {"job": job.to_json()})
     if end["interrupted"]:
         raise InterruptedByUser(
-            f"Interrupted after step {report.steps}; what was written is whole.",
-            hint=f"Checkpoints, if any, are in {folder}; go on with --resume_from_checkpoint.",
+            f"Interrupted after step {report.steps}; what was written is whole.", hint=_how_to_go_on(folder)
         )
     return report
 
 
 def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
-    """Fail before minutes of planning, not after: is there a device to train on, and a folder to write to?
+    """Fail before minutes of planning, not after: is there a device, are there weights, and a folder to write to?
 
     Raises:
-        NoGpuError, OutputFolderError.
+        NoGpuError, ModelNotFoundError, OutputFolderError.
     """
     _training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
-    launch.prepare_folder(output_dir(job), resuming=bool(job.arguments.get("resume_from_checkpoint")))
+    _check_weights(pathlib.Path(job.model))
+    launch.check_folder(output_dir(job), resuming=_resumes(job))
 
 
 def gpus() -> tuple[Hardware, ...]:
@@ -215,6 +216,19 @@ def trl_defaults_plan(predicted: Estimate) -> Plan:
         truncated_rows_fraction=None,
         seconds=predicted.memory.rehearsal_seconds,
     )
+
+
+def _resumes(job: Job) -> bool:
+    return bool(job.arguments.get("resume_from_checkpoint"))
+
+
+def _check_weights(model: pathlib.Path) -> None:
+    """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
+    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
+        raise ModelNotFoundError(
+            f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
+            hint="--plan_only plans with the config alone. To train, give --model a folder made by save_pretrained.",
+        )
 
 
 def _profile(rehearsals: Rehearsals) -> DataProfile | None:
@@ -256,6 +270,12 @@ def _process_environment(device: Hardware, *, simulate: bool) -> dict[str, str]:
     if simulate or device.uuid is None:
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
     return {"CUDA_VISIBLE_DEVICES": device.uuid}
+
+
+def _how_to_go_on(folder: pathlib.Path) -> str:
+    if any(folder.glob("checkpoint-*")):
+        return f"Its checkpoint is in {folder}; go on with --resume_from_checkpoint true."
+    return "There is no checkpoint to go on from: --save_steps says how often one is written."
 
 
 def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:

@@ -134,7 +134,7 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
         numbers["effective_batch_size"] = effective_batch_size
     wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
     if wrong:
-        raise UsageError(f"not a whole number of at least 1: {', '.join(wrong)}", hint="write 1 or more")
+        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
 
 
 def _auto_length(default: int | None, context_length: int | None, longest: int | None) -> int | None:

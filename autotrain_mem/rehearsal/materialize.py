@@ -20,19 +20,11 @@ def load_config(model: str, **options: Any) -> Any:
     """The model's transformers config.
 
     Raises:
-        ModelNotFoundError: no config.json in the folder, or a hub id that cannot be reached.
+        ModelNotFoundError: a hub id that cannot be reached.
         UnsupportedModelError: the installed transformers does not know the architecture.
     """
-    import pathlib
-
     from transformers import AutoConfig
 
-    folder = pathlib.Path(model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelNotFoundError(
-            f"{model} holds no config.json.",
-            hint="Give --model a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B.",
-        )
     try:
         config = AutoConfig.from_pretrained(model, **options)
     except OSError as error:

@@ -82,9 +82,8 @@ def _prepared(job: Job, output_dir: str) -> Any:
     filled.model.load_in_4bit = filled.model.load_in_8bit = False
     try:
         trainer = sft.build_trainer(filled, _smallest_model(), split, processing_class=tokenizer)
-    except (
-        Exception
-    ) as error:  # TRL, the chat template and the tokenizer work on the user's data here, and raise anything
+    # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
+    except Exception as error:
         raise _unprepared(job, error, tokenizer) from error
     return trainer.train_dataset
 

@@ -31,6 +31,11 @@ REFUSED = {
 def refuse(given: Mapping[str, Any]) -> None:
     """Raise UsageError, once, for all arguments that a rehearsal would mispredict."""
     refused = [name for name in REFUSED if given.get(name)]
+    if given.get("padding_free") and not given.get("packing"):
+        raise UsageError(
+            "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
+            hint="Give --packing true, which is padding-free with its default strategy.",
+        )
     if "ademamix" in str(given.get("optim", "")) and str(given["optim"]).startswith("paged_"):
         raise UsageError(
             f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",

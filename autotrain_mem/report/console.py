@@ -52,6 +52,10 @@ Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
 {_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
 
 
+SHORT_RUN_ERROR = 0.02
+"""A run that draws its longest rows is predicted closer than this; a peak further below has not met them."""
+
+
 def report_view(report: Report) -> RenderableType:
     """What a finished run did, and how good its prediction was."""
     steps = wording.counted(report.steps, "step")
@@ -74,7 +78,10 @@ def _peaks(report: Report) -> str:
     if report.measured_peak_bytes is None or report.prediction_error is None:
         return f"{predicted}, nothing here measures it"
     measured = f"{format_bytes(report.measured_peak_bytes)} measured"
-    return f"{predicted}, {measured}: error {100 * report.prediction_error:+.1f} %"
+    error = f"{predicted}, {measured}: error {100 * report.prediction_error:+.1f} %"
+    if report.prediction_error <= SHORT_RUN_ERROR:
+        return error
+    return f"{error} (the prediction is for the longest row, which this run may not have drawn)"
 
 
 def error_view(error: AutofitError) -> RenderableType:

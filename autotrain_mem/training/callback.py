@@ -47,6 +47,8 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         if "loss" in numbers:
             self.losses.append(numbers["loss"])
+        elif "train_loss" in numbers and not self.losses:
+            self.losses.append(numbers["train_loss"])  # shorter than --logging_steps: the mean is all there is
         self._send({"event": "log", "step": state.global_step, "logs": numbers})
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

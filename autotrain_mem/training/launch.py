@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 from collections.abc import Callable, Mapping
@@ -47,6 +48,24 @@ def prepare_folder(output_dir: str, *, resuming: bool) -> pathlib.Path:
     if not resuming:
         _check_holds_no_run(folder)
     return folder
+
+
+def check_folder(output_dir: str, *, resuming: bool) -> None:
+    """What :func:`prepare_folder` would refuse, as far as it can be told without making anything.
+
+    Raises:
+        OutputFolderError: the nearest folder that exists cannot be written, or a run is in it already.
+    """
+    folder = pathlib.Path(output_dir).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "may not be written to" if nearest.is_dir() else "is a file"
+        raise OutputFolderError(
+            f"Cannot write to the output folder {output_dir}: {nearest} {reason}.",
+            hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
+        )
+    if not resuming:
+        _check_holds_no_run(pathlib.Path(output_dir))
 
 
 def _check_holds_no_run(folder: pathlib.Path) -> None:
