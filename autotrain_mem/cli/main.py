@@ -26,7 +26,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit gpus                                    the cards known by name
   autofit quickstart                              a first run on a simulated card: no GPU, no network, about a minute
 
-Every flag and YAML key (--config FILE) of `trl sft` works here, with dashes or underscores. A flag that you give is
+Every flag and YAML key (--config FILE) of `trl sft` is taken, with dashes or underscores. A flag that you give is
 kept; what you do not give may be tuned.
 
   autofit sft --help      all flags
