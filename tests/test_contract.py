@@ -368,4 +368,4 @@ def test_every_module_says_what_it_is_for(module: str) -> None:
 
 def test_every_module_can_be_imported() -> None:
     for module in MODULES:
-        importlib.import_module(module)
+        assert importlib.import_module(module).__doc__
