@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from nouns import TRL_DEFAULTS
 
 from autotrain_mem import errors
 from autotrain_mem.spec import Job, Knobs
@@ -327,7 +328,7 @@ def test_every_knob_is_a_field_of_the_installed_trl() -> None:
 def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl() -> None:
     from autotrain_mem.rehearsal.methods import sft
 
-    emitted = sft.rehearsal_arguments(Job(method="sft", model="m", dataset=None), some_knobs(), "folder")
+    emitted = sft.rehearsal_arguments(Job(method="sft", model="m", dataset=None), TRL_DEFAULTS, "folder")
     assert sorted(set(emitted) - trl_fields()) == []
 
 
@@ -346,19 +347,6 @@ def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() ->
                 keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
                 if "use_cpu" in keys:
                     assert keys <= known, f"{module}:{node.lineno}: {keys - known}"
-
-
-def some_knobs() -> Knobs:
-    return Knobs(
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        max_length=64,
-        gradient_checkpointing=True,
-        packing=False,
-        use_peft=False,
-        dtype="float32",
-        optim="adamw_torch_fused",
-    )
 
 
 @pytest.mark.parametrize("module", MODULES)

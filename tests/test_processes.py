@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -15,12 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Job
 
 SOON = 20.0
 """Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
@@ -314,16 +316,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(method="sft", model=str(folder), dataset=None)
 
 
-KNOBS = Knobs(
-    per_device_train_batch_size=1,
-    gradient_accumulation_steps=1,
-    max_length=16,
-    gradient_checkpointing=False,
-    packing=False,
-    use_peft=False,
-    dtype="float32",
-    optim="adamw_torch_fused",
-)
+KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_length=16, gradient_checkpointing=False)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Job, Plan
 
@@ -134,7 +134,10 @@ def search(rehearsals: api.Rehearsals, *, to_train: bool) -> Plan:
 def _print_plan(chosen: Plan, rehearsals: api.Rehearsals, *, as_json: bool) -> int:
     if as_json:
         return _print_json(chosen.to_json())
-    Console().print(plan_view(chosen, defaults=rehearsals.defaults))
+    console = Console()
+    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+    console.print()
+    console.print(attempts_view(chosen))
     return 0
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.spec.report import RUN_NAME
 
 PLAN_NAME = "plan.json"
-RUN_NAME = "run.json"
 
 _FULL = ("the disk is full", "Free some space, or give --output_dir a folder on another disk.")
 _FORBIDDEN = ("writing there is not permitted", "Give --output_dir a folder that you may write to.")

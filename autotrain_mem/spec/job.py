@@ -36,10 +36,6 @@ class Job:
     forbid: frozenset[str] = frozenset()
     """Levers that may not be pulled, by name (see ``planner.ladder``)."""
 
-    def pins(self, name: str) -> bool:
-        """Whether the user gave this argument, so that it may not be tuned."""
-        return name in self.arguments
-
     @property
     def pins_length(self) -> bool:
         """Whether max_length is given as a number (or as no limit), not as ``auto``."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RUN_SCHEMA = "autofit.run/1"
+RUN_NAME = "run.json"
+"""The file in the output folder that holds a Report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

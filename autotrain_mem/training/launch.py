@@ -11,10 +11,10 @@ from typing import Any
 from autotrain_mem import errors
 from autotrain_mem.errors import InterruptedByUser, OutputFolderError, TrainingError
 from autotrain_mem.processes import Child, ChildDied
+from autotrain_mem.spec.report import RUN_NAME
 
 TRAIN_PROCESS = "autotrain_mem.train_process"
 LOG_NAME = "train.log"
-RUN_NAME = "run.json"
 
 LAST_WORDS_SECONDS = 60.0
 """How long a run that is done may take to end by itself: trackers send what they hold when the interpreter exits."""

@@ -7,22 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from nouns import TRL_DEFAULTS
+
 from autotrain_mem.planner.points import relative_cost
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Estimate, Hardware, Harm, Job, Knobs, MemoryEstimate, Owner, Phase
 from autotrain_mem.units import GIB, MIB
 
-TRL = Knobs(
-    per_device_train_batch_size=8,
-    gradient_accumulation_steps=1,
-    max_length=1024,
-    gradient_checkpointing=True,
-    packing=False,
-    use_peft=False,
-    dtype="float32",
-    optim="adamw_torch_fused",
-)
-"""The defaults of TRL 1.12's SFTConfig."""
+TRL = TRL_DEFAULTS
 
 
 def space_of(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from nouns import TRL_DEFAULTS
 from tiny import FAMILIES, tiny_folder
 
 from autotrain_mem.rehearsal.materialize import load_config
@@ -23,20 +25,9 @@ VARIANTS = {
 }
 
 
-def knobs(*, use_peft: bool, gradient_checkpointing: bool, **more: Any) -> Knobs:
-    return Knobs(
-        **{
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 2,
-            "max_length": LENGTH,
-            "gradient_checkpointing": gradient_checkpointing,
-            "packing": False,
-            "use_peft": use_peft,
-            "dtype": "float32",
-            "optim": "adamw_torch_fused",
-            **more,
-        }
-    )
+def knobs(**changes: Any) -> Knobs:
+    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": LENGTH}
+    return replace(TRL_DEFAULTS, **(small | changes))
 
 
 def train_for_real(job: Job, chosen: Knobs, length: int, output_dir: str) -> Trace:

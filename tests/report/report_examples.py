@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nouns import TRL_DEFAULTS
+
 from autotrain_mem.errors import DoesNotFitError, NoGpuError
 from autotrain_mem.spec import (
     Attempt,
@@ -47,16 +49,7 @@ SHARED = replace(RTX3060, name="NVIDIA GeForce RTX 3060", origin="detected", fre
 
 HOST = Hardware(name="cpu", origin="cpu", total_bytes=16 * GIB, free_bytes=12 * GIB, non_torch_bytes=1 * GIB)
 
-DEFAULTS = Knobs(
-    per_device_train_batch_size=8,
-    gradient_accumulation_steps=1,
-    max_length=1024,
-    gradient_checkpointing=True,
-    packing=False,
-    use_peft=False,
-    dtype="float32",
-    optim="adamw_torch_fused",
-)
+DEFAULTS = TRL_DEFAULTS
 
 CHOSEN = replace(
     DEFAULTS,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nouns import TRL_DEFAULTS
 
 from autotrain_mem.spec import (
     Attempt,
@@ -35,16 +36,7 @@ def over_the_wire(fields: dict[str, Any]) -> dict[str, Any]:
     return received
 
 
-KNOBS = Knobs(
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=4,
-    max_length=1024,
-    gradient_checkpointing=True,
-    packing=False,
-    use_peft=False,
-    dtype="float32",
-    optim="adamw_torch_fused",
-)
+KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=4)
 HARDWARE = Hardware(
     name="rtx4090",
     origin="named",
@@ -280,8 +272,6 @@ def test_a_budget_is_never_negative() -> None:
     assert hardware("detected", 24 * GIB, 100 * MIB).budget_bytes() == 0
 
 
-def test_a_job_pins_exactly_what_the_user_gave() -> None:
-    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": None, "packing": False})
-    assert job.pins("max_length")
-    assert job.pins("packing")
-    assert not job.pins("optim")
+@pytest.mark.parametrize(("given", "pinned"), [({}, False), ({"max_length": "auto"}, False), ({"max_length": 9}, True)])
+def test_a_length_is_pinned_by_a_number_only(given: dict[str, Any], pinned: bool) -> None:
+    assert Job(method="sft", model="m", dataset=None, arguments=given).pins_length is pinned
