@@ -79,7 +79,7 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
     {
         "autotrain_mem.rehearsal.recorder",
         "autotrain_mem.rehearsal.values",
-        "autotrain_mem.rehearsal.lens",
+        "autotrain_mem.rehearsal.lens.cuda",
         "autotrain_mem.rehearsal.materialize",
         "autotrain_mem.rehearsal.phases",
         "autotrain_mem.rehearsal.stage",

@@ -15,6 +15,8 @@ from autotrain_mem.units import format_bytes
 
 _PHASES = {
     Phase.LOAD: "while loading",
+    Phase.GENERATE: "while generating",
+    Phase.SCORE: "while scoring",
     Phase.FORWARD: "in the forward pass",
     Phase.BACKWARD: "in the backward pass",
     Phase.OPTIMIZER_STEP: "in the optimizer step",

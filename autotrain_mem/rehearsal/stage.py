@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations import moe
 from transformers.utils import import_utils
 
-from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.lens.cuda import NOT_IMITATED, cuda_lens
 from autotrain_mem.rehearsal.materialize import conversion_by_assignment
 from autotrain_mem.rehearsal.phases import follow
 from autotrain_mem.rehearsal.recorder import Device, Recorder

@@ -15,6 +15,10 @@ class Phase(StrEnum):
     """Where in the run an event happened."""
 
     LOAD = "load"
+    GENERATE = "generate"
+    """Completions are sampled: the KV cache and the logits of each step."""
+    SCORE = "score"
+    """Completions are judged, without gradients: rewards, values, old and reference log-probabilities."""
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
 
-from autotrain_mem.rehearsal.lens import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.lens.cuda import NOT_IMITATED, cuda_lens
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import fake_tensors
 from autotrain_mem.spec import Owner
