@@ -20,6 +20,8 @@ OWNERS = {
 
 PHASES = {
     Phase.LOAD: "load",
+    Phase.GENERATE: "generate",
+    Phase.SCORE: "score",
     Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward",
     Phase.OPTIMIZER_STEP: "optimizer step",
