@@ -24,6 +24,7 @@ from autotrain_mem.planner.space import make_space
 from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.report.record import write_run
 from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import EXAMPLE_DATASETS
 from autotrain_mem.training import launch
 
@@ -45,6 +46,9 @@ __all__ = [
 Told = Callable[[Attempt], None]
 LONGEST_UNKNOWN = 1024
 """Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
+PROMPT_UNKNOWN = 512
+"""Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
+one (trl/trainer/grpo_config.py up to 0.24)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +75,8 @@ class Rehearsals:
 
     def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
         """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
-        trace = self.worker.rehearse(self.job, knobs, _row_length(knobs, longest))
+        capability = self.hardware.compute_capability or ASSUMED_CAPABILITY
+        trace = self.worker.rehearse(self.job, knobs, row_length(self.job, knobs, longest), capability)
         return Estimate(
             knobs=knobs, hardware=self.hardware, memory=estimate_memory(trace), budget_bytes=self.budget_bytes
         )
@@ -84,10 +89,10 @@ def estimate(rehearsals: Rehearsals) -> Estimate:
         ModelError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     job = rehearsals.job
-    longest = rehearsals.worker.profile(job).longest if job.arguments.get("max_length") == "auto" else None
+    longest = _profile_longest(rehearsals) if _counts_for_estimate(job) else job.prompt_length
     context_length = rehearsals.worker.context_length(job)
     space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
-    return rehearsals.predict(space.base, longest or context_length)
+    return rehearsals.predict(space.base, longest or (None if job.is_online else context_length))
 
 
 def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train: bool = False) -> Plan:
@@ -106,7 +111,7 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     check_forbid(job.forbid)
     context_length = rehearsals.worker.context_length(job)
     profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
-    longest = None if profile is None else profile.longest
+    longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
     space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
 
     def predict(knobs: Knobs) -> Estimate:
@@ -117,6 +122,7 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     found = search(space, predict)
     max_length = found.estimate.knobs.max_length
     return Plan(
+        method=job.method,
         estimate=found.estimate,
         levers=found.levers,
         attempts=found.attempts,
@@ -159,7 +165,7 @@ def fit(
             "simulate": simulate,
             "output_dir": str(folder),
         },
-        {**job.environment, **_process_environment(device, simulate=simulate)},
+        {**job.environment, **_process_environment(device, chosen.knobs, simulate=simulate)},
         folder / launch.LOG_NAME,
         on_event,
     )
@@ -177,9 +183,11 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
 
     Raises:
         NoGpuError, ModelNotFoundError, OutputFolderError.
+        UsageError: what the method needs beside these is not given, such as a reward.
     """
     _training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
+    rehearsals.worker.check_can_train(job)
     _check_weights(pathlib.Path(job.model))
     launch.check_folder(output_dir(job), resuming=_resumes(job))
 
@@ -206,9 +214,10 @@ def output_dir(job: Job) -> str:
     return str(job.arguments.get("output_dir") or f"{name}-{job.method.upper()}")
 
 
-def trl_defaults_plan(predicted: Estimate) -> Plan:
+def trl_defaults_plan(method: str, predicted: Estimate) -> Plan:
     """TRL's defaults as a plan of their own, for those who want to see them run out of memory."""
     return Plan(
+        method=method,
         estimate=predicted,
         levers=(),
         attempts=(),
@@ -241,8 +250,25 @@ def _profile(rehearsals: Rehearsals) -> DataProfile | None:
         raise
 
 
-def _row_length(knobs: Knobs, longest: int | None) -> int:
-    """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they are."""
+def _counts_for_estimate(job: Job) -> bool:
+    """An estimate counts tokens where it is asked to, and for prompts, whose length nothing else says."""
+    if job.is_online:
+        return job.prompt_length is None and example_dataset(job) is None
+    return bool(job.arguments.get("max_length") == "auto")
+
+
+def _profile_longest(rehearsals: Rehearsals) -> int:
+    profile = rehearsals.worker.profile(rehearsals.job)
+    return max(profile.longest, profile.longest_evaluated)
+
+
+def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
+    """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they are.
+
+    For online methods that is the longest prompt, which nothing truncates.
+    """
+    if job.is_online:
+        return longest or PROMPT_UNKNOWN
     limits = [knobs.max_length] if knobs.packing else [knobs.max_length, longest]
     return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
 
@@ -261,15 +287,16 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
     )
 
 
-def _process_environment(device: Hardware, *, simulate: bool) -> dict[str, str]:
-    """What the training process sees of this machine.
+def _process_environment(device: Hardware, knobs: Knobs, *, simulate: bool) -> dict[str, str]:
+    """What the training process sees of this machine, and how its allocator is set.
 
     One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
     they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
     """
     if simulate or device.uuid is None:
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    return {"CUDA_VISIBLE_DEVICES": device.uuid}
+    allocator = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if knobs.expandable_segments else {}
+    return {"CUDA_VISIBLE_DEVICES": device.uuid, **allocator}
 
 
 def _how_to_go_on(folder: pathlib.Path) -> str:

@@ -117,6 +117,10 @@ class DatasetFormatError(DatasetError):
     exit_code = 33
 
 
+class RewardFunctionError(AutofitError):
+    exit_code = 35
+
+
 class PlanError(AutofitError):
     pass
 

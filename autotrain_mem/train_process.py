@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.allocator.allocated import AllocatedBytes
 from autotrain_mem.errors import (
@@ -26,9 +27,15 @@ from autotrain_mem.errors import (
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal import dataset
-from autotrain_mem.rehearsal.methods import sft
-from autotrain_mem.spec import Hardware, Job, Knobs, Phase
+from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.rehearse import build_trainer
+from autotrain_mem.spec import Hardware, Job, Knobs
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from autotrain_mem.rehearsal.stage import Watch
 
 FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: safetensors and torch each raise their own."""
@@ -78,11 +85,13 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
     hardware = Hardware.from_json(request["hardware"])
     simulated = SimulatedGpu(hardware, AllocatedBytes()) if request["simulate"] else None
-    trainer = _build(job, knobs, request["output_dir"], on_cpu=simulated is not None or hardware.origin == "cpu")
-    narrator = Narrator(channel.send, _meter(simulated, hardware))
-    trainer.add_callback(narrator)
-    started = time.perf_counter()
-    _run(trainer, simulated, job)
+    with contextlib.ExitStack() as stack:
+        watch = None if simulated is None else stack.enter_context(_watched(simulated, hardware))
+        trainer = _build(job, knobs, request["output_dir"], on_host=simulated is not None or hardware.origin == "cpu")
+        narrator = Narrator(channel.send, _meter(simulated, hardware))
+        trainer.add_callback(narrator)
+        started = time.perf_counter()
+        _run(trainer, watch, job)
     seconds = time.perf_counter() - started
     peak = _meter(simulated, hardware)()[1]
     interrupted = narrator.interrupted
@@ -100,15 +109,15 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     }
 
 
-def _build(job: Job, knobs: Knobs, output_dir: str, *, on_cpu: bool) -> Any:
-    """The trainer exactly as ``trl sft`` builds it, with the plan's knobs in its config."""
+def _build(job: Job, knobs: Knobs, output_dir: str, *, on_host: bool) -> Any:
+    """The trainer exactly as TRL's script builds it, with the plan's knobs in its config."""
     arguments = {**job.arguments, **knobs.to_json(), "output_dir": output_dir, "disable_tqdm": True}
-    if on_cpu:
-        arguments |= {"use_cpu": True, "dataloader_num_workers": 0}
-    filled = sft.configs(arguments)
+    method = method_of(job.method)
+    filled = method.configs(on_cpu(arguments) if on_host else arguments)
     splits = dataset.load(job, filled)
+    evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
-        return sft.build_real_trainer(filled, job.model, splits)
+        return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
     except OSError as error:
         if error.errno is not None:
             raise  # the operating system's word, not the hub's
@@ -129,24 +138,25 @@ def _meter(simulated: SimulatedGpu | None, hardware: Hardware) -> Callable[[], t
     return lambda: (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
 
 
-def _run(trainer: Any, simulated: SimulatedGpu | None, job: Job) -> None:
+@contextlib.contextmanager
+def _watched(simulated: SimulatedGpu, hardware: Hardware) -> Iterator[Watch]:
+    """Inside, CPU tensors are treated as the simulated card would treat its own."""
+    from autotrain_mem.rehearsal.stage import Watch
+
+    watch = Watch(simulated, hardware.compute_capability or ASSUMED_CAPABILITY)
+    with watch.curtain():
+        yield watch
+
+
+def _run(trainer: Any, watch: Watch | None, job: Job) -> None:
     import torch
 
     resume = job.arguments.get("resume_from_checkpoint")
-    phase: Phase | None = None
+    train = trainer.train if watch is None else functools.partial(watch.train, trainer)
     try:
-        if simulated is None:
-            trainer.train(resume_from_checkpoint=resume)
-        else:
-            from autotrain_mem.rehearsal.stage import Watch
-
-            watch = Watch(simulated)
-            try:
-                watch.train(trainer, resume_from_checkpoint=resume)
-            finally:
-                phase = watch.phase
+        train(resume_from_checkpoint=resume)
     except torch.OutOfMemoryError as error:
-        where = f" during {phase.value}" if phase is not None else ""
+        where = f" during {watch.phase.value}" if watch is not None else ""
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint="Run autofit without the flags that you pinned, or with more --headroom.",

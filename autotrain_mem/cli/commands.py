@@ -20,6 +20,8 @@ from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.knobs import OWN_KNOBS
 
 
 def estimate(method: str, argv: Sequence[str]) -> int:
@@ -27,7 +29,7 @@ def estimate(method: str, argv: Sequence[str]) -> int:
     own = flags.read(f"autofit estimate {method}", argv)
     with api.Worker() as worker:
         if own.help:
-            return _help(worker, f"autofit estimate {method}")
+            return _help(worker, method, f"autofit estimate {method}")
         found = api.estimate(_rehearsals(worker, own, method))
     if own.json:
         return _print_json(found.to_json())
@@ -40,7 +42,7 @@ def plan(method: str, argv: Sequence[str]) -> int:
     own = flags.read(f"autofit plan {method}", argv)
     with api.Worker() as worker:
         if own.help:
-            return _help(worker, f"autofit plan {method}")
+            return _help(worker, method, f"autofit plan {method}")
         rehearsals = _rehearsals(worker, own, method)
         chosen = search(rehearsals, to_train=False)
     return _print_plan(chosen, rehearsals, as_json=own.json)
@@ -51,7 +53,7 @@ def train(method: str, argv: Sequence[str]) -> int:
     own = flags.read(f"autofit {method}", argv)
     with api.Worker() as worker:
         if own.help:
-            return _help(worker, f"autofit {method}")
+            return _help(worker, method, f"autofit {method}")
         rehearsals = _rehearsals(worker, own, method)
         if not own.plan_only:
             api.check_can_train(rehearsals, simulate=own.simulate)
@@ -81,7 +83,7 @@ def gpus(argv: Sequence[str]) -> int:
 
 
 def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsals:
-    given, defaults = worker.parse(own.rest, own.config, own.environment, flags.own_names())
+    given, defaults = worker.parse(method, own.rest, own.config, own.environment, flags.own_names())
     job = _job(own, method, given)
     use_cpu = bool(given.get("use_cpu"))
     if use_cpu and own.gpu is not None:
@@ -104,6 +106,11 @@ def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsa
 
 
 def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
+    if own.prompt_length is not None and (method not in ONLINE_METHODS or own.prompt_length < 1):
+        raise UsageError(
+            f"--prompt_length {own.prompt_length} says nothing here.",
+            hint=f"It takes 1 or more, and belongs to {', '.join(ONLINE_METHODS)}; other methods take --max_length.",
+        )
     model = own.model or given.get("model_name_or_path")
     if not model:
         raise UsageError(
@@ -113,9 +120,10 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
         method=method,
         model=str(model),
         dataset=own.dataset,
-        arguments=given,
+        arguments={**given, **{name: True for name in OWN_KNOBS if getattr(own, name)}},
         environment=own.environment,
         effective_batch_size=own.effective_batch_size,
+        prompt_length=own.prompt_length,
         fit=own.fit,
         forbid=own.forbid,
     )
@@ -164,9 +172,9 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
         yield on_event
 
 
-def _help(worker: api.Worker, prog: str) -> int:
+def _help(worker: api.Worker, method: str, prog: str) -> int:
     sys.stdout.write(flags.make_parser(prog).format_help())
-    sys.stdout.write("\nTRL's own flags, all of which work here:\n\n" + worker.help_text())
+    sys.stdout.write("\nTRL's own flags, all of which work here:\n\n" + worker.help_text(method))
     return 0
 
 

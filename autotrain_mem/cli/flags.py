@@ -29,6 +29,9 @@ class Own:
     forbid: frozenset[str] = frozenset()
     headroom: str | None = None
     effective_batch_size: int | None = None
+    prompt_length: int | None = None
+    optimizer_offload: bool = False
+    expandable_segments: bool = False
     json: bool = False
     plan_only: bool = False
     debug: bool = False
@@ -76,6 +79,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     job.add_argument("--model", metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)")
     job.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file")
     job.add_argument("--config", metavar="FILE", help="a YAML file with TRL's keys and ours; flags win over it")
+    job.add_argument("--prompt_length", type=int, metavar="N", help="GRPO, RLOO, PPO: plan for prompts of N tokens")
     device = parser.add_argument_group("where it must fit")
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
@@ -84,6 +88,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--effective_batch_size", type=int, metavar="N", help="rows per optimizer step, kept constant")
     search.add_argument("--fit", choices=FITS, help="stop before rounding changes (lossless), before LoRA (rounding)")
     search.add_argument("--forbid", metavar="LIST", help="levers never to pull, such as lora,bf16_weights")
+    search.add_argument("--optimizer_offload", action="store_true", help="optimizer state and step on the host")
+    search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else there")
@@ -211,5 +217,5 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _refuse(message: str) -> NoReturn:
     """What argparse would have printed, in our words."""
     reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
-    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else "See autofit sft --help."
+    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else "See autofit METHOD --help."
     raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)

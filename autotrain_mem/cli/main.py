@@ -12,24 +12,24 @@ from typing import NoReturn
 
 from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
-
-METHODS = ("sft",)
+from autotrain_mem.spec.job import METHODS
 
 HELP = """\
 usage: autofit COMMAND [FLAGS]
 
 Finds the best TRL configuration that fits the GPU, before anything is loaded, and trains with it.
 
-  autofit sft --model MODEL [--dataset DATA]      plan and train
-  autofit plan sft --model MODEL --gpu NAME       the plan, without training; no GPU needed
-  autofit estimate sft --model MODEL --gpu NAME   what one configuration needs, exactly as given
-  autofit gpus                                    the cards known by name
-  autofit quickstart                              a first run on a simulated card: no GPU, no network, about a minute
+  autofit METHOD --model MODEL [--dataset DATA]      plan and train
+  autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
+  autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
+  autofit gpus                                       the cards known by name
+  autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
-Every flag and YAML key (--config FILE) of `trl sft` is taken, with dashes or underscores. A flag that you give is
+METHOD is sft, reward, dpo, grpo, rloo or ppo.
+Every flag and YAML key (--config FILE) of `trl METHOD` is taken, with dashes or underscores. A flag that you give is
 kept; what you do not give may be tuned.
 
-  autofit sft --help      all flags
+  autofit METHOD --help      all flags
   autofit --version
 """
 

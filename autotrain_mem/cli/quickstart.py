@@ -96,7 +96,7 @@ def _make(folder: pathlib.Path) -> None:
 
 
 def _rehearsals(worker: api.Worker, folder: pathlib.Path) -> api.Rehearsals:
-    given, defaults = worker.parse([*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
+    given, defaults = worker.parse("sft", [*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
     job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
     return api.Rehearsals(worker=worker, job=job, defaults=defaults, hardware=api.choose(CARD, use_cpu=False))
 
@@ -109,7 +109,7 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     trial = rehearsals.with_output_dir(str(folder / "trl-defaults"))
     try:
         with progress_bar(console, trial) as on_event:
-            api.fit(trial, api.trl_defaults_plan(predicted), simulate=True, on_event=on_event)
+            api.fit(trial, api.trl_defaults_plan("sft", predicted), simulate=True, on_event=on_event)
     except GpuOutOfMemoryError as error:
         console.print(error.message)
         return

@@ -40,7 +40,10 @@ def estimate_memory(trace: Trace) -> MemoryEstimate:
 
 
 def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
-    """(peak bytes, index of the event that reached it, its phase, peak bytes of each phase)."""
+    """(peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
+
+    The index counts births and deaths, as ``Trace.walk`` yields them.
+    """
     current = peak = peak_event = 0
     peak_phase = Phase.LOAD
     phases: dict[Phase, int] = {}
@@ -54,7 +57,7 @@ def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
 
 def _live_blocks(trace: Trace, event: int) -> list[Block]:
     live: dict[int, Block] = {}
-    for number in islice(trace.events, event + 1):
+    for number in islice(filter(None, trace.events), event + 1):
         if number > 0:
             live[number] = trace.blocks[number - 1]
         else:

@@ -52,6 +52,9 @@ class SimulatedGpu:
         """Give a block back."""
         self._accounting.free(block)
 
+    def empty_cache(self) -> None:
+        """Nothing to do: the accounting reserves no more than is allocated."""
+
     def _out_of_memory(self, size_bytes: int) -> Exception:
         import torch  # only a run that already trains comes here
 

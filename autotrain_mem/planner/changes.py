@@ -11,12 +11,19 @@ from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Attempt, Harm, Knobs, Lever
 from autotrain_mem.units import format_bytes
 
+MICRO_BATCH = "micro_batch"
+
 _WITHOUT = {
-    Harm.ROUNDING: "without rounding it needs",
-    Harm.WHAT_IS_TRAINED: "full fine-tuning needs",
-    Harm.DATA: "the length asked for needs",
+    "bf16_weights": "without rounding it needs",
+    "8bit_optimizer": "without rounding it needs",
+    "lora": "full fine-tuning needs",
+    "8bit_base": "LoRA on a base that is not quantized needs",
+    "4bit_base": "LoRA without a 4-bit base needs",
+    "max_length": "the length asked for needs",
+    "activation_offloading": "without offloading it needs",
+    "optimizer_offload": "without offloading it needs",
 }
-"""What the least demanding point below a harm level stands for."""
+"""What the least demanding point below a lever's rung stands for."""
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
@@ -28,7 +35,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
     moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs)]
     return tuple(
         Lever(
-            name=row.knobs[0] if len(row.knobs) == 1 else row.name,
+            name=row.name if row.name == MICRO_BATCH else row.knobs[0],
             before=_value(row, space.base),
             after=_value(row, knobs),
             harm=_harm(row, space.base, knobs),
@@ -39,15 +46,15 @@ def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
 
 
 def _value(row: LadderRow, knobs: Knobs) -> Any:
-    """The knob's value; ``8 x 1`` (rows x accumulation steps) for the lever that moves two."""
+    """The knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
     values = [getattr(knobs, name) for name in row.knobs]
-    return values[0] if len(values) == 1 else " x ".join(map(str, values))
+    return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
 
 
 def _harm(row: LadderRow, base: Knobs, knobs: Knobs) -> Harm:
     """A lever of time let go, not pulled, does no harm: a larger micro-batch, or no recomputation."""
     let_go = {
-        "micro_batch": knobs.per_device_train_batch_size > base.per_device_train_batch_size,
+        MICRO_BATCH: knobs.per_device_train_batch_size > base.per_device_train_batch_size,
         "gradient_checkpointing": not knobs.gradient_checkpointing,
     }
     return Harm.NONE if let_go.get(row.name, False) else row.harm
@@ -56,15 +63,15 @@ def _harm(row: LadderRow, base: Knobs, knobs: Knobs) -> Harm:
 def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
     if _harm(row, space.base, knobs) is Harm.NONE:
         return _why_let_go(row)
-    if row.harm is Harm.TIME:
-        needed = _next_that_failed(knobs, memo.attempts) if row.name == "micro_batch" else ""
-    else:
+    if row.name in _WITHOUT:
         needed = _needed_below(row, space, knobs, memo)
+    else:
+        needed = _next_that_failed(knobs, memo.attempts) if row.name == MICRO_BATCH else ""
     return f"{needed}: {row.reason}" if needed else row.reason
 
 
 def _why_let_go(row: LadderRow) -> str:
-    if row.name == "micro_batch":
+    if row.name == MICRO_BATCH:
         return "more rows at once fit, with less accumulation: the same optimizer steps in less time"
     return "the activations fit without recomputing them, which is faster"
 
@@ -90,13 +97,18 @@ def _needed_below(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str
     """What the rung below needs at least, which was rehearsed before this one was climbed."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "the base model is frozen and loses no update to rounding"
-    below = _rung_below(row.harm, space)
-    least = memo(least_demanding(space, below))
-    return f"{_WITHOUT[row.harm]} at least {_against(least.required_bytes, least.budget_bytes)}"
+    least = memo(least_demanding(space, _rung_below(row, space)))
+    return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
 
 
-def _rung_below(harm: Harm, space: Space) -> Rung:
-    return [rung for rung in rungs(space) if rung.harm < harm][-1]
+def _rung_below(row: LadderRow, space: Space) -> Rung:
+    """The rung before the first on which the lever is pulled."""
+    climbed = rungs(space)
+    if row.name == "max_length":
+        return climbed[-2]
+    asked = _value(row, space.base)
+    first = next(index for index, rung in enumerate(climbed) if _value(row, rung.strongest) != asked)
+    return climbed[first - 1]
 
 
 def _against(required_bytes: int, budget_bytes: int) -> str:

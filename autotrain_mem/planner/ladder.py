@@ -7,8 +7,8 @@ micro-batch. A knob that the user gave is pinned: no lever on it is pulled, whet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.space import ROWS, STEPS, Space
 from autotrain_mem.spec import Fit, Harm, Knobs
+from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +29,10 @@ class LadderRow:
     moves_from: tuple[Any, ...] = ()
     to: Any = None
     along: tuple[str, ...] = ()
-    """Levers of less harm that are pulled with this one where they are allowed."""
-    methods: frozenset[str] = frozenset({"sft"})
+    """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that other knobs must have."""
+    methods: frozenset[str] = frozenset(METHODS)
     reason: str
     """One line for the user."""
 
@@ -48,6 +51,25 @@ LADDER = (
         moves_from=(False,),
         to=True,
         reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
+    ),
+    LadderRow(
+        name="activation_offloading",
+        harm=Harm.TIME,
+        knobs=("activation_offloading",),
+        moves_from=(False,),
+        to=True,
+        methods=frozenset({"sft", "reward", "dpo"}),  # the only TRL configs that have it
+        reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
+    ),
+    LadderRow(
+        name="optimizer_offload",
+        harm=Harm.TIME,
+        knobs=("optimizer_offload",),
+        moves_from=(False,),
+        to=True,
+        methods=frozenset(METHODS) - {"ppo"},  # its optimizer is made with the trainer, and holds two models
+        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")},
+        reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
     ),
     LadderRow(
         name="bf16_weights",
@@ -75,9 +97,28 @@ LADDER = (
         reason="a LoRA adapter is trained and the base model stays frozen",
     ),
     LadderRow(
+        name="8bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_8bit",),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights", "lora"),
+        reason="the frozen base model's linear weights take one byte each",
+    ),
+    LadderRow(
+        name="4bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_4bit", "use_bnb_nested_quant"),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights", "lora"),
+        reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
+    ),
+    LadderRow(
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
+        methods=frozenset(METHODS) - frozenset(ONLINE_METHODS),  # TRL truncates no prompt
         reason="rows are truncated to fewer tokens",
     ),
 )
@@ -97,11 +138,11 @@ so that a finer grid buys little; below 256 a step of 64 would cut too much of a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One harm level of the ladder for one job.
+    """One step of the ladder for one job.
 
-    ``settings`` holds what the level's levers make of the base knobs: all of them pulled first, then every smaller
-    set of them, fewest levers first. Micro-batch and checkpointing stay free on each. ``lengths`` is empty on every
-    rung but the one that shortens rows.
+    ``settings`` holds what the rung's levers make of the base knobs: all of them pulled first, then every smaller set
+    of them, fewest levers first. Micro-batch and checkpointing stay free on each. ``lengths`` is empty on every rung
+    but the one that shortens rows.
     """
 
     harm: Harm
@@ -112,6 +153,18 @@ class Rung:
     def strongest(self) -> Knobs:
         """The settings that need least."""
         return self.settings[0]
+
+
+TOGETHER = (
+    ("activation_offloading", "optimizer_offload"),
+    ("bf16_weights", "8bit_optimizer"),
+    ("lora",),
+    ("8bit_base",),
+    ("4bit_base",),
+)
+"""Levers that share a rung, the rungs in the order of climbing. Micro-batch and checkpointing are free on all of them,
+and lengths come last. What is trained is given up one step at a time: a bfloat16 base is both faster and closer to full
+fine-tuning than a quantized one."""
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
@@ -142,6 +195,8 @@ def allowed(row: LadderRow, space: Space) -> bool:
     """Whether this job's method, pins and limits let the lever be pulled."""
     return (
         space.method in row.methods
+        and all(getattr(space.base, name) in values for name, values in row.needs.items())
+        and all(_is_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid
         and row.harm <= FURTHEST[space.fit]
         and space.pinned.isdisjoint(row.knobs)
@@ -149,24 +204,27 @@ def allowed(row: LadderRow, space: Space) -> bool:
 
 
 def rungs(space: Space) -> tuple[Rung, ...]:
-    """The ladder for one job, least harm first. The first rung is the job as asked for.
-
-    Levels NONE and TIME share it: neither changes what is computed, so only speed chooses there.
-    """
+    """The ladder for one job, least harm first. The first rung is the job as asked for."""
     check_forbid(space.forbid)
     climbed = [Rung(harm=Harm.TIME, settings=(space.base,))]
-    above = {harm: _settings(space, harm) for harm in (Harm.ROUNDING, Harm.WHAT_IS_TRAINED)}
-    climbed += [Rung(harm=harm, settings=settings) for harm, settings in above.items() if settings]
+    together = [[LEVERS[name] for name in names] for names in TOGETHER]
+    made = [(levers[0].harm, _settings(space, levers)) for levers in together]
+    climbed += [Rung(harm=harm, settings=settings) for harm, settings in made if settings]
     if lengths := _lengths(space):
         climbed.append(Rung(harm=Harm.DATA, settings=(climbed[-1].strongest,), lengths=lengths))
     return tuple(climbed)
 
 
-def _settings(space: Space, harm: Harm) -> tuple[Knobs, ...]:
-    """What this level's levers make of the base: every set of them, the whole set first, then the smallest."""
-    rows = [row for row in LADDER if row.harm == harm and allowed(row, space) and _pull(row, space.base) != space.base]
+def _settings(space: Space, levers: Iterable[LadderRow]) -> tuple[Knobs, ...]:
+    """What these levers make of the base: every set of them, the whole set first, then the smallest."""
+    rows = [row for row in levers if allowed(row, space) and _pull(row, space.base) != space.base]
     sizes = [len(rows), *range(1, len(rows))] if rows else []
     return tuple(_pull_all(space, chosen) for size in sizes for chosen in combinations(rows, size))
+
+
+def _is_pulled(row: LadderRow, space: Space) -> bool:
+    """Whether the lever is pulled already, or may be."""
+    return _pull(row, space.base) == space.base or allowed(row, space)
 
 
 def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
@@ -180,8 +238,7 @@ def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
 
 
 def _pull(row: LadderRow, knobs: Knobs) -> Knobs:
-    (name,) = row.knobs
-    return replace(knobs, **{name: row.to}) if getattr(knobs, name) in row.moves_from else knobs
+    return replace(knobs, **{name: row.to for name in row.knobs if getattr(knobs, name) in row.moves_from})
 
 
 def _lengths(space: Space) -> tuple[int, ...]:

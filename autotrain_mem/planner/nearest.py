@@ -24,6 +24,12 @@ _PHASES = {
     Phase.SAVE: "while saving",
 }
 
+SWITCHES = (
+    *("use_peft", "load_in_8bit", "load_in_4bit", "use_bnb_nested_quant"),
+    *("activation_offloading", "optimizer_offload"),
+)
+"""Knobs whose flag needs no value."""
+
 LENGTH_TURNS = 3
 """Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
 
@@ -92,8 +98,7 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     flags = [_batch_flags(space, knobs)]
     if knobs.gradient_checkpointing not in checkpointing_choices(space):
         flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
-    if knobs.use_peft != base.use_peft:
-        flags.append("--use_peft")
+    flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
     flags += [
         f"--{name} {getattr(knobs, name)}"
         for name in ("dtype", "optim", "max_length")
@@ -117,8 +122,12 @@ def _effective(space: Space) -> str:
 
 
 def _headline(space: Space, least: Estimate) -> str:
-    kind = "LoRA" if least.knobs.use_peft else "full fine-tuning"
-    return f"{space.model} with {kind} does not fit {least.hardware.name}."
+    return f"{space.model} with {_kind(least.knobs)} does not fit {least.hardware.name}."
+
+
+def _kind(knobs: Knobs) -> str:
+    bits = "4-bit " if knobs.load_in_4bit else "8-bit " if knobs.load_in_8bit else ""
+    return f"LoRA on a {bits}base" if bits else "LoRA" if knobs.use_peft else "full fine-tuning"
 
 
 def _needs(least: Estimate) -> str:
@@ -135,6 +144,8 @@ def _needs(least: Estimate) -> str:
 def _settings(least: Estimate) -> str:
     knobs = least.knobs
     length = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
+    if knobs.completion_length:
+        length = f"completions of {knobs.completion_length} tokens"
     checkpointing = "with" if knobs.gradient_checkpointing else "without"
     split = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps} rows"
     return (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.planner.division import NAMED_AT_MOST, divisors, either, rows_allowed
 from autotrain_mem.spec import Fit, Job, Knobs
 
 ROWS = "per_device_train_batch_size"
@@ -18,9 +19,6 @@ AUTO = "auto"
 UNKNOWN_ROW_TOKENS = 1024
 """TRL 1.12's default ``max_length`` (``SFTConfig``), taken where neither rows nor model say how long a row gets. It
 only ranks plans and guides the search; what fits is always rehearsed."""
-
-_NAMED_AT_MOST = 6
-"""How many alternatives an error lists: more than a user reads at a glance helps nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +38,10 @@ class Space:
     forbid: frozenset[str] = frozenset()
     context_length: int | None = None
     longest: int | None = None
-    """Tokens of the longest row, when the dataset was read."""
+    """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
+    rows_allowed: tuple[int, ...] | None = None
+    """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
+    the effective batch."""
     method: str = "sft"
     model: str = "the model"
     """Name for messages."""
@@ -48,8 +49,10 @@ class Space:
     def row_tokens(self, max_length: int | None) -> int:
         """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
 
-        A packed row is always filled to ``max_length``.
+        A packed row is always filled to ``max_length``; a prompt is followed by a completion.
         """
+        if self.base.completion_length:
+            return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = None if self.base.packing else self.longest
         known = [tokens for tokens in (max_length, longest, self.context_length) if tokens is not None]
         return min(known, default=UNKNOWN_ROW_TOKENS)
@@ -78,7 +81,8 @@ class BatchSplit:
 def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
     """The splits to choose from, largest micro-batch first; a single one as soon as either of the two is pinned."""
     fixed = bool(space.pinned & {ROWS, STEPS})
-    rows = [space.base.per_device_train_batch_size] if fixed else _divisors(space.effective_batch_size)[::-1]
+    free = space.rows_allowed or divisors(space.effective_batch_size)[::-1]
+    rows = [space.base.per_device_train_batch_size] if fixed else free
     return tuple(
         BatchSplit(per_device_train_batch_size=each, gradient_accumulation_steps=space.effective_batch_size // each)
         for each in rows
@@ -97,7 +101,7 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
     Raises:
         UsageError: a number that is not a positive whole one; all of them in one message.
         BatchSplitError: the pinned sizes do not make up the effective batch.
-        ContextLengthError: the pinned max_length is beyond the model's context.
+        ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
     given = _pinned_arguments(job)
     _check_numbers(given, job.effective_batch_size)
@@ -105,8 +109,9 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
     overlaid = split.of(replace(defaults, **given))
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
-    else:
+    elif not job.is_online:
         overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, longest))
+    _check_completion(overlaid, longest, context_length)
     return Space(
         base=overlaid,
         pinned=frozenset(given),
@@ -115,6 +120,7 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
         forbid=job.forbid,
         context_length=context_length,
         longest=longest,
+        rows_allowed=rows_allowed(job, overlaid),
         method=job.method,
         model=job.model,
     )
@@ -153,6 +159,25 @@ def _check_context(max_length: int | None, context_length: int | None) -> None:
     )
 
 
+def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | None) -> None:
+    """Nothing cuts a prompt, so prompt and completion must find room together."""
+    together = (prompt or 0) + knobs.completion_length
+    if not knobs.completion_length or context_length is None or together <= context_length:
+        return
+    name = "max_completion_length" if knobs.max_completion_length else "response_length"
+    room = context_length - (prompt or 0)
+    if room < 1:
+        raise ContextLengthError(
+            f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
+            hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
+        )
+    longest = f"the longest prompt ({prompt} tokens) and " if prompt else ""
+    raise ContextLengthError(
+        f"{longest}--{name} {knobs.completion_length} are beyond the model's context of {context_length} tokens",
+        hint=f"use --{name} {room} or less",
+    )
+
+
 def _base_split(defaults: Knobs, effective: int | None, given: dict[str, Any]) -> BatchSplit:
     """The split that the user's words and TRL's defaults make before any tuning."""
     if effective is None:
@@ -175,7 +200,7 @@ def _base_split(defaults: Knobs, effective: int | None, given: dict[str, Any]) -
 
 def _base_rows(defaults: Knobs, effective: int) -> int:
     """TRL's micro-batch where it divides the effective batch, else the next smaller one that does."""
-    return max(rows for rows in _divisors(effective) if rows <= defaults.per_device_train_batch_size)
+    return max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
 
 
 def _check_product(rows: int, steps: int, effective: int) -> None:
@@ -193,19 +218,9 @@ def _check_divides(name: str, value: int, effective: int) -> None:
     below = effective // value * value
     products = [product for product in (below, below + value) if product]
     whole = " or ".join(f"--effective_batch_size {product}" for product in products)
-    divisors = sorted(sorted(_divisors(effective), key=lambda divisor: abs(divisor - value))[:_NAMED_AT_MOST])
+    near = sorted(sorted(divisors(effective), key=lambda divisor: abs(divisor - value))[:NAMED_AT_MOST])
     raise BatchSplitError(
         f"--{name} {value} does not divide the effective batch size {effective}",
         hint=f"keep --{name} {value} and use {whole},\n"
-        f"or keep --effective_batch_size {effective} and use --{name} {_either(divisors)}",
+        f"or keep --effective_batch_size {effective} and use --{name} {either(near)}",
     )
-
-
-def _either(numbers: list[int]) -> str:
-    """``1, 2 or 5``."""
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.methods.method import Method, method_of
 from autotrain_mem.rehearsal.unrehearsed import refuse
 from autotrain_mem.spec import Knobs
 
@@ -32,8 +33,15 @@ _ELSEWHERE = {
 }
 """What other trainers call it: names too far from TRL's for a comparison of letters."""
 
+_DIVIDED = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
+    *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
+)
+"""What TRL's GRPO and RLOO configs divide by each other as they are made."""
+
+_HELP = "autofit METHOD --help"
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
-_ALL_FLAGS = "See autofit sft --help for all of them."
+_ALL_FLAGS = f"See {_HELP} for all of them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +54,11 @@ class Parsed:
     """TRL's own values for what a plan decides."""
 
 
-def parse(argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[str]) -> Parsed:
+def parse(method: str, argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[str]) -> Parsed:
     """Parse the flags that are not ours, over the keys of a YAML config.
 
     Args:
+        method: One of ``spec.job.METHODS``.
         argv: Flags without our own.
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.
@@ -58,7 +67,7 @@ def parse(argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[s
         UsageError: an unknown flag or key (with the nearest), a value that TRL refuses, an argument that cannot be
             rehearsed.
     """
-    parser = sft.make_parser()
+    parser = method_of(method).make_parser()
     parser.allow_abbrev = False
     parser.error = _refuse
     # The first action of a name is the flag itself; a later one is its --no_ form, with a default of its own.
@@ -75,14 +84,14 @@ def parse(argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[s
         raise _unknown_tokens(extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
     refuse(given)
-    _check(given)
-    knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs)})
+    _check(method_of(method), given)
+    knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
     return Parsed(given=given, defaults=knobs)
 
 
-def help_text() -> str:
+def help_text(method: str) -> str:
     """TRL's own help for the method's flags."""
-    text: str = sft.make_parser().format_help()
+    text: str = method_of(method).make_parser().format_help()
     return text
 
 
@@ -150,11 +159,11 @@ def _refuse(message: str) -> NoReturn:
     """What argparse would have printed, in our words."""
     match = _ARGPARSE.fullmatch(message)
     if match is None:
-        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint="See autofit sft --help for the values it takes.")
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_HELP} for the values it takes.")
     flag, reason = match[1], match[2].rstrip(".")
     choice = _CHOICE.fullmatch(reason)
     if choice is None:
-        raise UsageError(f"{flag}: {reason}.", hint=f"See autofit sft --help for the values that {flag} takes.")
+        raise UsageError(f"{flag}: {reason}.", hint=f"See {_HELP} for the values that {flag} takes.")
     choices = choice[2].replace("'", "").split(", ")
     near = difflib.get_close_matches(choice[1], choices, n=2)
     meant = f"Did you mean {' or '.join(near)}?\n" if near else ""
@@ -194,16 +203,21 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(meant))[:2]
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """Let TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here."""
-    values = {name: value for name, value in copy.deepcopy(dict(given)).items() if value != "auto"}
+def _check(method: Method, given: Mapping[str, Any]) -> None:
+    """Let TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
+
+    Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
+    """
+    left = {name: value for name, value in copy.deepcopy(dict(given)).items() if value != "auto"}
+    values = {name: value for name, value in left.items() if name not in _DIVIDED}
     try:
-        sft.configs({**values, "use_cpu": True, "report_to": "none"})
+        filled = method.configs({**on_cpu(values), "report_to": "none"})
     except (ValueError, TypeError, ImportError, OSError) as error:
         reason = str(error).strip().rstrip(".")
         raise UsageError(
-            f"TRL refuses these arguments: {reason}.", hint="See autofit sft --help for what each of them takes."
+            f"TRL refuses these arguments: {reason}.", hint=f"See {_HELP} for what each of them takes."
         ) from error
+    method.check(filled, to_train=False)
     _check_reporters(given.get("report_to") or [])
     _check_resume(given)
 

@@ -51,32 +51,52 @@ class Worker:
         return self._child.pid
 
     def parse(
-        self, argv: Sequence[str], config: Mapping[str, Any], environment: Mapping[str, str], also_known: Iterable[str]
+        self,
+        method: str,
+        argv: Sequence[str],
+        config: Mapping[str, Any],
+        environment: Mapping[str, str],
+        also_known: Iterable[str],
     ) -> tuple[dict[str, Any], Knobs]:
         """(arguments that the user gave, TRL's defaults). Raises UsageError."""
         answer = self._ask(
-            "parse", argv=list(argv), config=dict(config), environment=dict(environment), also_known=list(also_known)
+            "parse",
+            method=method,
+            argv=list(argv),
+            config=dict(config),
+            environment=dict(environment),
+            also_known=list(also_known),
         )
         return answer["given"], Knobs.from_json(answer["defaults"])
 
-    def help_text(self) -> str:
+    def help_text(self, method: str) -> str:
         """TRL's help for the method's flags."""
-        text: str = self._ask("help")["help"]
+        text: str = self._ask("help", method=method)["help"]
         return text
 
     def context_length(self, job: Job) -> int | None:
         """The model's context in tokens; None when its config states none. Raises ModelError."""
-        length: int | None = self._ask("describe", model=job.model, options=_config_options(job))["context_length"]
+        length: int | None = self._ask("describe", job=job.to_json(), options=_config_options(job))["context_length"]
         return length
+
+    def check_can_train(self, job: Job) -> None:
+        """Raises UsageError when the job lacks something without which nothing can be trained."""
+        self._ask("check", job=job.to_json())
 
     def profile(self, job: Job) -> DataProfile:
         """Token lengths of the job's dataset. Raises DatasetError."""
-        return DataProfile(rows_by_length=dict(self._ask("profile", job=job.to_json())["rows_by_length"]))
+        answer = self._ask("profile", job=job.to_json())
+        return DataProfile(rows_by_length=dict(answer["rows_by_length"]), longest_evaluated=answer["longest_evaluated"])
 
-    def rehearse(self, job: Job, knobs: Knobs, length: int) -> Trace:
-        """Rehearse one configuration with rows of ``length`` tokens. Raises RehearsalError."""
+    def rehearse(self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int]) -> Trace:
+        """Rehearse one configuration with rows (or prompts) of ``length`` tokens. Raises RehearsalError."""
         answer = self._ask(
-            "rehearse", job=job.to_json(), knobs=knobs.to_json(), length=length, options=_config_options(job)
+            "rehearse",
+            job=job.to_json(),
+            knobs=knobs.to_json(),
+            length=length,
+            compute_capability=compute_capability,
+            options=_config_options(job),
         )
         return Trace.from_json(answer["trace"])
 

@@ -1,4 +1,4 @@
-"""Loads the training data as ``trl sft`` does, from a hub id, a folder or a file, and says what is wrong with it."""
+"""Loads the training data as TRL's scripts do, from a hub id, a folder or a file, and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from autotrain_mem.errors import (
     MalformedDatasetError,
     UsageError,
 )
-from autotrain_mem.rehearsal.methods import sft
-from autotrain_mem.rehearsal.rows import columns_read, undecodable_line
+from autotrain_mem.rehearsal.configs import Configs
+from autotrain_mem.rehearsal.formats import columns_read, format_name, formats_wanted
+from autotrain_mem.rehearsal.rows import undecodable_line
 from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -33,11 +34,11 @@ _NO_ROWS = "corresponds to no data"
 """In the message of the ValueError by which datasets says that a file has no rows (datasets/arrow_reader.py)."""
 
 
-def load(job: Job, filled: sft.Configs) -> Any:
+def load(job: Job, filled: Configs) -> Any:
     """The dataset's splits, as ``{"train": Dataset, ...}``.
 
     Raises:
-        DatasetError: not found, empty, malformed (with the line), or without the columns that SFT needs.
+        DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
     """
     import datasets
 
@@ -54,13 +55,8 @@ def load(job: Job, filled: sft.Configs) -> Any:
         splits = get_dataset(filled.dataset)
     else:
         splits = _load_named(name, filled.script.dataset_config)
-    _check(splits, filled, name, _is_evaluated(job))
+    _check(splits, filled, job)
     return splits
-
-
-def _is_evaluated(job: Job) -> bool:
-    """By the user's own word: a config that only counts tokens has evaluation turned off."""
-    return str(job.arguments.get("eval_strategy", "no")) != "no"
 
 
 def dataset_name(job: Job) -> str:
@@ -146,25 +142,29 @@ def _first_line(error: Exception) -> str:
     return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _check(splits: Any, filled: sft.Configs, name: str, evaluated: bool) -> None:
-    split, text = filled.script.dataset_train_split, filled.training.dataset_text_field
+def _check(splits: Any, filled: Configs, job: Job) -> None:
+    name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
     if split not in splits:
         raise DatasetFormatError(
             f"{name} has no split {split!r}; it has {', '.join(splits)}.",
             hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
         )
-    if len(splits[split]) == 0:
-        raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
-    columns = splits[split].column_names
-    if not columns_read(columns, text):
-        raise DatasetFormatError(
-            f"{name} lacks the columns that SFT needs: it has {', '.join(columns)}.",
-            hint=f"SFT reads messages (conversations), prompt and completion, {text} (--dataset_text_field names "
-            "another), or input_ids (already tokenized).",
-        )
-    test = filled.script.dataset_test_split
-    if evaluated and test not in splits:
+    if job.is_evaluated and test not in splits:
         raise DatasetFormatError(
             f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
             hint="Give --dataset_test_split, or --eval_strategy no.",
+        )
+    for used in (split, test) if job.is_evaluated else (split,):
+        _check_split(splits[used], filled, job, name)
+
+
+def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
+    if len(split) == 0:
+        raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
+    columns = split.column_names
+    if not columns_read(job.method, columns, filled):
+        raise DatasetFormatError(
+            f"{name} holds {format_name(columns)}, which {job.method} does not train on: its columns are "
+            f"{', '.join(columns)}.",
+            hint=f"{job.method} reads {formats_wanted(job.method, filled)}.",
         )

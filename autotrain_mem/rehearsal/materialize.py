@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 
 from autotrain_mem.errors import ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.rehearsal.quantized import stand_in
 
 
 def load_config(model: str, **options: Any) -> Any:
@@ -84,6 +85,8 @@ def build_on_meta(config: Any, *, dtype: str, attn_implementation: str | None) -
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
     """Give every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
+    if getattr(model, "hf_quantizer", None) is not None:
+        stand_in(model)
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):

@@ -8,15 +8,16 @@ from typing import Any
 
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.rehearsal.materialize import load_config
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.spec import Job
 
 _SAVED = "Give --model a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
 
 
-def read_config(model: str, **options: Any) -> Any:
-    """The config of a model that SFT can train.
+def read_config(job: Job, **options: Any) -> Any:
+    """The config of a model that the job's method can train.
 
     Args:
-        model: A folder or a hub id.
         options: For transformers: ``trust_remote_code``, ``revision``.
 
     Raises:
@@ -26,13 +27,14 @@ def read_config(model: str, **options: Any) -> Any:
     """
     from huggingface_hub.errors import StrictDataclassError
 
+    model = job.model
     _check_folder(pathlib.Path(model))
     try:
         config = load_config(model, **options)
     except StrictDataclassError as error:
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelConfigError(f"transformers refuses {model}/config.json: {' '.join(reasons)}", hint=_SAVED) from error
-    _check_architecture(model, config)
+    _check_architecture(job, config)
     return config
 
 
@@ -69,12 +71,11 @@ def _check_type(path: pathlib.Path, config: dict[str, Any]) -> None:
         )
 
 
-def _check_architecture(model: str, config: Any) -> None:
-    """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as no causal language model."""
+def _check_architecture(job: Job, config: Any) -> None:
+    """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
     import transformers
-    from transformers.models.auto import modeling_auto
 
-    names = config.architectures or []
+    model, names = job.model, config.architectures or []
     if not names:
         raise UnsupportedModelError(
             f"The config of {model} names no architecture, and TRL builds the model by it.",
@@ -88,13 +89,36 @@ def _check_architecture(model: str, config: Any) -> None:
             f"transformers {version} knows no architecture {names[0]}, which the config of {model} names.",
             hint="Update transformers, or correct the architectures in config.json.",
         )
-    trained = {  # TRL trains vision-language models too
+    method = method_of(job.method)
+    if names[0] not in _trained_by(method.MODEL_KINDS):
+        raise UnsupportedModelError(
+            f"{names[0]} ({model}) is not a causal language model.",
+            hint=f"{method.NAME} trains models that predict the next token, such as Qwen2ForCausalLM or "
+            "LlamaForCausalLM.",
+        )
+    if "classifier" in method.MODEL_KINDS:
+        _check_classifier(model, config)
+
+
+def _trained_by(kinds: tuple[str, ...]) -> set[str]:
+    """Names of architectures. TRL trains vision-language models too."""
+    from transformers.models.auto import modeling_auto
+
+    causal = {
         *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
         *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
         *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
     }
-    if names[0] not in trained:
+    classifiers = {*modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()}
+    return causal | (classifiers if "classifier" in kinds else set())
+
+
+def _check_classifier(model: str, config: Any) -> None:
+    """A reward model is a causal model with another head, which transformers has for most architectures, not all."""
+    from transformers.models.auto import modeling_auto
+
+    if config.model_type not in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise UnsupportedModelError(
-            f"{names[0]} ({model}) is not a causal language model.",
-            hint="SFT trains models that predict the next token, such as Qwen2ForCausalLM or LlamaForCausalLM.",
+            f"transformers has no sequence classifier of type {config.model_type!r} ({model}), which a reward model is.",
+            hint="Take a model of another architecture, such as Qwen2, Llama or Gemma 3.",
         )

@@ -6,9 +6,11 @@ import pathlib
 from collections import Counter
 from typing import Any
 
-from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, ModelNotFoundError
+from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.rehearsal import dataset
-from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
+from autotrain_mem.rehearsal.formats import columns_read
+from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rows import check_rows
 from autotrain_mem.spec import DataProfile, Job
 
@@ -19,22 +21,30 @@ _TOKENIZER_FILES = (
 
 
 def profile(job: Job, output_dir: str) -> DataProfile:
-    """Let the installed SFTTrainer prepare the data, untruncated, and count tokens.
+    """Let the installed trainer prepare the data, untruncated, and count tokens.
 
     The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
 
     Raises:
         DatasetError: see :func:`autotrain_mem.rehearsal.dataset.load`.
         ModelNotFoundError: the model comes without a tokenizer.
+        RewardFunctionError: a reward function fails on the first rows.
     """
-    prepared = _prepared(job, output_dir)
-    lengths = Counter(len(ids) for ids in prepared["input_ids"])
-    if max(lengths, default=0) < 2:
+    method = method_of(job.method)
+    filled = method.configs(_arguments(job, output_dir))
+    splits = dataset.load(job, filled)
+    lengths = Counter(_lengths(job, filled, splits[filled.script.dataset_train_split]))
+    if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
         raise EmptyDatasetError(
-            f"No row of {dataset.dataset_name(job)} has two tokens or more, so that there is nothing to predict.",
+            f"No row of {dataset.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
-    return DataProfile(rows_by_length=dict(lengths))
+    evaluated = _lengths(job, filled, splits[filled.script.dataset_test_split]) if job.is_evaluated else []
+    return DataProfile(rows_by_length=dict(lengths), longest_evaluated=max(evaluated, default=0))
+
+
+FEWEST_TOKENS = {False: 2, True: 1}
+"""A row is trained on by predicting its second token from its first; a prompt needs one, to begin with."""
 
 
 def load_tokenizer(model: str, **options: Any) -> Any:
@@ -57,35 +67,39 @@ def _lacks_tokenizer(folder: pathlib.Path) -> bool:
 def _no_tokenizer(model: str) -> ModelNotFoundError:
     return ModelNotFoundError(
         f"{model} comes without a tokenizer that can be loaded.",
-        hint="Token lengths are unknown without one. Give --max_length N to plan for N tokens, or a model folder with "
-        "its tokenizer files.",
+        hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for N "
+        "tokens, or a model folder with its tokenizer files.",
     )
 
 
-def _prepared(job: Job, output_dir: str) -> Any:
-    arguments = {
-        **{name: value for name, value in job.arguments.items() if value != "auto"},
+def _arguments(job: Job, output_dir: str) -> dict[str, Any]:
+    """The job's own, without what would need a GPU, a network or a real model."""
+    return {
+        **on_cpu({name: value for name, value in job.arguments.items() if value != "auto"}),
         "output_dir": output_dir,
-        "max_length": None,
-        "packing": False,
-        "padding_free": False,
-        "use_cpu": True,
         "report_to": "none",
         "eval_strategy": "no",
         "load_best_model_at_end": False,
         "push_to_hub": False,
+        "use_peft": False,
+        "load_in_4bit": False,
+        "load_in_8bit": False,
+        "use_liger_kernel": False,
+        "activation_offloading": False,
+        "use_vllm": False,
     }
-    filled = sft.configs({**arguments, "use_peft": False})
-    split = dataset.load(job, filled)[filled.script.dataset_train_split]
-    check_rows(split, filled.training.dataset_text_field, dataset.dataset_name(job))
-    tokenizer = load_tokenizer(job.model, trust_remote_code=filled.training.trust_remote_code)
-    filled.model.load_in_4bit = filled.model.load_in_8bit = False
+
+
+def _lengths(job: Job, filled: Configs, split: Any) -> list[int]:
+    check_rows(split, columns_read(job.method, split.column_names, filled), dataset.dataset_name(job))
+    tokenizer = load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     try:
-        trainer = sft.build_trainer(filled, _smallest_model(), split, processing_class=tokenizer)
+        return method_of(job.method).row_lengths(filled, split, tokenizer)
+    except AutofitError:
+        raise
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
         raise _unprepared(job, error, tokenizer) from error
-    return trainer.train_dataset
 
 
 def _unprepared(job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
@@ -98,19 +112,4 @@ def _unprepared(job: Job, error: Exception, tokenizer: Any) -> DatasetFormatErro
     return DatasetFormatError(
         f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
         hint="The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped.",
-    )
-
-
-def _smallest_model() -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=8,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
     )

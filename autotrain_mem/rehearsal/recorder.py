@@ -2,7 +2,8 @@
 
 A :class:`Recorder` sits above whatever executes the operators and looks at what comes out of each: a storage never seen
 before is a birth, a weak reference tells of its death. Storages are counted, not tensors, so views and in-place
-operators cost nothing. What a kernel takes and returns within one operator is not visible here.
+operators cost nothing. What a kernel takes and returns within one operator is not visible here: it is asked of a
+``workspace``, which knows the kernels of the device that the run stands for.
 """
 
 from __future__ import annotations
@@ -12,17 +13,32 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 _DEVICE_OF = torch.ops.prim.device.default
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Runs one operator: ``execute(operator, args, kwargs)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory that a kernel takes beside its results, as requested of the allocator."""
+
+    size_bytes: int
+    kept_as: str = ""
+    """The name under which it is kept for good; empty when it is given back as the operator ends."""
+
+
+Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
+"""What the kernel of one operator takes: ``workspace(operator, args, kwargs, out)``; nothing for most of them."""
 
 
 class Device(Protocol):
@@ -33,6 +49,9 @@ class Device(Protocol):
 
     def free(self, block: int) -> None:
         """Give back block number ``block``."""
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
 
 
 class _Watched(weakref.ref[Any]):
@@ -53,12 +72,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     Args:
         execute: Runs an operator; the default calls it.
         device: Told of every birth and death. Its out-of-memory error passes through the operator that asked.
+        workspace: Says what the kernels take beside their results; asked of every operator.
     """
 
-    def __init__(self, execute: Execute = _run, device: Device | None = None) -> None:
+    def __init__(
+        self, execute: Execute = _run, device: Device | None = None, workspace: Workspace | None = None
+    ) -> None:
         super().__init__()
         self._execute = execute
         self._device = device
+        self._workspace = workspace
         self._live: dict[int, _Watched] = {}
         self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._disowned: set[int] = set()
@@ -122,6 +145,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             if self._device is not None:
                 self._device.free(block)
 
+    def empty_cache(self) -> None:
+        """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
+        self._events.append(CACHE_EMPTIED)
+        if self._device is not None:
+            self._device.empty_cache()
+
     # -- what happens --------------------------------------------------------------------------------------------
 
     @classmethod
@@ -133,13 +162,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if func is _DEVICE_OF:
             return args[0].fake_device  # asked only of fake tensors, twice as often as anything is computed
         self._operators += 1
-        out = self._execute(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        out = self._execute(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (list, tuple)):
             for item in out:
                 if isinstance(item, torch.Tensor):
                     self._see(item)
+        if self._workspace is not None:
+            for scratch in self._workspace(func, args, kwargs, out):
+                self._take(scratch)
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
@@ -159,6 +192,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._be_born(storage, key, size)
 
     def _be_born(self, storage: Any, key: int, size: int) -> int:
+        block = self._new_block(size)
+        watched = _Watched(storage, self._die)
+        watched.block, watched.key = block, key
+        self._live[key] = watched
+        if self._device is not None:
+            self._device.allocate(block, size)
+        return block
+
+    def _take(self, scratch: Scratch) -> None:
+        """Born while the operator's inputs and results are all alive, and dead before the next operator."""
+        block = self._new_block(scratch.size_bytes)
+        self._owners[block] = Owner.OTHER if scratch.kept_as else Owner.TEMPORARY
+        self._names[block] = scratch.kept_as or self._names[block]
+        taken = False
+        try:
+            if self._device is not None:
+                self._device.allocate(block, scratch.size_bytes)
+            taken = True
+        finally:
+            if not (taken and scratch.kept_as):
+                self._end(block)
+
+    def _new_block(self, size: int) -> int:
         block = len(self._sizes)
         grad_enabled = torch.is_grad_enabled()
         if grad_enabled is not self._grad_enabled:
@@ -173,11 +229,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._with_grad.append(grad_enabled)
         self._phase_of.append(self._phase)
         self._events.append(block + 1)
-        watched = _Watched(storage, self._die)
-        watched.block, watched.key = block, key
-        self._live[key] = watched
-        if self._device is not None:
-            self._device.allocate(block, size)
         return block
 
     def _die(self, watched: weakref.ref[Any]) -> None:
@@ -185,10 +236,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if self._live.get(watched.key) is not watched:
             return  # died by a resize, and was born again under the same key
         del self._live[watched.key]
-        self._died_in[watched.block] = self._stretch
-        self._events.append(-watched.block - 1)
+        self._end(watched.block)
+
+    def _end(self, block: int) -> None:
+        self._died_in[block] = self._stretch
+        self._events.append(-block - 1)
         if self._device is not None:
-            self._device.free(watched.block)
+            self._device.free(block)
 
     def _resized(self, storage: Any) -> None:
         watched = self._live.get(storage._cdata)
@@ -250,7 +304,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
                 starts.append((len(events), phase))
                 following, phase = next(coming)
             block = abs(event) - 1
-            if block in number:
+            if event == CACHE_EMPTIED:
+                events.append(CACHE_EMPTIED)
+            elif block in number:
                 events.append(number[block] if event > 0 else -number[block])
         return Trace(
             blocks=tuple(

@@ -1,7 +1,4 @@
-"""Looks at every row before TRL tokenizes it, so that a bad one is named by its line and not by a traceback.
-
-The order of the formats is that of ``trl/trainer/sft_trainer.py: _prepare_dataset``.
-"""
+"""Looks at every row before TRL tokenizes it, so that a bad one is named by its line and not by a traceback."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ from typing import Any
 
 from autotrain_mem.errors import DatasetFormatError, MalformedDatasetError
 
-FORMATS = (("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",))
-"""Sets of columns that SFTTrainer reads, in its own order, beside the text column."""
-
 _MENDED = "Drop or mend such rows."
 _CONVERSATION = (
     'A conversation is a list of at least one message, {"role": "user", "content": "..."} or {"from": "human", '
@@ -21,32 +15,27 @@ _CONVERSATION = (
 )
 _HINTS = {
     "input_ids": "Tokenized rows are lists of at least one whole number. ",
-    "prompt": "Prompt and completion are both texts, or both conversations. " + _CONVERSATION,
+    "chosen_ids": "Tokenized rows are lists of at least one whole number. ",
+    "prompt": "Prompts and completions are all texts, or all conversations. " + _CONVERSATION,
+    "chosen": "The chosen and the rejected are both texts, or both conversations. " + _CONVERSATION,
     "messages": _CONVERSATION,
     "conversations": _CONVERSATION,
 }
 
 
-def columns_read(columns: list[str], text_field: str) -> tuple[str, ...]:
-    """The columns that SFT trains on; empty when it finds none of them."""
-    found = [needed for needed in FORMATS if set(needed) <= set(columns)]
-    return found[0] if found else (text_field,) * (text_field in columns)
-
-
-def check_rows(split: Any, text_field: str, name: str) -> None:
+def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
     """Read every row once.
 
     Args:
-        split: A datasets.Dataset with at least one of the column sets that SFT reads.
-        text_field: The column of plain text.
+        split: A datasets.Dataset that has these columns.
+        columns: What the method reads: see :mod:`autotrain_mem.rehearsal.formats`.
         name: The file, folder or hub id, for the message.
 
     Raises:
         DatasetFormatError: values of the wrong kind; names the first row and counts the others.
         MalformedDatasetError: text that is not UTF-8.
     """
-    columns = columns_read(split.column_names, text_field)
-    is_good: Callable[..., bool] = _CHECKS.get(columns[0], _is_text)
+    is_good: Callable[..., bool] = _CHECKS.get(columns, _is_text)
     bad: list[int] = []
     kept = split.select_columns(list(columns)).with_format(None)
     try:
@@ -122,17 +111,26 @@ def _is_conversation(value: Any) -> bool:
     )
 
 
-def _is_prompt_and_completion(prompt: Any, completion: Any) -> bool:
-    return (_is_text(prompt) and _is_text(completion)) or (_is_conversation(prompt) and _is_conversation(completion))
+def _are_alike(*values: Any) -> bool:
+    """All texts, or all conversations."""
+    return all(map(_is_text, values)) or all(map(_is_conversation, values))
 
 
 def _are_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-_CHECKS: Mapping[str, Callable[..., bool]] = {
-    "input_ids": _are_token_ids,
-    "prompt": _is_prompt_and_completion,
-    "messages": _is_conversation,
-    "conversations": _is_conversation,
+def _are_both_token_ids(chosen: Any, rejected: Any) -> bool:
+    return _are_token_ids(chosen) and _are_token_ids(rejected)
+
+
+_CHECKS: Mapping[tuple[str, ...], Callable[..., bool]] = {
+    ("input_ids",): _are_token_ids,
+    ("chosen_ids", "rejected_ids"): _are_both_token_ids,
+    ("prompt",): _are_alike,
+    ("prompt", "completion"): _are_alike,
+    ("prompt", "chosen", "rejected"): _are_alike,
+    ("chosen", "rejected"): _are_alike,
+    ("messages",): _is_conversation,
+    ("conversations",): _is_conversation,
 }

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.integrations import moe
 from transformers.utils import import_utils
 
+from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.lens.cuda import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
+from autotrain_mem.rehearsal.lens.workspaces import workspaces
 from autotrain_mem.rehearsal.materialize import conversion_by_assignment
 from autotrain_mem.rehearsal.phases import follow
+from autotrain_mem.rehearsal.pretrained import without_weights
 from autotrain_mem.rehearsal.recorder import Device, Recorder
-from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.rehearsal.values import KnownValues, numbers
+from autotrain_mem.rehearsal.vllm import vllm_stand_in
 from autotrain_mem.spec import Phase, Trace
 
-Collate = Callable[[list[Any]], dict[str, Any]]
+Collate = Callable[[list[Any]], Any]
+EditRows = Callable[[list[Any]], list[Any]]
 
 
 @contextmanager
@@ -38,52 +45,79 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         conversion_by_assignment(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
+        patch.object(FakeTensor, "numpy", numbers),
         patch.object(moe, "_can_use_grouped_mm", takes_bfloat16),
     ):
         yield mode
 
 
-def rehearse(
-    build_trainer: Callable[[], Any], edit_rows: Callable[[list[Any]], list[Any]], not_counted: tuple[str, ...] = ()
-) -> Trace:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """A trainer and how it is to be driven: the same for a rehearsal and for a real run that is compared with it."""
+
+    build: Callable[[], Any]
+    """Makes the trainer."""
+    edit_rows: EditRows = list
+    """Makes the worst micro-batch of the rows that the sampler drew."""
+    directions: Callable[[Any], AbstractContextManager[None]] = nullcontext
+    """What must be arranged for the trainer while it trains."""
+
+
+def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()) -> Trace:
     """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
 
     Args:
-        build_trainer: Makes the trainer, with a fake model; called under fake mode.
-        edit_rows: Makes the worst micro-batch of the rows that the sampler drew.
         not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
     """
-    with fake_tensors() as mode, cuda_lens():
+    with fake_tensors() as mode, without_weights():
         values = KnownValues(mode)
-        trainer = build_trainer()
-        recorder = Recorder(values.run)
-        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, values.arrive, recorder)
-        _train(trainer, recorder)
+        recorder = Recorder(values.run, workspace=workspaces(compute_capability))
+        with cuda_lens(recorder, compute_capability), liger_stand_ins(), generation_by_its_ends(), vllm_stand_in():
+            trainer = play.build()
+            _set_collator(trainer, lambda collate: _host_collator(collate, play.edit_rows, values.arrive, recorder))
+            with play.directions(trainer):
+                _train(trainer, recorder)
     return recorder.trace((*not_counted, *NOT_IMITATED))
 
 
 class Watch:
-    """Runs a trainer's own ``train()`` on real CPU tensors, seen as a GPU would see it.
+    """Builds a trainer and runs its own ``train()`` on real CPU tensors, seen as a GPU would see it.
 
     Args:
         device: A simulated GPU; its out-of-memory error ends the training like a real one's.
-        edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
+        compute_capability: Of that GPU.
     """
 
-    def __init__(self, device: Device | None = None, edit_rows: Callable[[list[Any]], list[Any]] = list) -> None:
-        self.recorder = Recorder(device=device)
-        self._edit_rows = edit_rows
+    def __init__(self, device: Device | None = None, compute_capability: tuple[int, int] = (8, 0)) -> None:
+        self.recorder = Recorder(device=device, workspace=workspaces(compute_capability))
+        self._compute_capability = compute_capability
 
     @property
     def phase(self) -> Phase:
         """Where the run is, or where it ended."""
         return self.recorder.phase
 
-    def train(self, trainer: Any, **options: Any) -> None:
-        """``trainer.train(**options)``, watched."""
-        trainer.data_collator = _host_collator(trainer.data_collator, self._edit_rows, dict, self.recorder)
-        with cuda_lens():
-            _train(trainer, self.recorder, **options)
+    @contextmanager
+    def curtain(self) -> Iterator[None]:
+        """Inside, a trainer may be built and trained."""
+        with cuda_lens(self.recorder, self._compute_capability):
+            yield
+
+    def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:
+        """``trainer.train(**options)``, watched; call it inside the curtain.
+
+        Args:
+            edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
+        """
+        _set_collator(trainer, lambda collate: _host_collator(collate, edit_rows, dict, self.recorder))
+        _train(trainer, self.recorder, **options)
+
+
+def _set_collator(trainer: Any, wrap: Callable[[Collate], Collate]) -> None:
+    """PPO has made its dataloader when it is built; other trainers make theirs when they train."""
+    for holder, name in ((trainer, "data_collator"), (getattr(trainer, "dataloader", None), "collate_fn")):
+        if holder is not None:
+            setattr(holder, name, wrap(getattr(holder, name)))
 
 
 def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:
@@ -100,9 +134,11 @@ def _host_collator(
 ) -> Collate:
     """Collation happens on the host, with real values and unseen; the batch is born on the device as it arrives."""
 
-    def collate_on_host(rows: list[Any]) -> dict[str, Any]:
+    def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
             collated = collate(edit_rows(rows))
+            if isinstance(collated, list):
+                return collated  # prompts: they become tensors when they are tokenized
             # A copy to a device takes what a view shows, not the storage behind it.
             batch = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()

@@ -8,21 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.lens.host import NOT_COUNTED as OFFLOADING_NOT_COUNTED
+from autotrain_mem.spec import Job, Knobs
 
+_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: leave it away"
 _ONE_GPU = "plans are for one GPU so far: leave it away"
-_QUANTIZED = "train LoRA on a bfloat16 base: --use_peft --dtype bfloat16"
-
 REFUSED = {
-    "load_in_4bit": _QUANTIZED,
-    "load_in_8bit": _QUANTIZED,
-    "use_liger_kernel": "TRL's own chunked loss saves the same logits: --loss_type chunked_nll",
-    "activation_offloading": "recompute instead: --gradient_checkpointing true",
-    "fp16": "--bf16 true, or --bf16 false to compute in float32",
     "deepspeed": _ONE_GPU,
     "fsdp": _ONE_GPU,
     "fsdp_config": _ONE_GPU,
     "parallelism_config": _ONE_GPU,
     "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
+    "use_transformers_paged": _NOT_SAMPLED,
+    "use_transformers_continuous_batching": _NOT_SAMPLED,
     "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: leave it away",
 }
 """Argument -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
@@ -31,6 +29,8 @@ REFUSED = {
 def refuse(given: Mapping[str, Any]) -> None:
     """Raise UsageError, once, for all arguments that a rehearsal would mispredict."""
     refused = [name for name in REFUSED if given.get(name)]
+    _check_quantization(given)
+    _check_vllm(given)
     if given.get("padding_free") and not given.get("packing"):
         raise UsageError(
             "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
@@ -48,15 +48,35 @@ def refuse(given: Mapping[str, Any]) -> None:
         )
 
 
-def not_counted(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """What these arguments add to a run that its estimate leaves out, in sentences for the estimate."""
-    facts = []
-    if str(given.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO"):
-        facts.append(
-            "evaluation is not rehearsed yet: its peak may be higher where --per_device_eval_batch_size is larger than "
-            "the micro-batch, or rows of the test split are longer"
+def _check_quantization(given: Mapping[str, Any]) -> None:
+    """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
+    quantized = next((name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)), None)
+    if quantized and not given.get("use_peft"):
+        raise UsageError(
+            f"--{quantized} without LoRA would train nothing: rounded weights take no gradient steps.",
+            hint=f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized} away.",
         )
-    if str(given.get("optim", "")).startswith("paged_"):
+    if given.get("fp16") and given.get("dtype") == "float16":
+        raise UsageError(
+            "--fp16 with --dtype float16: the gradient scaler refuses gradients in float16.",
+            hint="Give --dtype float32 with --fp16 (mixed precision), or --bf16 with --dtype bfloat16.",
+        )
+
+
+def _check_vllm(given: Mapping[str, Any]) -> None:
+    """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
+    if given.get("use_vllm") and given.get("expandable_segments"):
+        raise UsageError(
+            "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
+            hint="Leave --expandable_segments away.",
+        )
+
+
+def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
+    """What this configuration adds to a run that its estimate leaves out, in sentences for the estimate."""
+    given = job.arguments
+    facts = []
+    if knobs.optim.startswith("paged_"):
         facts.append(
             "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves "
             "to the host when the card is full"
@@ -65,4 +85,22 @@ def not_counted(given: Mapping[str, Any]) -> tuple[str, ...]:
         facts.append("tokens that the chat template adds to the embeddings: a few rows of the vocabulary")
     if given.get("torch_compile"):
         facts.append("torch_compile is rehearsed uncompiled, which mostly needs more")
+    if given.get("precompute_ref_batch_size"):
+        facts.append(
+            "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
+            "gradients, which is less than training unless it has several times the pairs of a micro-batch"
+        )
+    if knobs.activation_offloading:
+        facts += OFFLOADING_NOT_COUNTED
+    if job.is_online and not given.get("use_vllm"):
+        facts.append(
+            "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are "
+            "not rehearsed, and allocate less than the last)"
+        )
+    if given.get("use_vllm") and given.get("vllm_enable_sleep_mode"):
+        facts.append(
+            "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full"
+        )
+    if given.get("fp16"):
+        facts.append("fp16 is rehearsed as bfloat16, which has as many bytes; the gradient scaler adds a few scalars")
     return tuple(facts)

@@ -24,6 +24,7 @@ _NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _INDEX = torch.ops.aten.index.Tensor
 _NONZERO = torch.ops.aten.nonzero.default
+_IS_NAN = torch.ops.aten.isnan.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 
 
@@ -43,6 +44,16 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
     return known.value if known is not None and known.valid[0] else None
 
 
+def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Say what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
+    tensor.__dict__["known"] = Known(value, [True])
+
+
+def real_tensors() -> AbstractContextManager[None]:
+    """Inside, operators on real tensors run for real, whatever modes are on."""
+    return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
+
+
 def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
     for item in items:
         if isinstance(item, torch.Tensor):
@@ -59,14 +70,16 @@ def _swap(item: Any) -> Any:
     return item
 
 
-def _real() -> AbstractContextManager[None]:
-    """Inside, operators on real tensors run for real, whatever modes are on."""
-    return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
-
-
 def _count(mask: torch.Tensor) -> int:
-    with _real():
+    with real_tensors():
         return int(mask.count_nonzero())
+
+
+def numbers(tensor: torch.Tensor, **_: Any) -> Any:
+    """``tensor.numpy()`` of a fake tensor: its value where it is known, else zeros (losses of an evaluation, say)."""
+    value = known_value(tensor)
+    with real_tensors():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() if value is None else value.detach().numpy()
 
 
 class KnownValues:
@@ -94,6 +107,9 @@ class KnownValues:
             self._compute_beside(operator, args, kwargs, out)
         elif operator._schema.is_mutable:
             self._forget(operator, args, kwargs)
+        elif operator is _IS_NAN and out.numel() <= LARGEST_KNOWN_ELEMENTS:
+            with real_tensors():  # nothing is NaN; so that what is selected by not being NaN is everything
+                know(out, torch.zeros(out.shape, dtype=torch.bool))
         return out
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -116,7 +132,7 @@ class KnownValues:
             return
         if not outs and not operator._schema.is_mutable:
             return
-        with _real():
+        with real_tensors():
             real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
         valid = next((t.__dict__["known"].valid for t in _tensors((*args, *kwargs.values()))), None)
         for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real or (), strict=True):
@@ -136,7 +152,7 @@ class KnownValues:
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
         value = known_value(tensor)
         if value is not None:
-            with _real():
+            with real_tensors():
                 answer: bool | int | float = value.item()
                 return answer
         if tensor.dtype is torch.bool:
@@ -145,7 +161,7 @@ class KnownValues:
 
     def _dynamic(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
         if known:
-            with _real():
+            with real_tensors():
                 real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
             if isinstance(real, torch.Tensor):
                 return self._fake_with_value(real)
@@ -169,6 +185,6 @@ class KnownValues:
 
     def _fake_with_value(self, real: torch.Tensor) -> torch.Tensor:
         fake = self._mode.from_tensor(real)
-        with _real():
+        with real_tensors():
             fake.known = Known(real.clone(), [True])
         return fake

@@ -12,7 +12,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, RehearsalError
@@ -25,7 +24,7 @@ def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.rehearsal import arguments
 
     os.environ.update(request["environment"])
-    parsed = arguments.parse(request["argv"], request["config"], request["also_known"])
+    parsed = arguments.parse(request["method"], request["argv"], request["config"], request["also_known"])
     return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
 
 
@@ -33,42 +32,52 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """TRL's own help text."""
     from autotrain_mem.rehearsal import arguments
 
-    return {"help": arguments.help_text()}
+    return {"help": arguments.help_text(request["method"])}
 
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A model -> its context length in tokens (None when its config states none)."""
+    """A job -> its model's context length in tokens (None when its config states none)."""
     from autotrain_mem.rehearsal.model_config import read_config
 
-    config = read_config(request["model"], **request["options"]).get_text_config()
+    config = read_config(Job.from_json(request["job"]), **request["options"]).get_text_config()
     return {"context_length": getattr(config, "max_position_embeddings", None)}
+
+
+def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> nothing, when it has all that training needs beside a device, weights and data."""
+    from autotrain_mem.rehearsal.configs import on_cpu
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    method = method_of(request["job"]["method"])
+    given = {name: value for name, value in request["job"]["arguments"].items() if value != "auto"}
+    method.check(method.configs({**on_cpu(given), "report_to": "none"}), to_train=True)
+    return {}
 
 
 def profile(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> how many rows have how many tokens."""
     from autotrain_mem.rehearsal.profile import profile as profile_dataset
 
-    rows = profile_dataset(Job.from_json(request["job"]), scratch).rows_by_length
-    return {"rows_by_length": list(rows.items())}
+    found = profile_dataset(Job.from_json(request["job"]), scratch)
+    return {"rows_by_length": list(found.rows_by_length.items()), "longest_evaluated": found.longest_evaluated}
 
 
 def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and its knobs -> the trace of a rehearsed run."""
-    from autotrain_mem.rehearsal.methods import sft
     from autotrain_mem.rehearsal.model_config import read_config
-    from autotrain_mem.rehearsal.unrehearsed import not_counted
+    from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
 
     job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
-    config = read_config(job.model, **request["options"])
-    trace = sft.rehearse(job, knobs, config, request["length"], scratch)
-    trace = replace(trace, not_counted=(*trace.not_counted, *not_counted(job.arguments)))
-    return {"trace": trace.to_json()}
+    read_config(job, **request["options"])
+    capability = tuple(request["compute_capability"])
+    return {"trace": rehearse_trainer(job, knobs, request["length"], scratch, capability).to_json()}
 
 
 OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "parse": parse,
     "help": help_text,
     "describe": describe,
+    "check": check,
     "profile": profile,
     "rehearse": rehearse,
 }
@@ -78,6 +87,7 @@ STEPS = {
     "parse": "Reading the flags",
     "help": "Reading TRL's help",
     "describe": "Reading the model's config",
+    "check": "Checking the job",
     "profile": "Counting the tokens of the data",
     "rehearse": "Rehearsing the trainer",
 }

@@ -12,6 +12,8 @@ from autotrain_mem.report import wording
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, GOOD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Attempt, Harm, Knobs, Lever, Plan
+from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.units import format_bytes
 
 _ROWS = "per_device_train_batch_size"
@@ -25,15 +27,23 @@ def plan_view(plan: Plan, *, defaults: Knobs | None) -> RenderableType:
         defaults: TRL's own values, which the table marks changes against; None leaves the comparison out.
     """
     parts: list[RenderableType] = [_decision(plan), *_loud_lines(plan), Text(_batch_line(plan)), _truncation(plan)]
-    parts += [Text(), title("settings"), Block(_settings_table(plan.knobs, defaults), 2)]
+    parts += [Text(), title("settings"), Block(_settings_table(plan, defaults), 2)]
     if plan.levers:
         parts += [Text(), title("changed, least harm first")]
         for lever in sorted(plan.levers, key=lambda lever: lever.harm):
             parts += [Block(line, 2) for line in _lever_lines(lever)]
-    flags = [Block(Text(line), 2) for line in wording.flag_lines(plan.knobs)]
-    parts += [Text(), title("the same settings as flags of trl sft"), *flags]
+    parts += _flags(plan)
     searched = f"{wording.counted(len(plan.attempts), 'rehearsal')} in {wording.duration(plan.seconds)}"
     return Block(Group(*parts, Text(), Text(searched, style=QUIET)))
+
+
+def _flags(plan: Plan) -> list[RenderableType]:
+    """PPO has no command of TRL's; ours takes the same flags."""
+    command = "autofit" if plan.method == "ppo" else "trl"
+    flags = [Block(Text(line), 2) for line in wording.flag_lines(plan.method, plan.knobs)]
+    own = wording.own_flags(plan.knobs)
+    more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
+    return [Text(), title(f"the same settings as flags of {command} {plan.method}"), *flags, *more]
 
 
 def attempts_view(plan: Plan) -> RenderableType:
@@ -76,6 +86,10 @@ def _truncation(plan: Plan) -> Text:
     rows, tokens = plan.truncated_rows_fraction, plan.truncated_tokens_fraction
     if rows is None or tokens is None:
         return Text("the dataset was not read: how much of it is truncated is not known")
+    if plan.method in ONLINE_METHODS:
+        return Text(f"completions of {plan.knobs.completion_length} tokens after the longest prompt; none is truncated")
+    if plan.method == "reward":
+        return _dropped(plan, rows)
     if not rows:
         return Text("no row is truncated")
     cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
@@ -83,17 +97,25 @@ def _truncation(plan: Plan) -> Text:
     return Text(said, style=LOUD if cuts else "")
 
 
-def _settings_table(knobs: Knobs, defaults: Knobs | None) -> Table:
+def _dropped(plan: Plan, rows: float) -> Text:
+    """Reward training filters pairs by max_length instead of truncating them."""
+    if not rows:
+        return Text("no pair is dropped")
+    said = f"drops {wording.percent(rows)} of the pairs: those with a side longer than {plan.knobs.max_length} tokens"
+    return Text(said, style=LOUD)
+
+
+def _settings_table(plan: Plan, defaults: Knobs | None) -> Table:
     """A star marks what differs from TRL's default, so that it shows without colour too."""
     made = table("", "", "", show_header=False)
-    for field in fields(Knobs):
-        chosen = getattr(knobs, field.name)
-        default = chosen if defaults is None else getattr(defaults, field.name)
+    for name in knob_names(plan.method, plan.knobs):
+        chosen = getattr(plan.knobs, name)
+        default = chosen if defaults is None else getattr(defaults, name)
         if chosen == default:
-            add(made, f"  {field.name}", wording.value(chosen))
+            add(made, f"  {name}", wording.value(chosen))
         else:
             note = Text(f"TRL's default is {wording.value(default)}", style=QUIET)
-            add(made, f"* {field.name}", Text(wording.value(chosen), style="bold"), note)
+            add(made, f"* {name}", Text(wording.value(chosen), style="bold"), note)
     return made
 
 

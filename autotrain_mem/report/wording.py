@@ -7,12 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.spec import Harm, Knobs, Owner, Phase
+from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
 OWNERS = {
     Owner.WEIGHTS: "weights",
     Owner.GRADIENTS: "gradients",
     Owner.OPTIMIZER_STATE: "optimizer state",
+    Owner.KV_CACHE: "KV cache",
     Owner.ACTIVATIONS: "activations",
     Owner.TEMPORARY: "temporary",
     Owner.OTHER: "other",
@@ -94,7 +96,15 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
         "dtype": knobs.dtype,
         "optim": knobs.optim,
+        "load_in_4bit": "4-bit base" if knobs.load_in_4bit else "",
+        "load_in_8bit": "8-bit base" if knobs.load_in_8bit else "",
+        "activation_offloading": "activations offloaded" if knobs.activation_offloading else "",
+        "optimizer_offload": "optimizer offloaded" if knobs.optimizer_offload else "",
     }
+    if knobs.completion_length:
+        said["max_length"] = f"completions of {knobs.completion_length} tokens"
+        del said["packing"]
+    said = {name: text for name, text in said.items() if text}
     return ", ".join(text for name, text in said.items() if names is None or name in names)
 
 
@@ -108,12 +118,19 @@ def differing(knobs: Sequence[Knobs]) -> list[str]:
     return [field.name for field in fields(Knobs) if len({getattr(each, field.name) for each in knobs}) > 1]
 
 
-def flag_lines(knobs: Knobs) -> list[str]:
-    """All settings as flags of ``trl sft``, in lines that a shell joins again."""
+def flag_lines(method: str, knobs: Knobs) -> list[str]:
+    """The settings as flags of TRL's own command, in lines that a shell joins again."""
     lines = [""]
-    for name, setting in knobs.to_json().items():
-        flag = f"--{name} {value(setting)}"
+    for name in knob_names(method, knobs):
+        if name in OWN_KNOBS:
+            continue
+        flag = f"--{name} {value(getattr(knobs, name))}"
         if lines[-1] and len(lines[-1]) + 1 + len(flag) > FLAG_LINE_WIDTH:
             lines.append("")
         lines[-1] = f"{lines[-1]} {flag}".strip()
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def own_flags(knobs: Knobs) -> str:
+    """What only autofit knows: ``--optimizer_offload``; empty where nothing of it is on."""
+    return " ".join(f"--{name}" for name in OWN_KNOBS if getattr(knobs, name))

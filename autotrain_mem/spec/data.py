@@ -15,6 +15,8 @@ class DataProfile:
 
     rows_by_length: Mapping[int, int]
     """How many rows have each length, in tokens."""
+    longest_evaluated: int = 0
+    """Tokens of the longest row of the split that is evaluated; 0 where none is."""
 
     @property
     def rows(self) -> int:

@@ -12,6 +12,10 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
 
+ASSUMED_CAPABILITY = (8, 0)
+"""Compute capability of a card that is imagined by its size alone: Ampere's."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
     """One device, as the planner sees it. All sizes are bytes."""

@@ -10,8 +10,22 @@ Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
 
-EXAMPLE_DATASETS = {"sft": "trl-lib/Capybara"}
-"""What TRL's own documentation trains each method on (trl/scripts/sft.py); taken when no dataset is given."""
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "ppo")
+"""The TRL trainers that are known, by the names of their commands."""
+
+ONLINE_METHODS = ("grpo", "rloo", "ppo")
+"""Methods that sample completions as they train: their data are prompts, which TRL never truncates."""
+
+EXAMPLE_DATASETS = {
+    "sft": "trl-lib/Capybara",
+    "reward": "trl-lib/ultrafeedback_binarized",
+    "dpo": "trl-lib/ultrafeedback_binarized",
+    "grpo": "trl-lib/DeepMath-103K",
+    "rloo": "trl-lib/DeepMath-103K",
+    "ppo": "trl-lib/DeepMath-103K",
+}
+"""What TRL's own documentation trains each method on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py;
+PPO, whose example needs a split of its own, takes GRPO's prompts); taken when no dataset is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +36,7 @@ class Job:
     """
 
     method: str
-    """The TRL trainer: ``sft``."""
+    """The TRL trainer: one of :data:`METHODS`."""
     model: str
     """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
     dataset: str | None
@@ -32,14 +46,28 @@ class Job:
     """The ``env:`` mapping of a YAML config, for the processes that load the model."""
     effective_batch_size: int | None = None
     """Rows per optimizer step, when given as one number instead of TRL's two."""
+    prompt_length: int | None = None
+    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     """Levers that may not be pulled, by name (see ``planner.ladder``)."""
 
     @property
     def pins_length(self) -> bool:
-        """Whether max_length is given as a number (or as no limit), not as ``auto``."""
+        """Whether the tokens of a row are given: max_length as a number (or as no limit), or the longest prompt."""
+        if self.is_online:
+            return self.prompt_length is not None
         return bool(self.arguments.get("max_length", "auto") != "auto")
+
+    @property
+    def is_online(self) -> bool:
+        """Whether completions are sampled while training, so that the data are prompts."""
+        return self.method in ONLINE_METHODS
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the trainer evaluates while it trains."""
+        return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
 
     def to_json(self) -> dict[str, Any]:
         """Wire form, for child processes and the run record."""

@@ -9,33 +9,83 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """One point of the search. Everything not named here stays as the user or TRL set it."""
+    """One point of the search. Everything not named here stays as the user or TRL set it.
+
+    Fields without a default exist in every method. The others are left alone by methods whose TRL config lacks them.
+    """
 
     per_device_train_batch_size: int
-    """Rows of one micro-batch on one device."""
+    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO) or completions (GRPO, RLOO, PPO)."""
     gradient_accumulation_steps: int
-    max_length: int | None
-    """Tokens that a row is truncated to; None: rows are not truncated."""
     gradient_checkpointing: bool
-    packing: bool
     use_peft: bool
     """LoRA on the frozen base model; rank and targets come from the job's arguments or TRL's defaults."""
     dtype: str
     """The dtype that the weights are loaded in: ``float32`` (TRL's default), ``bfloat16``, ``float16`` or ``auto``."""
     optim: str
     """An optimizer name of transformers, such as ``adamw_torch_fused``."""
+    max_length: int | None = None
+    """Tokens that a row is truncated to (Reward: beyond which a pair is dropped); None: no limit."""
+    packing: bool = False
+    load_in_4bit: bool = False
+    """The frozen base model's linear weights in 4 bits (bitsandbytes); trains with LoRA only."""
+    load_in_8bit: bool = False
+    use_bnb_nested_quant: bool = False
+    """Double quantization: the scales of 4-bit blocks are themselves held in 8 bits."""
+    activation_offloading: bool = False
+    """What the backward pass needs waits in host memory."""
+    optimizer_offload: bool = False
+    """Optimizer state and step on the host; the device holds weights and gradients. Ours, not TRL's."""
+    expandable_segments: bool = False
+    """``PYTORCH_ALLOC_CONF=expandable_segments:True`` for the training process. Ours, not TRL's."""
+    max_completion_length: int | None = None
+    """Tokens of a sampled completion (GRPO, RLOO)."""
+    response_length: int | None = None
+    """Tokens of a sampled completion (PPO)."""
+    num_generations: int | None = None
+    """Completions of one prompt, which form a group (GRPO, RLOO): the effective batch holds whole groups."""
+    local_rollout_forward_batch_size: int | None = None
+    """Rows that PPO generates and scores at once."""
 
     @property
     def effective_batch_size(self) -> int:
         """Rows per optimizer step on one device."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
+    @property
+    def completion_length(self) -> int:
+        """Tokens of a sampled completion; 0 for methods that sample none."""
+        return self.max_completion_length or self.response_length or 0
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Knobs:
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+
+_EVERY = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
+    "optim",
+)
+_OF_METHOD = {
+    "sft": ("max_length", "packing"),
+    "reward": ("max_length",),
+    "dpo": ("max_length",),
+    "grpo": ("max_completion_length", "num_generations"),
+    "rloo": ("max_completion_length", "num_generations"),
+    "ppo": ("response_length", "local_rollout_forward_batch_size"),
+}
+OWN_KNOBS = ("optimizer_offload", "expandable_segments")
+"""Knobs that TRL does not have; autofit applies them itself."""
+
+
+def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
+    """The knobs worth telling: those that every method has, the method's own, and every switch that is on."""
+    told = (*_EVERY, *_OF_METHOD[method])
+    on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
+    return (*told, *on)
 
 
 class Harm(IntEnum):

@@ -36,6 +36,8 @@ class Attempt:
 class Plan:
     """Settings that fit the budget, with the way they were found."""
 
+    method: str
+    """The TRL trainer: one of ``spec.job.METHODS``."""
     estimate: Estimate
     levers: tuple[Lever, ...]
     """What differs from TRL's defaults, in the ladder's order; empty when TRL's defaults fit as they are."""
@@ -52,6 +54,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": PLAN_SCHEMA,
+            "method": self.method,
             "knobs": self.knobs.to_json(),
             "effective_batch_size": self.knobs.effective_batch_size,
             "levers": [lever.to_json() for lever in self.levers],

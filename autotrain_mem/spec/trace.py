@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+CACHE_EMPTIED = 0
+"""The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
+
 
 class Phase(StrEnum):
     """Where in the run an event happened."""
@@ -33,6 +36,8 @@ class Owner(StrEnum):
     """Parameters and buffers of the model, adapters included."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
+    KV_CACHE = "kv_cache"
+    """Keys and values of the tokens so far, while completions are generated."""
     ACTIVATIONS = "activations"
     """Made by a forward pass (or its recomputation) and kept beyond it, for the backward pass."""
     TEMPORARY = "temporary"
@@ -55,8 +60,9 @@ class Block:
 class Trace:
     """Every allocation and free of one run, in order.
 
-    ``events`` holds ``+n`` for the birth and ``-n`` for the death of block ``blocks[n - 1]``. A storage that is
-    resized dies and is born again as a new block. ``phase_starts`` lists (index of the first event, phase).
+    ``events`` holds ``+n`` for the birth and ``-n`` for the death of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
+    between them. A storage that is resized dies and is born again as a new block. ``phase_starts`` lists (index of
+    the first event, phase).
     """
 
     blocks: tuple[Block, ...]
@@ -70,7 +76,7 @@ class Trace:
     """What is known to be missing, each in a sentence."""
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
-        """Yield (phase, +1 for a birth or -1 for a death, block) for every event."""
+        """Yield (phase, +1 for a birth or -1 for a death, block) for every birth and death."""
         starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
         phase = Phase.LOAD
         following, following_phase = next(starts)
@@ -78,7 +84,8 @@ class Trace:
             while index >= following:
                 phase = following_phase
                 following, following_phase = next(starts)
-            yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]
+            if event != CACHE_EMPTIED:
+                yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]
 
     def to_json(self) -> dict[str, Any]:
         """Compact wire form: columns, compressed. A trace of 100,000 events takes a few hundred kB."""

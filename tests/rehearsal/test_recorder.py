@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from autotrain_mem.allocator.allocated import AllocatedBytes
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.recorder import Recorder, Scratch, Workspace
 from autotrain_mem.spec import Block, Hardware, Owner, Phase, Trace
+from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import KIB
 
 FLOAT = 4
@@ -484,3 +485,113 @@ def test_births_less_deaths_are_the_bytes_of_live_storages(program: list[tuple[s
     births = [event for event in trace.events if event > 0]
     assert births == list(range(1, len(trace.blocks) + 1)), "blocks are numbered in the order of their births"
     assert sorted(-event for event in trace.events if event < 0) == births, "every block dies exactly once"
+
+
+# -- scratch and the cache -----------------------------------------------------------------------------------------
+
+
+def takes(*scratch: Scratch) -> Workspace:
+    """Every multiplication takes this much; nothing else takes anything."""
+    return lambda operator, args, kwargs, out: scratch if operator is torch.ops.aten.mul.Tensor else ()
+
+
+def test_scratch_is_born_after_the_result_and_dead_before_the_next_operator() -> None:
+    recorder = Recorder(workspace=takes(Scratch(3 * N)))
+    with recorder.recording():
+        x = torch.ones(N)
+        product = x * x
+        total = product + 1
+    trace = recorder.trace()
+    assert list(trace.events) == [1, 2, 3, -3, 4]
+    scratch = trace.blocks[2]
+    assert (scratch.size_bytes, scratch.owner) == (3 * N, Owner.TEMPORARY)
+    del total
+
+
+def test_scratch_carries_the_module_that_asked() -> None:
+    class Square(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * x
+
+    model = torch.nn.Sequential(Square())
+    recorder = Recorder(workspace=takes(Scratch(3 * N)))
+    recorder.adopt_model(model)
+    with recorder.recording():
+        model(torch.ones(N))
+    assert [block.module for block in of_size(recorder.trace(), 3 * N)] == ["0"]
+
+
+def test_scratch_that_is_kept_lives_on_under_its_name() -> None:
+    recorder = Recorder(workspace=takes(Scratch(3 * N, kept_as="handle"), Scratch(5 * N)))
+    with recorder.recording():
+        recorder.enter_phase(Phase.FORWARD)
+        x = torch.ones(N)
+        x * x
+        del x
+    kept = live(recorder.trace())
+    assert kept == [Block(size_bytes=3 * N, owner=Owner.OTHER, module="handle")]
+
+
+def test_a_device_is_asked_for_scratch_and_gets_it_back() -> None:
+    device = simulated(100 * KIB)
+    recorder = Recorder(device=device, workspace=takes(Scratch(50 * KIB), Scratch(10 * KIB, kept_as="handle")))
+    with recorder.recording():
+        x = torch.ones(256)
+        x * x
+        del x
+    assert device.allocated_bytes == 10 * KIB
+    assert device.peak_bytes == 50 * KIB + 2 * KIB
+
+
+@pytest.mark.parametrize("kept_as", ["", "handle"])
+def test_scratch_that_a_device_cannot_give_is_out_of_memory_and_is_taken_back(kept_as: str) -> None:
+    device = simulated(100 * KIB)
+    recorder = Recorder(device=device, workspace=takes(Scratch(200 * KIB, kept_as=kept_as)))
+    with recorder.recording():
+        x = torch.ones(256)
+        with pytest.raises(torch.OutOfMemoryError):
+            x * x
+        gc.collect()
+        assert live_bytes(recorder.trace()) == 256 * FLOAT
+        assert device.allocated_bytes == 256 * FLOAT
+
+
+def test_an_emptied_cache_is_an_event_in_its_place() -> None:
+    class Emptied(Silent):
+        emptied = 0
+
+        def empty_cache(self) -> None:
+            self.emptied += 1
+
+    device = Emptied()
+    recorder = Recorder(device=device)
+    with recorder.recording():
+        first = torch.ones(N)
+        recorder.empty_cache()
+        recorder.enter_phase(Phase.FORWARD)
+        second = torch.ones(N)
+        del first
+        recorder.empty_cache()
+    trace = recorder.trace()
+    assert list(trace.events) == [1, CACHE_EMPTIED, 2, -1, CACHE_EMPTIED]
+    assert trace.phase_starts == ((0, Phase.LOAD), (2, Phase.FORWARD))
+    assert device.emptied == 2
+    del second
+
+
+def test_an_emptied_cache_stays_when_what_was_disowned_goes() -> None:
+    with recorded() as recorder:
+        paged = torch.ones(N)
+        recorder.disown(paged)
+        recorder.empty_cache()
+        kept = torch.ones(N)
+        assert events(recorder) == [CACHE_EMPTIED, 1]
+        del paged, kept
+
+
+class Silent:
+    """A device that takes everything."""
+
+    def allocate(self, block: int, size_bytes: int) -> None: ...
+
+    def free(self, block: int) -> None: ...

@@ -1,1 +1,1 @@
-"""One module per training method: how its trainer is built and what its worst batch is."""
+"""One module for each trainer: how TRL builds it, what its worst batch is, and which data it takes."""

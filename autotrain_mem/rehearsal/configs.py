@@ -1,0 +1,159 @@
+"""From the user's arguments to TRL's four dataclasses, for a rehearsal and for the real run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.spec import Job, Knobs
+
+REHEARSED_ACCUMULATION = 2
+"""Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""
+
+REHEARSED_STEPS = 2
+"""Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configs:
+    """TRL's four dataclasses of one method, filled."""
+
+    script: Any
+    training: Any
+    model: Any
+    dataset: Any
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the trainer evaluates while it trains."""
+        return str(getattr(self.training.eval_strategy, "value", self.training.eval_strategy)) != "no"
+
+
+def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
+    """TRL's dataclasses out of a flat mapping of their fields; a name that none of them has is left out.
+
+    Args:
+        script: ``ScriptArguments``, or the method's own kind of it.
+        training: The method's config, such as ``SFTConfig``.
+    """
+    from trl import DatasetMixtureConfig, ModelConfig
+
+    def filled(kind: Any) -> Any:
+        names = {field.name for field in dataclasses.fields(kind) if field.init}
+        return kind(**{name: value for name, value in arguments.items() if name in names})
+
+    return Configs(
+        script=filled(script),
+        training=filled(training),
+        model=filled(ModelConfig),
+        dataset=filled(DatasetMixtureConfig),
+    )
+
+
+def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
+    """What TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
+
+    Args:
+        stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
+    """
+    from trl import get_quantization_config
+
+    filled.training.model_init_kwargs = loading_arguments(filled)
+    return {
+        "model": model,
+        "args": filled.training,
+        "quantization_config": get_quantization_config(filled.model),
+        "peft_config": peft_config(filled, model_type(model, filled)),
+        "processing_class": stub,
+    }
+
+
+def loading_arguments(filled: Configs) -> dict[str, Any]:
+    """How the model is loaded: every key is one of ``from_pretrained``."""
+    return {
+        "revision": filled.model.model_revision,
+        "attn_implementation": filled.model.attn_implementation,
+        "dtype": filled.model.dtype,
+        "trust_remote_code": trusts_remote_code(filled),
+    }
+
+
+def trusts_remote_code(filled: Configs) -> bool:
+    """PPO's config has no such field."""
+    return bool(getattr(filled.training, "trust_remote_code", False))
+
+
+def model_type(model: str, filled: Configs) -> str:
+    """``qwen2``, as config.json says."""
+    from transformers import AutoConfig
+
+    options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
+    return str(AutoConfig.from_pretrained(model, **options).model_type)
+
+
+def peft_config(filled: Configs, model_type: str) -> Any:
+    """TRL's LoRA config, None without LoRA. An architecture for which PEFT names no targets gets all linear layers.
+
+    PEFT's defaults: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    """
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+    from trl import get_peft_config
+
+    lora = get_peft_config(filled.model)
+    if lora is not None and lora.target_modules is None and not lora.target_parameters and model_type not in KNOWN:
+        lora.target_modules = "all-linear"
+    return lora
+
+
+def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same training on the CPU, where mixed precision is bfloat16 only: as many bytes as float16."""
+    half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
+    return {**arguments, **half, "use_cpu": True, "dataloader_num_workers": 0}
+
+
+def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
+    """The job's arguments with the knobs in, and with everything that only a real run needs taken out.
+
+    Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
+    """
+    asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
+    return {
+        **on_cpu({**asked, **knobs.to_json()}),
+        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        "output_dir": output_dir,
+        "max_steps": REHEARSED_STEPS,
+        "report_to": "none",
+        "save_strategy": "no",
+        "eval_strategy": "steps" if job.is_evaluated else "no",
+        "eval_steps": REHEARSED_STEPS,
+        "disable_tqdm": True,
+    }
+
+
+_ONLY_FOR_REAL = frozenset(
+    {
+        "push_to_hub",
+        "load_best_model_at_end",
+        "resume_from_checkpoint",
+        "num_train_epochs",
+        "dataloader_prefetch_factor",
+        "dataloader_persistent_workers",
+        "eos_token",
+        "pad_token",
+        "chat_template_path",
+        "dataset_text_field",
+        "assistant_only_loss",
+        "completion_only_loss",
+        "dataset_num_proc",
+        "dataset_kwargs",
+        "eval_delay",
+        "eval_on_start",
+        "torch_compile",
+        "hub_model_id",
+        "run_name",
+        "log_completions",
+    }
+)
+"""Arguments that say where data come from or where results go: they do not move the peak of a training step."""

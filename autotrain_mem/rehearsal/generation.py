@@ -1,0 +1,274 @@
+"""Generation by its two ends: the prefill and the last step are rehearsed for real, the steps between are jumped over.
+
+Hundreds of decode steps on fake tensors would take minutes, and none of those between allocates more than the last:
+the KV cache only grows, and each step makes the same logits. So ``generate()`` runs as it is, its loop included; after
+the first token its state is moved to where it would be before the last one. Lengths are worst: no sequence ends early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import GenerationMixin, cache_utils
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.utils import ModelOutput
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.values import know, known_value, real_tensors
+
+_DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
+_SLIDING = {cache_utils.DynamicSlidingWindowLayer, cache_utils.LinearAttentionAndSlidingWindowAttentionLayer}
+_STATIC = {cache_utils.StaticLayer, cache_utils.LinearAttentionAndStaticFullAttentionLayer}
+_STATIC_SLIDING = {
+    cache_utils.StaticSlidingWindowLayer,
+    cache_utils.LinearAttentionAndStaticSlidingWindowAttentionLayer,
+}
+_CONSTANT = {cache_utils.LinearAttentionLayer}
+_GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
+"""Cache layers whose growth is known here (``transformers/cache_utils.py``). With any other, every step is rehearsed:
+slow, and right."""
+
+
+@contextmanager
+def generation_by_its_ends() -> Iterator[None]:
+    """Within, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it was.
+
+    What it returns has full length: the prompt with its known values, then a token that is no special one. Scores and
+    logits, where asked for, are there for every token.
+
+    Raises:
+        UsageError: beam search or assisted generation, where steps depend on what the model answers.
+    """
+    sample = GenerationMixin._sample
+    with (
+        patch.object(GenerationMixin, "_sample", _sampling_by_its_ends(sample)),
+        patch.object(GenerationMixin, "_beam_search", _refusing(GenerationMixin._beam_search, "num_beams")),
+        patch.object(GenerationMixin, "_assisted_decoding", _refusing(GenerationMixin._assisted_decoding, "assistant")),
+        patch.object(GenerationMixin, "_optimize_model_for_decode", _experts_as_on_cuda),
+        patch.object(FakeTensor, "tolist", _tolist),
+    ):
+        yield
+
+
+def _sampling_by_its_ends(sample: Callable[..., Any]) -> Callable[..., Any]:
+    def sample_by_its_ends(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **more: Any,
+    ) -> Any:
+        if not isinstance(input_ids, FakeTensor):
+            return sample(model, input_ids, logits_processor, stopping_criteria, generation_config, **more)
+        ends = _Ends(input_ids, generation_config, model.config, scores_are_logits=not logits_processor)
+        with ends.watching(model):
+            criteria = _Watched(stopping_criteria, ends.sampled)
+            result = sample(model, input_ids, logits_processor, criteria, generation_config, **more)
+        return ends.complete(result)
+
+    return sample_by_its_ends
+
+
+def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def refuse(model: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(input_ids, FakeTensor):
+            raise UsageError(
+                f"Generation with {what} cannot be rehearsed: its steps depend on what the model answers.",
+                hint=f"Take {what} out of --generation_kwargs.",
+            )
+        return method(model, input_ids, *args, **kwargs)
+
+    return refuse
+
+
+class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Stopping criteria that run for real and are then answered: only the length ends a sequence."""
+
+    def __init__(self, criteria: Any, sampled: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        super().__init__(criteria)
+        self._sampled = sampled
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        done = super().__call__(input_ids, scores, **kwargs)
+        self._sampled(input_ids, done)
+        return done
+
+
+class _Ends:
+    """One run of the sampling loop, and the jump in its middle.
+
+    The loop's ids, masks and cache are caught where it hands them to a method, and changed in place at the head of its
+    second round, when the prefill's logits are gone: so everything else in the loop lives and dies as it would.
+    """
+
+    def __init__(self, prompt: torch.Tensor, config: Any, model_config: Any, *, scores_are_logits: bool) -> None:
+        self._prompt = known_value(prompt)
+        self._prompt_length = prompt.shape[1]
+        self._config = config
+        self._scores_are_logits = scores_are_logits
+        self._token = _ordinary_token(config, model_config.get_text_config(decoder=True).vocab_size)
+        between = config.max_length - self._prompt_length - 2
+        records_more = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
+        self._to_skip = 0 if records_more else max(between, 0)
+        self._ids: torch.Tensor | None = None
+        self._model_kwargs: dict[str, Any] = {}
+        self._vocabulary = 0
+        self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Catch what the loop hands to these two methods of one model object."""
+        update = model._update_model_kwargs_for_generation
+        has_unfinished = model._has_unfinished_sequences
+
+        def watched_update(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._vocabulary = outputs.logits.shape[-1]
+            self._model_kwargs = update(outputs, *args, **kwargs)
+            return self._model_kwargs
+
+        def watched_head(*args: Any, **kwargs: Any) -> Any:
+            if self._ids is not None and self._to_skip and _can_grow(_cache_of(self._model_kwargs)):
+                self._jump(update)
+            self._ids, self._model_kwargs = None, {}
+            return has_unfinished(*args, **kwargs)
+
+        model._update_model_kwargs_for_generation = watched_update
+        model._has_unfinished_sequences = watched_head
+        try:
+            yield
+        finally:
+            del model._update_model_kwargs_for_generation
+            del model._has_unfinished_sequences
+
+    def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
+        """One token more for every sequence: none of them ends before its full length."""
+        self._ids = ids
+        self._know_ids(ids)
+        with real_tensors():
+            know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
+
+    def _jump(self, update: Callable[..., Any]) -> None:
+        """From behind the first token to before the last."""
+        assert self._ids is not None
+        skip, self._to_skip = self._to_skip, 0
+        cache = _cache_of(self._model_kwargs)
+        for layer in cache.layers if cache is not None else ():
+            _grow(layer, skip)
+        self._model_kwargs.update(update(ModelOutput(), self._model_kwargs, num_new_tokens=skip))
+        rows = self._ids.shape[0]
+        self._ids.set_(torch.cat([self._ids, self._ids.new_full((rows, skip), self._token)], dim=-1))
+        self._know_ids(self._ids)
+        self._record(rows, skip)
+
+    def _record(self, rows: int, skip: int) -> None:
+        """The float32 scores and logits that the skipped steps would have left."""
+        if not self._config.return_dict_in_generate:
+            return
+        asked = [name for name in ("scores", "logits") if getattr(self._config, f"output_{name}")]
+        for name in asked:
+            if name == "logits" and self._scores_are_logits and "scores" in self._skipped:
+                self._skipped[name] = self._skipped["scores"]
+            else:
+                self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
+
+    def _know_ids(self, ids: torch.Tensor) -> None:
+        if self._prompt is None:
+            return
+        with real_tensors():
+            more = ids.shape[1] - self._prompt_length
+            know(ids, torch.cat([self._prompt, self._prompt.new_full((ids.shape[0], more), self._token)], dim=-1))
+
+    def complete(self, result: Any) -> Any:
+        """Put what the skipped steps recorded between what the others did."""
+        for name, skipped in self._skipped.items():
+            first, *last = getattr(result, name)
+            result[name] = (first, *skipped, *last)
+        self._skipped = {}
+        return result
+
+
+def _ordinary_token(config: Any, vocabulary: int) -> int:
+    """A token that ends nothing, pads nothing and is in the middle of the vocabulary, where special ones are not."""
+    special: set[Any] = set()
+    for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
+        special.update(ids if isinstance(ids, (list, tuple)) else [ids])
+    return next(token for token in range(vocabulary // 2, vocabulary) if token not in special)
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------
+
+
+def _cache_of(model_kwargs: dict[str, Any]) -> Any:
+    return model_kwargs.get("past_key_values")
+
+
+def _can_grow(cache: Any) -> bool:
+    if cache is None:
+        return True
+    return type(cache) in (cache_utils.DynamicCache, cache_utils.StaticCache) and all(
+        type(layer) in _GROWABLE or not getattr(layer, "is_initialized", True) for layer in cache.layers
+    )
+
+
+def _grow(layer: Any, tokens: int) -> None:
+    """Bring one layer to where it would be after ``tokens`` further steps of one token each."""
+    kind = type(layer)
+    if kind not in _CONSTANT and not layer.is_initialized:
+        return  # a layer that uses another's keys and values
+    if kind in _DYNAMIC:
+        length = layer.keys.shape[-2] + tokens
+        layer.keys, layer.values = _longer(layer.keys, length), _longer(layer.values, length)
+    elif kind in _SLIDING:
+        layer.cumulative_length += tokens
+        # ``DynamicSlidingWindowLayer.update`` keeps a view of the last window - 1 tokens of what it concatenated.
+        stored, seen = min(layer.cumulative_length, layer.sliding_window), layer.sliding_window - 1
+        layer.keys = _longer(layer.keys, stored)[:, :, -seen:, :]
+        layer.values = _longer(layer.values, stored)[:, :, -seen:, :]
+    elif kind in _STATIC:
+        layer.cumulative_length.add_(tokens)
+    elif kind in _STATIC_SLIDING:
+        layer.cumulative_length_int += tokens
+        if layer.cumulative_length_int < layer.max_cache_len:
+            layer.cumulative_length.add_(tokens)  # not read any more once the window is full
+
+
+def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
+    return states.new_empty((*states.shape[:-2], length, states.shape[-1]))
+
+
+# -- the model and the answers -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _experts_as_on_cuda(model: Any) -> Iterator[None]:
+    """Off the CPU, decoding copies the chosen experts' weights for every token instead of grouping the tokens.
+
+    ``transformers/generation/utils.py: _optimize_model_for_decode``, which asks for the device.
+    """
+    before = model.get_experts_implementation()
+    switch = isinstance(next(model.parameters()), FakeTensor) and "grouped_mm" in before.values()
+    if switch:
+        model.set_experts_implementation(
+            {part: "batched_mm" if chosen == "grouped_mm" else chosen for part, chosen in before.items()}
+        )
+    try:
+        yield
+    finally:
+        if switch:
+            model.set_experts_implementation(before)
+
+
+def _tolist(tensor: torch.Tensor) -> Any:
+    """The values where they are known, at once: element by element, a batch of completions takes seconds."""
+    value = known_value(tensor)
+    with real_tensors():
+        if value is not None:
+            return value.tolist()
+        answer = 0.5 if tensor.is_floating_point() else tensor.dtype is not torch.bool
+        return torch.full(tensor.shape, answer, dtype=tensor.dtype).tolist()

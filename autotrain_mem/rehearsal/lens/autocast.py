@@ -1,0 +1,207 @@
+"""CUDA's autocast policy on CPU tensors: which operators run in which precision, and so what they keep.
+
+Under CPU autocast, layer_norm, softmax, pow or sum of a bfloat16 tensor stay in bfloat16, and cat widens its inputs
+first; under CUDA autocast it is the other way round. The kernels that cast are registered per dispatch key
+(``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL(aten, Autocast, m)`` and ``(aten, AutocastCPU, m)``), so here
+the CPU's key gets CUDA's policy: the operators that both treat alike keep torch's own kernel and its cache of casted
+weights, those that only the CPU casts fall through, the rest is cast here. Without autocast no kernel of this key is
+called and nothing is slower.
+
+Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight anew
+at each use, where CUDA takes it from the cache; softmax and log_softmax of float16 make a float32 copy of their input
+while they run, where CUDA casts inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER_PRECISION = _names(
+    """
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
+    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
+    """
+)
+"""Cast to autocast's dtype (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``, torch 2.13)."""
+
+FLOAT32 = _names(
+    """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
+    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+    _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+    """
+)
+"""Cast to float32 (``AT_FORALL_FP32``)."""
+
+FLOAT32_BY_DTYPE = _names(
+    """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+    """
+)
+"""Told to answer in float32 unless told otherwise (``AT_FORALL_FP32_SET_OPT_DTYPE``)."""
+
+FLOAT32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Sent to an overload that takes a dtype (``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``)."""
+
+WIDEST = _names(
+    """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+    """
+)
+"""Cast to float32 when any input is float32 (``AT_FORALL_PROMOTE``)."""
+
+REFUSED = "binary_cross_entropy"
+"""Raises on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
+
+_CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
+"""Cast by both, to different dtypes; on the CPU all to float32."""
+
+_KEY = "AutocastCPU"
+_NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_CASTED = (torch.float32, torch.float16, torch.bfloat16)
+
+Kernel = Callable[..., Any]
+
+Choose = Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
+"""The dtype that an operator runs in, from its arguments."""
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Inside, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy on exit."""
+    library = Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            for name, kernel in _kernels().items():
+                library.impl(name, kernel, _KEY)
+        yield
+    finally:
+        library._destroy()
+
+
+@cache
+def _kernels() -> dict[str, Kernel]:
+    """What to register for each operator that the installed torch casts otherwise on the CPU."""
+    cpu = _registered("AutocastCPU")
+    missing = [name for name in sorted(_registered("AutocastCUDA")) if name not in cpu or name in _CPU_OTHERWISE]
+    surplus = cpu - _registered("AutocastCUDA")
+    return {
+        **{name: _kernel(name) for name in missing if not name.startswith("cudnn_")},
+        **dict.fromkeys(sorted(surplus), fallthrough_kernel),
+        REFUSED: _refuse,
+    }
+
+
+def _registered(key: str) -> set[str]:
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
+def _kernel(name: str) -> Kernel:
+    """The casting kernel of one operator. Raises KeyError when this torch casts one that no policy here names."""
+    operator = _operator(name)
+    if name in FLOAT32:
+        return _casting(operator, lambda args, kwargs: torch.float32)
+    if name in LOWER_PRECISION:
+        return _casting(operator, lambda args, kwargs: torch.get_autocast_dtype("cpu"))
+    if name in WIDEST:
+        return _casting(operator, _widest)
+    if name in FLOAT32_BY_DTYPE:
+        return _telling_dtype(operator)
+    return _appending_dtype(_operator(FLOAT32_BY_OVERLOAD[name]))
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _casting(operator: Any, choose: Choose) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = choose(args, kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
+            return operator(*_cast(args, dtype), **{name: _cast(value, dtype) for name, value in kwargs.items()})
+
+    return kernel
+
+
+def _telling_dtype(operator: Any) -> Kernel:
+    position = [argument.name for argument in operator._schema.arguments].index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[position] if len(args) > position else kwargs.get("dtype")
+        if given is None and _is_eligible(args[0]):
+            args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}
+        with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _appending_dtype(operator: Any) -> Kernel:
+    names = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {"p": 2, "keepdim": False, **dict(zip(names, args, strict=False)), **kwargs}
+        tensor = given["self"]
+        dtype = torch.float32 if _is_eligible(tensor) else tensor.dtype
+        with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
+            return operator(*(given[name] for name in names), dtype=dtype)
+
+    return kernel
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast on CUDA; "
+        "use binary_cross_entropy_with_logits"
+    )
+
+
+def _is_eligible(tensor: torch.Tensor) -> bool:
+    """``autocast_mode.h: is_eligible``: a floating tensor of the device, except a float64 one."""
+    return tensor.dtype in _CASTED and tensor.device.type == "cpu"
+
+
+def _eligible(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if _is_eligible(value):
+            yield value
+    elif not isinstance(value, (str, int, float)) and hasattr(value, "__iter__"):
+        for item in value:
+            yield from _eligible(item)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype is not dtype and _is_eligible(value) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
+
+
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    """``autocast_mode.h: promote_type``."""
+    if any(tensor.dtype is torch.float32 for tensor in _eligible((args, kwargs.values()))):
+        return torch.float32
+    return torch.get_autocast_dtype("cpu")

@@ -1,0 +1,203 @@
+"""bitsandbytes as on CUDA: the same operators in Python, allocating what its CUDA code allocates. Each with its source.
+
+On the CPU bitsandbytes takes other paths, and what its kernels allocate within one operator is not seen. Here the
+operators of quantized layers are taken apart as its CUDA backend does (bitsandbytes 0.50.2):
+
+- 4-bit product (``bitsandbytes/backends/cuda/ops.py: gemm_4bit``): up to 4 tokens in one fused kernel; beyond, the
+  whole weight is dequantized into the input's dtype (``_dequant_linear_fallback``), after its float32 scales where
+  these are quantized too. Between 5 and 1536 tokens the card decides (``_gemm_4bit_use_custom_cuda``): the larger path
+  is taken.
+- 4-bit layer in evaluation (``bitsandbytes/nn/modules.py: Linear4bit.forward``): no repacking for AVX-512.
+- 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt also in training, with int32 products, a
+  float16 result and then the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm, int8_scaled_mm``,
+  ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
+- 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): which parameters keep 32-bit state is
+  noted for the whole process, by position. Here each run starts anew, as a process of its own does.
+
+Results are those of the CPU kernels. The updates of bitsandbytes' optimizers need no rule: one operator in place, here
+as there (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its kernels ask cuBLAS for no workspace
+(``csrc/ops.cu: igemmlt``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.library import Library
+
+FUSED_UP_TO_TOKENS = 4
+"""Any card takes the fused 4-bit kernel up to here (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
+
+NESTED_BLOCKSIZE = 256
+"""Scales that share one scale of their own (``bitsandbytes/functional.py: quantize_4bit``)."""
+
+NOT_IMITATED = (
+    "which kernel the card takes for 4-bit layers between 5 and 1536 tokens: counted as a dequantized weight, so at "
+    "most one weight too much",
+    "outlier columns of 8-bit layers: kept in 16 bits for the backward pass, about 0.1 % of the inputs of such layers",
+)
+
+_KEY = "AutogradCPU"
+_APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+
+
+@contextmanager
+def cuda_bitsandbytes() -> Iterator[None]:
+    """Make bitsandbytes' layers on CPU tensors, fake or real, allocate as on CUDA. Without bitsandbytes: nothing."""
+    if find_spec("bitsandbytes") is None:
+        yield
+        return
+    import bitsandbytes
+    from bitsandbytes.autograd import _functions
+    from bitsandbytes.nn import modules
+    from bitsandbytes.optim import GlobalOptimManager
+
+    with (
+        _taken_apart(),
+        patch.object(bitsandbytes, "matmul", _matmul),
+        patch.object(modules, "_convert_weight_packed_for_cpu", _keep_packing),
+        patch.object(GlobalOptimManager, "_instance", None),
+        # It warns of the cast to float16 at each product.
+        patch.object(_functions.logger, "disabled", True),
+    ):
+        yield
+
+
+@contextmanager
+def _taken_apart() -> Iterator[None]:
+    """Kernels of the autograd key run before an operator is seen as one; what they call is seen."""
+    kernels = torch.ops.bitsandbytes
+    if torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):
+        yield  # a lens within a lens
+        return
+    library = Library("bitsandbytes", "IMPL")
+    try:
+        library.impl("gemm_4bit", _gemm_4bit(_plain(kernels.gemm_4bit.default)), _KEY)
+        quantize = _int8_vectorwise_quant(_plain(kernels.int8_vectorwise_quant.default))
+        library.impl("int8_vectorwise_quant", quantize, _KEY)
+        library.impl("int8_scaled_mm", _int8_scaled_mm, _KEY)
+        library.impl("int8_mixed_scaled_mm", _int8_mixed_scaled_mm, _KEY)
+        yield
+    finally:
+        library._destroy()
+
+
+def _plain(operator: Any) -> Callable[..., Any]:
+    """An operator as one, past the kernel that takes it apart."""
+
+    def call(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_APART):
+            return operator(*args)
+
+    return call
+
+
+def _gemm_4bit(fused: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def gemm_4bit(
+        A: torch.Tensor,
+        B: torch.Tensor,
+        shapeB: Sequence[int],
+        absmax: torch.Tensor,
+        blocksize: int,
+        quant_type: str,
+        bias: torch.Tensor | None = None,
+        absmax_8bit: torch.Tensor | None = None,
+        absmax_code: torch.Tensor | None = None,
+        absmax_offset: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        inputs = A.shape[-1]
+        if A.numel() // inputs <= FUSED_UP_TO_TOKENS and inputs % blocksize == 0:
+            return fused(A, B, shapeB, absmax, blocksize, quant_type, bias, absmax_8bit, absmax_code, absmax_offset)
+        kernels = torch.ops.bitsandbytes
+        scales = absmax
+        if absmax_8bit is not None:
+            dequantized = kernels.dequantize_blockwise.default(
+                absmax_8bit, absmax, absmax_code, NESTED_BLOCKSIZE, torch.float32
+            )
+            scales = dequantized + absmax_offset
+        weight = kernels.dequantize_4bit.default(B, scales, blocksize, quant_type, shapeB, A.dtype)
+        return torch.nn.functional.linear(A, weight, bias)
+
+    return gemm_4bit
+
+
+def _keep_packing(weight: torch.Tensor, state: Any, *_: Any) -> tuple[torch.Tensor, Any]:
+    return weight, state
+
+
+def _matmul(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor | None = None,
+    state: Any = None,
+    threshold: float = 0.0,
+    bias: torch.Tensor | None = None,
+) -> Any:
+    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
+
+    state = state or MatmulLtState()
+    if threshold > 0.0:
+        state.threshold = threshold
+    return MatMul8bitLt.apply(A, B, out, bias, state)
+
+
+def _int8_vectorwise_quant(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
+        rows, scales, _ = plain(A, 0.0)
+        if threshold == 0.0:
+            return rows, scales, None
+        outliers = A.abs() >= threshold
+        if outliers.any():
+            columns = torch.argwhere(outliers.any(dim=0)).view(-1)
+            with torch._C._DisableTorchDispatch():  # on CUDA the kernel above left the outliers out by itself
+                exact, exact_scales, _ = plain(A, threshold)
+                rows.copy_(exact)
+                scales.copy_(exact_scales)
+        else:
+            columns = torch.empty(0, device=A.device, dtype=torch.int64)
+        if A.numel() > A.shape[-1]:
+            rows[:, columns] = 0
+        return rows, scales, columns
+
+    return int8_vectorwise_quant
+
+
+def _int8_scaled_mm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    row_stats: torch.Tensor,
+    col_stats: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    kernels = torch.ops.bitsandbytes
+    product = kernels.int8_linear_matmul.default(A, B)
+    fused_bias = bias if bias is not None and bias.dtype is torch.float16 else None
+    half = kernels.int8_mm_dequant.default(product, row_stats, col_stats, dtype=torch.float16, bias=fused_bias)
+    if bias is not None and fused_bias is None:
+        half.add_(bias)
+    return half.to(dtype or torch.float16)
+
+
+def _int8_mixed_scaled_mm(
+    A: torch.Tensor,
+    CA: torch.Tensor,
+    CB: torch.Tensor,
+    SCA: torch.Tensor,
+    SCB: torch.Tensor,
+    outlier_cols: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if outlier_cols is None or outlier_cols.numel() == 0:
+        nothing = torch.empty(0, device=A.device, dtype=A.dtype)
+        return _int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype), nothing
+    inputs = A[:, outlier_cols].contiguous()
+    columns = CB[:, outlier_cols].contiguous()
+    weights = torch.ops.bitsandbytes.int8_vectorwise_dequant.default(columns, SCB).to(A.dtype).t()
+    output = _int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype)
+    return output.addmm(inputs, weights), inputs

@@ -1,0 +1,256 @@
+"""What CUDA's kernels take from torch's allocator within one operator, which no dispatcher sees.
+
+One row for each operator whose kernel takes memory that grows with a training step's tensors. Each row names the file
+and the symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts what is alive there at once. cub's radix
+sort takes, beside what it is given, another copy of its keys and values (``cub/device/device_radix_sort.cuh:
+SortPairs`` without DoubleBuffer); its counters, below 1 MiB, are left out. Attention is not here: its stand-ins
+allocate what its kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autotrain_mem.rehearsal.recorder import Scratch, Workspace
+
+NOT_COUNTED = (
+    "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions, topk, scans, grouped matrix "
+    "products), those of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 tokens",
+    "copies that kernels make of inputs that are not contiguous",
+)
+
+INT64 = 8
+FLOAT = 4
+
+_aten = torch.ops.aten
+
+Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
+"""Bytes of scratch, from an operator's arguments and its result."""
+
+Taking = Callable[[tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
+
+
+def workspaces(compute_capability: tuple[int, int]) -> Workspace:
+    """What the kernels of one run take on a card; a fresh one for each run, as it knows which handles were used."""
+    takings: dict[Any, Taking] = {
+        **{operator: _given_back(row) for operator, row in _rows().items()},
+        **dict.fromkeys(_by_cublas(), _kept_by_cublas(_cublas_bytes(compute_capability))),
+    }
+
+    def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        taking = takings.get(operator)
+        return () if taking is None else taking(args, kwargs, out)
+
+    return workspace
+
+
+def _given_back(row: Row) -> Taking:
+    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        size = row(args, kwargs, out)
+        return (Scratch(size),) if size else ()
+
+    return taking
+
+
+def _rows() -> dict[Any, Row]:
+    return {
+        _aten.embedding_dense_backward.default: _embedding_backward,
+        _aten._softmax_backward_data.default: _softmax_backward,
+        _aten.logsumexp.default: _logsumexp,
+        _aten.multinomial.default: _multinomial,
+        _aten._foreach_norm.Scalar: _foreach_norm,
+        _aten.sort.default: _sort,
+        _aten.sort.stable: _sort_stable,
+        _aten.index.Tensor: _index,
+        _aten._index_put_impl_.default: _index_put,
+        _aten.index_put_.default: _index_put,
+        _aten.index_put.default: _index_put,
+        _aten.masked_select.default: _masked_select,
+        _aten.masked_scatter.default: _masked_scatter,
+        _aten.masked_scatter_.default: _masked_scatter,
+    }
+
+
+# -- cuBLAS ----------------------------------------------------------------------------------------------------------
+
+
+def _by_cublas() -> tuple[Any, ...]:
+    return (
+        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
+    )
+
+
+def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
+    """``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without ``CUBLAS_WORKSPACE_CONFIG``.
+
+    Hopper and Blackwell take 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
+    """
+    major, _ = compute_capability
+    return 32 << 20 if major >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+
+
+def _kept_by_cublas(size_bytes: int) -> Taking:
+    """A handle belongs to a thread, and its workspace to the handle (``CublasHandlePool.cpp: setWorkspaceForHandle``).
+
+    It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a
+    backward pass in a thread of its own, so a training run keeps two.
+    """
+    has_workspace: set[bool] = set()
+
+    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward in has_workspace:
+            return ()
+        has_workspace.add(in_backward)
+        return (Scratch(size_bytes, kept_as="cuBLAS workspace"),)
+
+    return taking
+
+
+# -- temporaries the size of their input -----------------------------------------------------------------------------
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/ReduceOps.cpp: logsumexp_out_impl`` holds ``(self - maxes).exp_()``; an integer input as float32."""
+    tensor = args[0]
+    return _bytes(tensor) if tensor.is_floating_point() else 2 * tensor.numel() * FLOAT
+
+
+def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: softmax_backward_cuda_out`` holds ``tmp = grad * output``; log_softmax does not."""
+    return _bytes(args[0])
+
+
+def _multinomial(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/Distributions.cpp: multinomial_out`` holds ``q``, an exponential draw for each probability."""
+    return _bytes(args[0])
+
+
+# -- embedding -------------------------------------------------------------------------------------------------------
+
+_FEW_INDICES = 3072
+_ROWS_PER_PARTIAL = 10
+
+
+def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/Embedding.cu: embedding_dense_backward_cuda`` sorts the tokens, then adds up by float32 partials.
+
+    The partials (``native/cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10) are
+    as many as tokens / 10 + min(tokens, vocabulary), each of the hidden size. 4 x 4096 tokens of 4096 floats:
+    (1638 + 16384) x 4096 x 4 bytes = 282 MiB.
+    """
+    grad, indices, vocabulary, _, by_frequency = args
+    tokens, size = indices.numel(), indices.element_size()
+    if tokens <= _FEW_INDICES and not by_frequency:
+        return 0
+    segments = min(tokens, vocabulary)
+    partials = tokens // _ROWS_PER_PARTIAL + segments
+    kept = (3 if by_frequency else 2) * tokens * size  # sorted_indices, orig_indices, count
+    sorting = 3 * tokens * size  # range, and cub's copy of keys and values
+    adding = (tokens + 2 * segments + partials) * size + partials * grad.shape[-1] * max(FLOAT, grad.element_size())
+    return int(kept + max(sorting, adding))
+
+
+# -- optimizer -------------------------------------------------------------------------------------------------------
+
+_FOREACH_CHUNK = 65536
+
+
+def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl`` holds ``output_per_tensor``.
+
+    One partial norm for each chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor.
+    """
+    tensors = args[0]
+    chunks = max((-(-tensor.numel() // _FOREACH_CHUNK) for tensor in tensors), default=0)
+    return int(len(tensors) * chunks * max(FLOAT, max((tensor.element_size() for tensor in tensors), default=0)))
+
+
+# -- sorting ---------------------------------------------------------------------------------------------------------
+
+_SMALL_SORT = 4096
+_LARGE_SEGMENT = 1_000_000
+_FEW_SEGMENTS = 128
+
+
+def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    return _sort_bytes(args[0], args[1] if len(args) > 1 else -1)
+
+
+def _sort_stable(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    return _sort_bytes(args[0], kwargs.get("dim", -1))
+
+
+def _sort_bytes(tensor: torch.Tensor, dim: int) -> int:
+    """``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, from ``Sort.h: should_use_small_sort`` on.
+
+    One row, or rows of a million: a row's indices and cub's copy. Fewer than 128 rows: two arrays of (row, index)
+    pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``). More: indices and cub's copy.
+    """
+    length = tensor.shape[dim] if tensor.dim() else 1
+    if length <= _SMALL_SORT:
+        return 0
+    elements, item = tensor.numel(), tensor.element_size()
+    if elements == length or length >= _LARGE_SEGMENT:
+        return int(length * (2 * INT64 + item))
+    if elements // length < _FEW_SEGMENTS:
+        return int(elements * (3 * INT64 + 2 * item))
+    return int(elements * (2 * INT64 + item))
+
+
+# -- masks and indices -----------------------------------------------------------------------------------------------
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/IndexingUtils.h: expandTensors`` turns a mask into the positions that it selects."""
+    tensor, indices = args
+    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+    if not masks:
+        return 0
+    if len(indices) > 1:
+        return int(sum(mask.numel() * mask.dim() for mask in masks)) * INT64
+    trailing = math.prod(tensor.shape[masks[0].dim() :])
+    return int(out.numel() // max(trailing, 1) * masks[0].dim() * INT64)
+
+
+def _masked_select(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl`` indexes by the expanded mask: its positions."""
+    return int(out.numel() * max(args[0].dim(), args[1].dim()) * INT64)
+
+
+def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/Indexing.cu: index_put_with_sort_kernel``, which adding up takes: the backward of indexing.
+
+    linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values: six numbers for each index. A
+    mask is turned into its positions first.
+    """
+    _, indices, values, *accumulate = args
+    if not accumulate or not accumulate[0]:
+        return 0
+    masks = sum(index.dim() for index in indices if index is not None and index.dtype in _MASKS)
+    if masks:
+        selected = values.shape[0] if values.dim() else 0
+    else:
+        selected = math.prod(torch.broadcast_shapes(*(index.shape for index in indices if index is not None)))
+    return int(selected * (6 + masks) * INT64)
+
+
+def _masked_scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/IndexKernel.cpp: masked_scatter__cuda`` holds ``maskPrefixSum``, int64 for each element of self.
+
+    ``IndexKernel.cu: launch_masked_scatter_kernel`` copies a mask that was expanded.
+    """
+    mask = args[1]
+    copied = 0 if mask.is_contiguous() and mask.shape == out.shape else 1
+    return int(out.numel() * (INT64 + copied))

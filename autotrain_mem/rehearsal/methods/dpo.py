@@ -1,0 +1,99 @@
+"""Direct preference optimization with TRL's DPOTrainer: a policy held against a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
+from autotrain_mem.rehearsal.methods.method import EditRows
+from autotrain_mem.rehearsal.small import smallest_model
+from autotrain_mem.rehearsal.tokens import shorten_last_rejected, text_of
+from autotrain_mem.spec import Knobs
+
+NAME = "DPO"
+FORMATS = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+"""In the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``."""
+MODEL_KINDS = ("causal",)
+
+
+def make_parser() -> Any:
+    """TRL's own parser of ``trl dpo``."""
+    from trl.scripts.dpo import make_parser as make_trl_parser
+
+    return make_trl_parser(prog="autofit dpo")
+
+
+def configs(arguments: Mapping[str, Any]) -> Configs:
+    """TRL's dataclasses, filled."""
+    from trl import DPOConfig, ScriptArguments
+
+    return fill(ScriptArguments, DPOConfig, arguments)
+
+
+def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+    """Nothing is different."""
+    return {}
+
+
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """The installed DPOTrainer as ``trl dpo`` builds it.
+
+    TRL itself decides on the reference: a second model, the adapter switched off, or log-probabilities computed before
+    training (``precompute_ref_log_probs``).
+    """
+    from trl import DPOTrainer
+
+    common = trainer_arguments(filled, model, stub)
+    with nullcontext() if stub is None else patch.object(DPOTrainer, "_precompute_ref_logps", _with_scores):
+        return DPOTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
+
+
+def _with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:
+    """The data as they are after the reference scored them. Scoring is a forward without gradients: less than training."""
+    scores = [0.0] * len(dataset)
+    return dataset.add_column("ref_chosen_logps", scores).add_column("ref_rejected_logps", scores)
+
+
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
+    from datasets import Dataset
+
+    prompt = length // 2
+    completion = text_of(length - prompt)
+    return Dataset.from_dict(
+        {"prompt": [text_of(prompt)] * rows, "chosen": [completion] * rows, "rejected": [completion] * rows}
+    )
+
+
+def rows_editor(filled: Configs) -> EditRows:
+    """Every real batch of pairs is padded."""
+    return shorten_last_rejected
+
+
+def stage_directions(trainer: Any, filled: Configs) -> AbstractContextManager[None]:
+    """Nothing to arrange: the trainer's data are all there is."""
+    return nullcontext()
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+    """Let the trainer prepare the data untruncated; a pair is as long as its prompt with its longer completion."""
+    from trl import DPOTrainer
+
+    filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
+    trainer = DPOTrainer(
+        model=smallest_model(),
+        ref_model=smallest_model(),
+        args=filled.training,
+        train_dataset=split,
+        processing_class=tokenizer,
+    )
+    rows = trainer.train_dataset
+    columns = zip(rows["prompt_ids"], rows["chosen_ids"], rows["rejected_ids"], strict=True)
+    return [len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in columns]
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Nothing beyond what TRL's config refuses by itself."""

@@ -1,0 +1,103 @@
+"""What GRPO and RLOO share: prompts, groups of completions, and generation that comes once in many micro-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.configs import Configs
+from autotrain_mem.rehearsal.rewards import rehearsed_reward, reward_functions, try_once
+from autotrain_mem.rehearsal.tokens import text_of
+from autotrain_mem.spec import Knobs
+
+FORMATS = (("prompt",),)
+
+TRIED_ROWS = 2
+
+
+def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
+    """The reward model's path and the reward functions, in the order of ``trl grpo`` (trl/scripts/grpo.py: main)."""
+    model, names = filled.script.reward_model_name_or_path, filled.script.reward_funcs or []
+    functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
+    if rehearsed and not model and not names:
+        functions = [rehearsed_reward]
+    return [*([model] if model else []), *functions]
+
+
+def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
+    """In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer."""
+    return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
+
+
+def worst_prompts(length: int, rows: int) -> Any:
+    """Prompts of ``length`` tokens; every second one is a token short.
+
+    TRL pads all prompts of a generation to the longest, so the short ones make masks real and no tensor smaller.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [text_of(max(1, length - index % 2)) for index in range(rows)]})
+
+
+def true_generation(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+    """TRL generates for all micro-steps of an optimizer step at once, unless told otherwise.
+
+    ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
+    which a rehearsal cuts.
+    """
+    given = any(arguments.get(name) is not None for name in ("steps_per_generation", "generation_batch_size"))
+    return {} if given else {"steps_per_generation": knobs.gradient_accumulation_steps}
+
+
+@contextmanager
+def generation_every_step(trainer: Any) -> Iterator[None]:
+    """Make every optimizer step of a rehearsal begin with a generation.
+
+    TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
+    _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
+    is the first to meet the optimizer's state.
+    """
+    from transformers import TrainerCallback
+
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+
+    class Forward(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer._step = -(-trainer._step // every) * every
+
+    trainer.add_callback(Forward())
+    yield
+
+
+def prompt_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+    """Tokens of every prompt with the chat template around it; also tries the reward functions on the first rows."""
+    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
+    options = getattr(filled.training, "chat_template_kwargs", None) or {}
+    return [len(prompt_ids(prompt, tokenizer, **options)) for prompt in split["prompt"]]
+
+
+def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
+    """A prompt's token ids: a conversation ends where the assistant's answer begins."""
+    if isinstance(prompt, str):
+        return list(tokenizer(text=prompt)["input_ids"])
+    encoded = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **options
+    )
+    return list(encoded["input_ids"])
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """A reward is needed to train; a plan can do without, as with one Python function.
+
+    Raises:
+        UsageError: no reward is given, or none that can be found.
+    """
+    if to_train and not (filled.script.reward_model_name_or_path or filled.script.reward_funcs):
+        raise UsageError(
+            "No reward is given: nothing says which completions are good.",
+            hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
+            "--reward_model_name_or_path MODEL.",
+        )
+    reward_functions(filled.script.reward_funcs or [])

@@ -1,0 +1,203 @@
+"""Quantized layers without weights: what bitsandbytes would keep on the GPU, as fake tensors.
+
+transformers puts bitsandbytes' own layers into a model before it loads anything; here their weights are given the
+storages that quantization on a GPU leaves behind. bitsandbytes' parameter classes cannot wrap a fake tensor, so a plain
+parameter with the same attributes stands in for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from autotrain_mem.errors import UnsupportedModelError
+
+_LEAVE_IT = "Leave --load_in_4bit and --load_in_8bit away, or take the checkpoint that it was quantized from."
+
+
+def refuse_unrehearsed(config: Any, asked: Any) -> None:
+    """Stop where no rehearsal would tell the truth about a quantized model.
+
+    Args:
+        config: The model's config; its ``quantization_config`` says that the checkpoint is quantized already.
+        asked: The quantization config given by the user, or None.
+
+    Raises:
+        UnsupportedModelError: a second quantization, or a method other than bitsandbytes'.
+    """
+    present = _method(checkpoint_quantization(config))
+    if present and asked is not None:
+        raise UnsupportedModelError(
+            f"The checkpoint is quantized already ({present}), so it cannot be quantized again.", hint=_LEAVE_IT
+        )
+    method = present or _method(asked)
+    if method and method != "bitsandbytes":
+        raise UnsupportedModelError(
+            f"A model quantized with {method} is not rehearsed yet: its layers keep their weights in a form of their "
+            "own, which is known here for bitsandbytes only.",
+            hint="Take the unquantized checkpoint, and --load_in_4bit or --load_in_8bit.",
+        )
+    if getattr(asked, "llm_int8_has_fp16_weight", False):
+        raise UnsupportedModelError(
+            "8-bit layers that keep float16 weights (llm_int8_has_fp16_weight) are not rehearsed yet.",
+            hint="--load_in_8bit alone keeps int8 weights only.",
+        )
+
+
+def checkpoint_quantization(config: Any) -> Any:
+    """How the checkpoint is quantized: a dict or a config, None if it is not.
+
+    Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which looks in the same two places.
+    """
+    found = getattr(config, "quantization_config", None)
+    return found or getattr(config.get_text_config(decoder=True), "quantization_config", None)
+
+
+def _method(quantization: Any) -> str:
+    if quantization is None:
+        return ""
+    if not isinstance(quantization, dict):
+        quantization = quantization.to_dict()
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
+        return "bitsandbytes"  # older checkpoints name no method (AutoQuantizationConfig.from_dict)
+    method = quantization.get("quant_method") or "an unnamed method"
+    return str(getattr(method, "value", method))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """What decides the storages of a 4-bit weight; layers of one kind share a template."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    blocksize: int
+    nested: bool
+    quant_type: str
+    storage: torch.dtype
+
+
+_Template = tuple[torch.Tensor, Any]
+"""A packed weight and its QuantState, on the meta device."""
+
+
+def stand_in(model: Any) -> None:
+    """Give bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
+    import bitsandbytes
+
+    templates: dict[_Kind, _Template] = {}
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            kind = _kind(module, model)
+            if kind not in templates:
+                templates[kind] = _quantize(kind)
+            _fill_4bit(module, templates[kind])
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            _fill_8bit(module)
+
+
+def _kind(linear: Any, model: Any) -> _Kind:
+    weight = linear.weight
+    # A checkpoint that is quantized already is built with packed weights, which unpack to the model's dtype.
+    dtype = model.config.dtype if model.hf_quantizer.pre_quantized else weight.dtype
+    return _Kind(
+        shape=(linear.out_features, linear.in_features),
+        dtype=dtype,
+        blocksize=weight.blocksize,
+        nested=weight.compress_statistics,
+        quant_type=weight.quant_type,
+        storage=weight.quant_storage,
+    )
+
+
+def _quantize(kind: _Kind) -> _Template:
+    """Let bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
+
+    Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
+    """
+    from bitsandbytes import functional
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        _disable_current_modes(),
+        patch.dict(functional.name2qmap, {"dynamic": torch.empty(256, device="meta")}),
+    ):
+        packed, state = functional.quantize_4bit(
+            torch.empty(kind.shape, dtype=kind.dtype, device="meta"),
+            blocksize=kind.blocksize,
+            compress_statistics=kind.nested,
+            quant_type=kind.quant_type,
+            quant_storage=kind.storage,
+        )
+    return packed, state
+
+
+def _fill_4bit(linear: Any, template: _Template) -> None:
+    packed, described = template
+    state = _quant_state(described)
+    weight = torch.nn.Parameter(_like(packed), requires_grad=False)
+    for name, value in {**linear.weight.__dict__, "quant_state": state, "bnb_quantized": True}.items():
+        setattr(weight, name, value)
+    linear.weight = weight
+    linear.quant_state = state
+
+
+def _quant_state(described: Any) -> Any:
+    from bitsandbytes.functional import QuantState
+
+    return QuantState(
+        absmax=_like(described.absmax),
+        shape=described.shape,
+        code=_like(described.code),
+        blocksize=described.blocksize,
+        quant_type=described.quant_type,
+        dtype=described.dtype,
+        offset=_like(described.offset) if described.nested else None,
+        state2=_quant_state(described.state2) if described.nested else None,
+    )
+
+
+def _like(described: torch.Tensor) -> torch.Tensor:
+    return torch.empty(described.shape, dtype=described.dtype)
+
+
+def _fill_8bit(linear: Any) -> None:
+    """``bitsandbytes/nn/modules.py: Int8Params._quantize``: int8 rows, and one float32 scale for each."""
+    rows = torch.empty((linear.out_features, linear.in_features), dtype=torch.int8)
+    weight = torch.nn.Parameter(rows, requires_grad=False)
+    attributes = {**linear.weight.__dict__, "CB": rows, "SCB": torch.empty(linear.out_features)}
+    for name, value in attributes.items():
+        setattr(weight, name, value)
+    linear.weight = weight
+
+
+def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of quantized weights that are no parameters and no buffers, fake or real: scales, codes, offsets.
+
+    They lie on the GPU with the weights: 0.13 bytes beside each 0.5 bytes of a 4-bit weight with one float32 scale for
+    64 values, 0.016 with double quantization.
+    """
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is None:
+            continue
+        prefix = f"{name}.weight" if name else "weight"
+        if (state := getattr(weight, "quant_state", None)) is not None:
+            yield from _of_state(state, prefix)
+        scale = getattr(weight, "SCB", None)
+        if scale is None:  # after the first forward the layer's state holds it (Linear8bitLt.init_8bit_state)
+            scale = getattr(getattr(module, "state", None), "SCB", None)
+        if scale is not None:
+            yield f"{prefix}.SCB", scale
+
+
+def _of_state(state: Any, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in ("absmax", "code", "offset"):
+        value = getattr(state, name)
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}.{name}", value
+    if state.state2 is not None:
+        yield from _of_state(state.state2, f"{prefix}.state2")

@@ -1,0 +1,165 @@
+"""Reward functions: found by the names that the user gives, tried once before anything is planned, and named when they
+fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotrain_mem.errors import RewardFunctionError, UsageError
+
+RewardFunction = Callable[..., Any]
+
+_SIGNATURE = (
+    "TRL calls it with prompts, completions, completion_ids and the dataset's other columns, each a list with one item "
+    "per completion, and expects a list of one number (or None) per completion."
+)
+
+
+def built_in_rewards() -> dict[str, RewardFunction]:
+    """TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
+    from trl import rewards
+
+    return {
+        "accuracy_reward": rewards.accuracy_reward,
+        "reasoning_accuracy_reward": rewards.reasoning_accuracy_reward,
+        "think_format_reward": rewards.think_format_reward,
+        "get_soft_overlong_punishment": rewards.get_soft_overlong_punishment(
+            max_completion_len=1280, soft_punish_cache=256
+        ),
+    }
+
+
+def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
+    """The functions of these names: TRL's own, or ``module.function`` importable from the working folder.
+
+    Raises:
+        UsageError: no such function; says why for each.
+    """
+    known = built_in_rewards()
+    return [known[name] if name in known else _imported(name, known) for name in names]
+
+
+def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
+    module_name, _, function_name = name.rpartition(".")
+    hint = f"Give --reward_funcs one of {', '.join(known)}, or module.function with the module in this folder."
+    if not module_name:
+        raise UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=hint)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # the user's module runs as it is imported, and may raise anything
+        raise UsageError(
+            f"--reward_funcs {name}: {type(error).__name__}: {error}",
+            hint=hint if isinstance(error, (ModuleNotFoundError, AttributeError)) else f"Mend {module_name}.",
+        ) from error
+    if not callable(function):
+        raise UsageError(f"--reward_funcs {name} is no function.", hint=hint)
+    return _naming_itself(name, function)
+
+
+def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
+    """The same function; when it raises, the error says whose it is."""
+
+    def blame(error: Exception) -> RewardFunctionError:
+        return RewardFunctionError(
+            f"The reward function {name} raised {type(error).__name__}: {error}", hint=_SIGNATURE
+        )
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:
+                raise blame(error) from error
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise blame(error) from error
+
+    return called
+
+
+def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Call every function of ours as TRL would, on a few rows with an empty-handed completion each.
+
+    TRL's own functions are not tried: they are known to work, and some need packages of their own.
+
+    Args:
+        rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
+
+    Raises:
+        RewardFunctionError: it raised, or returned something else than one number per completion.
+    """
+    known = built_in_rewards()
+    for name, function in zip(names, reward_functions(names), strict=True):
+        if name not in known:
+            _check_rewards(name, _call(function, rows), len(rows))
+
+
+def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """As ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
+    from transformers import TrainerState
+
+    prompts = [row["prompt"] for row in rows]
+    answer = "An answer."
+    conversational = [[{"role": "assistant", "content": answer}] for _ in rows]
+    kept = [name for name in rows[0] if name not in ("prompt", "completion", "completion_ids")]
+    arguments = {
+        "prompts": prompts,
+        "completions": [answer] * len(rows) if isinstance(prompts[0], str) else conversational,
+        "completion_ids": [[0]] * len(rows),
+        **{name: [row[name] for row in rows] for name in kept},
+        "trainer_state": TrainerState(),
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+    }
+    if inspect.iscoroutinefunction(function):
+        return asyncio.run(function(**arguments))
+    return function(**arguments)
+
+
+def _check_rewards(name: str, rewards: Any, expected: int) -> None:
+    try:
+        values = list(rewards)
+    except TypeError:
+        raise RewardFunctionError(
+            f"The reward function {name} returned {type(rewards).__name__}, not a list.", hint=_SIGNATURE
+        ) from None
+    if len(values) != expected:
+        raise RewardFunctionError(
+            f"The reward function {name} returned {len(values)} rewards for {expected} completions.", hint=_SIGNATURE
+        )
+    wrong = [value for value in values if value is not None and not _is_number(value)]
+    if wrong:
+        raise RewardFunctionError(
+            f"The reward function {name} returned {wrong[0]!r}, which is no number.", hint=_SIGNATURE
+        )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
+
+
+def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
+    """What stands in for a reward function: completions that differ, as in a run that learns."""
+    return [float(index % 3) for index, _ in enumerate(prompts)]

@@ -1,0 +1,42 @@
+"""Tokens for a rehearsal: a tokenizer of eight words, and texts of a known number of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ORDINARY_TOKEN = 5
+"""An id that is neither padding nor an end; every model's vocabulary holds it."""
+
+
+def stub_tokenizer(padding_side: str = "right") -> Any:
+    """A tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="t1", pad_token="t2", unk_token="t0", padding_side=padding_side
+    )
+
+
+def text_of(tokens: int) -> str:
+    """A text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so that two may be joined."""
+    return f"t{ORDINARY_TOKEN} " * tokens
+
+
+def shorten_last_row(rows: list[Any]) -> list[Any]:
+    """Cut one token off the last row: a batch of several rows is padded, and so carries a real attention mask.
+
+    Its shape stays that of the worst batch. A batch of one row has no padding.
+    """
+    if len(rows) < 2:
+        return rows
+    *full, last = rows
+    return [*full, {name: value[:-1] if isinstance(value, list) else value for name, value in last.items()}]
+
+
+def shorten_last_rejected(rows: list[Any]) -> list[Any]:
+    """The same for pairs, whose two sequences lie in one batch: even a single pair is padded."""
+    *full, last = rows
+    return [*full, {**last, "rejected_ids": last["rejected_ids"][:-1]}]

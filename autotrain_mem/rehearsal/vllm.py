@@ -1,0 +1,109 @@
+"""A vLLM for rehearsals: it is not installed where plans are made, and its engine's memory is not torch's."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+PACKED_BUFFER_BYTES = 1 << 30
+PACKED_BUFFERS = 2
+"""What a trainer packs weights into to send them to a vLLM server (``vllm/distributed/weight_transfer/
+packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES, DEFAULT_PACKED_NUM_BUFFERS``): a buffer is full once it is larger
+than this, and as many stay alive as are in flight."""
+
+SAMPLED_LOGPROB = -1.0
+"""The log-probability of every stood-in token. Only its being a number matters."""
+
+
+@contextmanager
+def vllm_stand_in() -> Iterator[None]:
+    """Within, TRL finds a vLLM, in server and colocate mode, that answers with completions of full length.
+
+    ``trl.generation.VLLMGeneration`` itself runs for real: it merges adapters to hand weights over, and it gathers and
+    slices. Stood in for are the engine, whose memory is a pool of its own, and the client of a server.
+    """
+    from trl.generation import vllm_generation
+
+    with (
+        patch.dict(os.environ),  # colocate mode leaves RANK, WORLD_SIZE and a master address behind
+        patch.object(vllm_generation, "is_vllm_available", lambda *args, **kwargs: True),
+        patch.object(vllm_generation, "VLLMClient", _Client),
+        patch.object(vllm_generation, "LLM", _Engine, create=True),
+        patch.object(vllm_generation, "SamplingParams", SimpleNamespace, create=True),
+        patch.object(vllm_generation, "StructuredOutputsParams", SimpleNamespace, create=True),
+    ):
+        yield
+
+
+class _Engine:
+    """What ``VLLMGeneration`` asks of ``vllm.LLM``."""
+
+    def __init__(self, **options: Any) -> None:
+        worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=list)))
+        self.llm_engine = SimpleNamespace(
+            model_executor=SimpleNamespace(driver_worker=worker),
+            model_config=SimpleNamespace(max_model_len=options["max_model_len"]),
+        )
+
+    def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        return [self._answer(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
+
+    def _answer(self, prompt: list[int], sampling: Any) -> Any:
+        tokens = [prompt[-1]] * sampling.max_tokens
+        chosen = [{token: SimpleNamespace(rank=1, logprob=SAMPLED_LOGPROB)} for token in tokens]
+        completions = [SimpleNamespace(token_ids=tokens, logprobs=chosen) for _ in range(sampling.n)]
+        return SimpleNamespace(prompt_token_ids=prompt, outputs=completions)
+
+    def reset_prefix_cache(self) -> None: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake_up(self, tags: list[str]) -> None: ...
+
+
+class _Client:
+    """What ``VLLMGeneration`` and the trainers ask of ``trl.generation.vllm_client.VLLMClient``."""
+
+    def __init__(self, **options: Any) -> None: ...
+
+    def init_communicator(self, device: Any) -> None: ...
+
+    def reset_prefix_cache(self) -> None: ...
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, **options: Any) -> dict[str, Any]:
+        completions = [[prompt[-1]] * max_tokens for prompt in prompts for _ in range(n)]
+        return {
+            "prompt_ids": prompts,
+            "completion_ids": completions,
+            "logprobs": [[[SAMPLED_LOGPROB] for _ in tokens] for tokens in completions],
+            "logprob_token_ids": [[[token] for token in tokens] for tokens in completions],
+        }
+
+    def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Fill buffers and hold as many as are in flight."""
+        in_flight: deque[torch.Tensor] = deque(maxlen=PACKED_BUFFERS)
+        waiting = 0
+        for _, tensor in named_params:
+            waiting += tensor.numel() * tensor.element_size()
+            if waiting > PACKED_BUFFER_BYTES:
+                waiting = _send(in_flight, waiting)
+        if waiting:
+            _send(in_flight, waiting)
+
+
+def _send(in_flight: deque[torch.Tensor], size_bytes: int) -> int:
+    """The oldest buffer is let go before the next is made."""
+    if len(in_flight) == PACKED_BUFFERS:
+        in_flight.popleft()
+    in_flight.append(torch.empty(size_bytes, dtype=torch.uint8))
+    return 0

@@ -1,0 +1,111 @@
+"""What PPO refuses before anything is built, and what is checked once it is: that each promise took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
+
+SHARDING = ("deepspeed", "fsdp", "parallelism_config")
+"""Arguments that TRL's PPOTrainer takes and never hands to its accelerator (``ppo_trainer.py: __init__``)."""
+
+
+def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
+    """Refuse what would run and do something else than it says.
+
+    Raises:
+        UsageError: sharding, saving by epoch, or a padding token that cannot be told from the end token.
+        DatasetFormatError: prompts that are not tokenized.
+    """
+    problems = [*_unusable_arguments(args), *_unusable_padding(tokenizer)]
+    if problems:
+        raise UsageError(
+            " ".join(message for message, _ in problems), hint="\n".join(dict.fromkeys(hint for _, hint in problems))
+        )
+    for dataset in datasets:
+        _refuse_untokenized(dataset)
+
+
+def _unusable_arguments(args: Any) -> Iterator[tuple[str, str]]:
+    for name in SHARDING:
+        if getattr(args, name, None):
+            yield (
+                f"PPO cannot be sharded, and --{name} would be ignored.",
+                "Drop the flag; with several GPUs each holds all four models. LoRA needs less: --use_peft.",
+            )
+    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    if strategy not in ("no", "steps"):
+        yield (
+            f"PPO knows no epochs and no best step, so that --save_strategy {strategy} would never save.",
+            "Give --save_strategy steps with --save_steps N, or --save_strategy no.",
+        )
+
+
+def _unusable_padding(tokenizer: Any) -> Iterator[tuple[str, str]]:
+    hint = "Give the tokenizer a padding token that no text uses, and save it with the model."
+    if tokenizer.pad_token_id is None:
+        yield "PPO needs a tokenizer with a padding token.", hint
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        yield (
+            f"The padding token is the end token ({tokenizer.pad_token!r}, id {tokenizer.pad_token_id}); PPO finds "
+            "padding by its id, and would mask the end of every response, which is what it scores.",
+            hint,
+        )
+
+
+def _refuse_untokenized(dataset: Any) -> None:
+    if dataset is None or len(dataset) == 0 or "input_ids" in dataset[0]:
+        return
+    raise DatasetFormatError(
+        f"PPO needs tokenized prompts in a column 'input_ids'; the rows have {', '.join(sorted(dataset[0]))}.",
+        hint='Tokenize the prompts first: dataset.map(lambda row: {"input_ids": tokenizer(row["prompt"]).input_ids}).',
+    )
+
+
+def verify(trainer: Any) -> None:
+    """Check on a built trainer that what its config promises is there, whatever came between.
+
+    Raises:
+        TrainingError: something asked for did not take effect.
+        EmptyDatasetError: too few prompts for one rollout; TRL's loop would look for the first one without end.
+    """
+    broken = [*_broken_precision(trainer), *_broken_checkpointing(trainer), *_broken_steps(trainer)]
+    if broken:
+        raise TrainingError(
+            "PPO cannot keep what its config promises: " + "; ".join(broken) + ".",
+            hint="Nothing was trained by this call. Drop the flag, or leave the trainer's parts as they were built.",
+        )
+    if len(trainer.dataloader) == 0:
+        raise EmptyDatasetError(
+            f"{len(trainer.train_dataset)} prompts do not fill one rollout, which takes {trainer.args.batch_size}.",
+            hint="Give more prompts, or a smaller --per_device_train_batch_size or --gradient_accumulation_steps.",
+        )
+
+
+def _broken_precision(trainer: Any) -> Iterator[str]:
+    accelerator, wanted = trainer.accelerator, trainer.args.mixed_precision
+    on = accelerator.native_amp if wanted != "no" else True  # accelerate drops fp16 on a CPU without a word
+    if accelerator.mixed_precision != wanted or not on:
+        found = accelerator.mixed_precision if accelerator.native_amp else "none"
+        yield f"mixed precision should be {wanted} and is {found} on {accelerator.device.type}"
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        yield "the launcher asks for DeepSpeed or FSDP, under which this trainer cannot save"
+
+
+def _broken_checkpointing(trainer: Any) -> Iterator[str]:
+    if not trainer.args.activation_checkpointing:
+        return
+    for name, model in (("policy", trainer.policy_model), ("value model", trainer.value_model)):
+        if not any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+            yield f"gradient checkpointing is off in the {name}"
+
+
+def _broken_steps(trainer: Any) -> Iterator[str]:
+    args = trainer.args
+    if args.max_grad_norm and not trainer.clips:
+        yield f"gradients would not be clipped to {args.max_grad_norm}"
+    if 0 < args.max_steps < args.num_total_batches:
+        yield f"{args.num_total_batches} updates are planned where max_steps is {args.max_steps}"
+    if trainer.accelerator.gradient_state.sync_with_dataloader:
+        yield "gradients would not be accumulated over the last prompts of the data"

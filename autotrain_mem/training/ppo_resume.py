@@ -1,0 +1,179 @@
+"""Going on with a PPO run: finding its checkpoint, loading the weights, and coming back to its place in the data."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils import load_peft_weights, set_peft_model_state_dict
+from transformers import TrainerCallback
+from transformers.modeling_utils import load_state_dict
+
+from autotrain_mem.errors import OutputFolderError, TrainingError
+
+VALUE_MODEL = "value_model"
+"""Subfolder of a checkpoint, and of the output folder, that holds the value model."""
+
+STATE = "trainer_state.json"
+"""The file of a checkpoint that transformers writes last (``trainer.py: _save_checkpoint``)."""
+
+
+def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
+    """The checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
+
+    Raises:
+        OutputFolderError: there is none.
+        TrainingError: the checkpoint lacks a part, as one made by TRL's own PPOTrainer does.
+    """
+    if resume_from_checkpoint is None or resume_from_checkpoint is False:
+        return None
+    if resume_from_checkpoint is not True:
+        return _whole(Path(resume_from_checkpoint))
+    numbered = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output_dir).glob("checkpoint-*")}
+    steps = {path: int(match[1]) for path, match in numbered.items() if match and (path / STATE).is_file()}
+    if not steps:
+        raise OutputFolderError(
+            f"The output folder {output_dir} holds no checkpoint to resume from.",
+            hint="Give the --output_dir of the run to go on with, or drop --resume_from_checkpoint.",
+        )
+    return _whole(max(steps, key=lambda path: steps[path]))
+
+
+def _whole(checkpoint: Path) -> Path:
+    parts = (STATE, "optimizer.pt", "scheduler.pt", VALUE_MODEL)
+    missing = [name for name in parts if not (checkpoint / name).exists()]
+    if missing:
+        raise TrainingError(
+            f"Cannot resume from {checkpoint}: it lacks {', '.join(missing)}.",
+            hint="Resume from a checkpoint that this trainer wrote with save_only_model off.",
+        )
+    return checkpoint
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Load what ``save_pretrained`` wrote into a model in place: its adapters, or all of its weights.
+
+    In place, since an optimizer holds the parameters already.
+
+    Raises:
+        TrainingError: the names in the files are not those of the model.
+    """
+    strangers = _load_adapters(model, folder) if isinstance(model, PeftModel) else _load_all(model, folder)
+    if strangers:
+        raise TrainingError(
+            f"The weights in {folder} are not those of this model; {len(strangers)} names differ, "
+            f"such as {sorted(strangers)[0]}.",
+            hint="Resume with the models and the LoRA settings of the first run.",
+        )
+
+
+def _load_adapters(model: Any, folder: Path) -> set[str]:
+    """Every adapter but ``default`` lies in a subfolder of its name (``peft/peft_model.py: save_pretrained``)."""
+    strangers: set[str] = set()
+    for name in model.peft_config:
+        weights = load_peft_weights(str(folder if name == "default" else folder / name), device="cpu")
+        result = set_peft_model_state_dict(model, weights, adapter_name=name)
+        adapter = {key for key in result.missing_keys if f".{name}." in key}
+        strangers |= adapter | set(result.unexpected_keys)
+    return strangers
+
+
+def _load_all(model: Any, folder: Path) -> set[str]:
+    return _load_converted(model, folder) if _load_files(model, folder) else set()
+
+
+def _load_files(model: Any, folder: Path) -> set[str]:
+    loaded: set[str] = set()
+    strangers: set[str] = set()
+    for file in sorted(folder.glob("model*.safetensors")):
+        weights = load_state_dict(file)
+        strangers |= set(model.load_state_dict(weights, strict=False).unexpected_keys)
+        loaded |= set(weights)
+    state = model.state_dict()
+    places = {state[name].data_ptr() for name in loaded & set(state)}
+    # Tied weights are written once, under one of their names.
+    return strangers | {name for name, tensor in state.items() if tensor.data_ptr() not in places}
+
+
+def _load_converted(model: Any, folder: Path) -> set[str]:
+    """transformers renames and splits some weights as it saves, such as a mixture's experts
+    (``core_model_loading.py: revert_weight_conversion``); only ``from_pretrained`` knows the way back.
+    """
+    # Every dtype of weights fits into float32 without rounding, and is what it was after the copy.
+    saved, loading = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    strangers = {*loading["missing_keys"], *loading["unexpected_keys"]}
+    if not strangers:
+        model.load_state_dict(saved.state_dict())
+    return strangers
+
+
+def seed_shuffling(dataloader: Any, seed: int) -> None:
+    """Give the shuffling a generator of its own.
+
+    In one process TRL's sampler draws from the global generator, which the rollouts draw from, too: the order of the
+    prompts would depend on the batch's shape, and could not be found again by a resumed run.
+    """
+    batches = dataloader.batch_sampler
+    sampler = getattr(batches, "batch_sampler", batches).sampler  # in several processes accelerate wraps it
+    if sampler.generator is None:
+        sampler.generator = torch.Generator()
+    sampler.generator.manual_seed(seed)
+
+
+def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
+    """The batches of one pass over the data after the other, without end, the first ``done`` of them left out.
+
+    Args:
+        restore_rng: Called when the global generators must be where they were after batch ``done``: a dataloader
+            draws from them as a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``), never within.
+    """
+    passes, within = divmod(done, len(dataloader))
+    for _ in range(passes):
+        collections.deque(dataloader.batch_sampler, maxlen=0)
+    if within:
+        dataloader.skip_batches = within
+        rest = iter(dataloader)
+        first = next(rest)
+        dataloader.skip_batches = 0
+        restore_rng()
+        yield first
+        yield from rest
+    else:
+        restore_rng()
+    while True:
+        yield from dataloader
+
+
+class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Puts a checkpoint's state in place as training begins; TRL's loop has just set it to that of a new run."""
+
+    kept = ("global_step", "episode", "epoch", "total_flos", "log_history")
+
+    def __init__(self, saved: Any) -> None:
+        self._saved = saved
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Must be the first callback, so that the others see a run that goes on."""
+        for name in self.kept:
+            setattr(state, name, getattr(self._saved, name))
+
+
+class Agreement(TrainerCallback):  # type: ignore[misc]
+    """Makes all processes save or stop after the same step: one that was interrupted earlier would wait for ever.
+
+    Must be the last callback.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What one process wishes, all do."""
+        wishes = torch.tensor([control.should_save, control.should_training_stop], device=self._accelerator.device)
+        save, stop = self._accelerator.reduce(wishes.long(), "sum").tolist()
+        control.should_save, control.should_training_stop = save > 0, stop > 0

@@ -1,0 +1,354 @@
+"""TRL 1.12's PPOTrainer, made to keep what its config promises. Imported only where PPO is used: TRL 1.13 has none.
+
+TRL's loop is run as it is. What it leaves out is put where it passes: into the accelerator that it builds, the
+optimizer that it steps, the batches that it draws, and the logs and checkpoints that it writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import GradientAccumulationPlugin
+from transformers import DataCollatorWithPadding
+from trl.experimental.ppo import ppo_trainer as trl_ppo
+
+from autotrain_mem.errors import TrainingError, UnsupportedModelError
+from autotrain_mem.spec import Phase
+from autotrain_mem.training import ppo_checks, ppo_resume
+
+_trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
+
+
+class _TrainingEnded(Exception):
+    """Leaves TRL's loop, which ends only with its last update, from the place where it asks for the next batch."""
+
+
+class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # TRL is untyped to mypy
+    """TRL's wrapper checkpoints the policy only, and forgets the options after the first generation."""
+
+    before_forward: Callable[[], None]
+
+    def checkpoint(self, options: Mapping[str, Any]) -> None:
+        """Recompute the layers of both models, as ``Trainer`` does for one (``transformers/trainer.py: train``)."""
+        options = {"use_reentrant": False, **options}
+        own = {"every_n_layers": options.pop("every_n_layers", 1), "offload": options.pop("offload", False)}
+        for model in (self.policy, self.value_model):
+            try:
+                model.activation_checkpointing_enable(activation_checkpointing_kwargs=options, **own)
+            except ValueError as error:
+                raise UnsupportedModelError(str(error), hint="Give --gradient_checkpointing false.") from error
+        self.is_gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        """TRL calls this before a generation, where a recomputed layer could use no cache."""
+        self._paused = [module for module in self.modules() if getattr(module, "gradient_checkpointing", False)]
+        for module in self._paused:
+            module.gradient_checkpointing = False
+
+    def gradient_checkpointing_enable(self, **_: Any) -> None:
+        """TRL calls this after a generation."""
+        for module in self._paused:
+            module.gradient_checkpointing = True
+
+    def forward(self, **inputs: Any) -> Any:
+        """Runs for training only, and under the accelerator's autocast; the rollout calls the models themselves."""
+        self.before_forward()
+        return super().forward(**inputs)
+
+
+class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
+    """Proximal policy optimization that does what its config says, in one process and in several (DDP).
+
+    Takes what TRL's PPOTrainer takes. Kept here, ignored there: ``bf16`` and ``fp16``, which cover the rollout as they
+    do in TRL's other trainers (a 4-bit policy cannot generate without), ``gradient_checkpointing`` of policy and value
+    model, ``max_grad_norm``, ``max_steps`` (with ``total_episodes``, the smaller one counts), ``data_seed``,
+    ``train(resume_from_checkpoint=...)``, and a callback's wish to stop. Gradients are accumulated over
+    ``gradient_accumulation_steps`` micro-batches always; TRL steps after each one while the last batch of a pass over
+    the data is trained on. A checkpoint, and the output folder, holds the value model in ``value_model``; only process
+    0 writes, but for the state of each process's random generators. ``args`` is copied, so that the same object can
+    build the trainer that goes on. The tokenizer is made to pad on the left.
+
+    Left as TRL has it:
+
+    - ``num_mini_batches`` > 1 moves no optimizer step: one is made every ``gradient_accumulation_steps`` micro-batches
+      all the same. The averages that TRL logs then count slots never filled: ``val/ratio`` reads 0.5 for 2. ``loss``,
+      added here, does not. If it does not divide the accumulation, gradients are carried into the next update, and a
+      resumed run starts without them.
+    - Every update is logged, whatever ``logging_steps``; nothing is evaluated, whatever ``eval_strategy``:
+      ``eval_dataset`` only gives the prompts of the samples that are shown.
+    - A policy trained without ``stop_token`` is saved with a generation config that has no end token.
+    - ``auto_find_batch_size``, ``torch_compile``, ``load_best_model_at_end``, ``group_by_length``,
+      ``dataloader_num_workers`` and ``torch_empty_cache_steps`` do nothing.
+
+    Raises:
+        UsageError, DatasetFormatError, EmptyDatasetError: see :func:`ppo_checks.refuse` and :func:`ppo_checks.verify`.
+        TrainingError: something that ``args`` asks for did not take effect.
+    """
+
+    # Trainer's __init__ sets these and TRL's PPOTrainer never calls it; Trainer's saving and loading read them.
+    is_fsdp_xla_v1_enabled = False
+    is_distributed_loading_by_transformers = False
+
+    control: Any
+    dataloader: Any
+
+    def __init__(
+        self,
+        args: Any,
+        processing_class: Any,
+        model: Any,
+        ref_model: Any,
+        reward_model: Any,
+        train_dataset: Any,
+        value_model: Any,
+        data_collator: Any = None,
+        eval_dataset: Any = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        callbacks: list[Any] | None = None,
+        peft_config: Any = None,
+    ) -> None:
+        ppo_checks.refuse(args, processing_class, train_dataset, eval_dataset)
+        processing_class.padding_side = "left"
+        args = copy.copy(args)
+        self._episodes_given = args.total_episodes is not None
+        self._collates_prompts_only = data_collator is None
+        self._grad_norms: list[torch.Tensor] = []
+        with patch.multiple(
+            trl_ppo, Accelerator=functools.partial(_accelerator, args), PolicyAndValueWrapper=_PolicyAndValue
+        ):
+            super().__init__(
+                args=args,
+                processing_class=processing_class,
+                model=model,
+                ref_model=ref_model,
+                reward_model=reward_model,
+                train_dataset=train_dataset,
+                value_model=value_model,
+                data_collator=self._collate,
+                eval_dataset=eval_dataset,
+                optimizers=optimizers,
+                callbacks=callbacks,
+                peft_config=peft_config,
+            )
+        self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
+        self._samples_every = getattr(self, "sample_generations_freq", 1)
+        self.sample_generations_freq = 1  # TRL counts from where its loop began; generate_completions counts steps
+        self._finish_wrapper()
+        self._watch_backward()
+        self._clip_before_each_step()
+        ppo_checks.verify(self)
+
+    def phase_began(self, phase: Phase) -> None:
+        """Does nothing; told of every phase as it begins. Whoever watches a trainer puts a function in its place.
+
+        generate and score come once per update, then forward, backward and (where gradients are not accumulated
+        further) optimizer step per micro-batch. A micro-batch's statistics, made after the step, count as forward.
+        """
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped before the optimizer's steps."""
+        return "step" in vars(self.optimizer) and bool(self.args.max_grad_norm)
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Called by TRL between its count of updates and their first use, the schedule: here ``max_steps`` is heard."""
+        args = self.args
+        if args.max_steps > 0:
+            num_training_steps = min(args.max_steps, num_training_steps if self._episodes_given else args.max_steps)
+            args.num_total_batches = num_training_steps
+            args.total_episodes = num_training_steps * args.batch_size
+            if args.num_sample_generations > 0:
+                self.sample_generations_freq = max(1, num_training_steps // args.num_sample_generations)
+        super().create_optimizer_and_scheduler(num_training_steps)
+
+    def _collate(self, rows: list[Any]) -> Any:
+        """TRL reads nothing but ``input_ids``, and padding breaks on columns of text."""
+        if self._collates_prompts_only:
+            rows = [{"input_ids": row["input_ids"]} for row in rows]
+        return self.data_collator(rows)
+
+    def _finish_wrapper(self) -> None:
+        wrapper = self.accelerator.unwrap_model(self.model)
+        wrapper.before_forward = self._before_forward
+        if self.args.activation_checkpointing:
+            wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
+        if wrapper is not self.model:
+            # TRL looks for both on what may be DDP. The policy must not become a submodule a second time.
+            self.model.config = wrapper.config
+            self.model.__dict__["policy"] = wrapper.policy
+
+    def _before_forward(self) -> None:
+        self.phase_began(Phase.FORWARD)
+        wanted, device = self.args.mixed_precision, self.accelerator.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
+            raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
+
+    def _watch_backward(self) -> None:
+        backward = self.accelerator.backward
+
+        def watched(loss: torch.Tensor, **options: Any) -> None:
+            self.phase_began(Phase.BACKWARD)
+            backward(loss, **options)
+
+        self.accelerator.backward = watched
+
+    def _clip_before_each_step(self) -> None:
+        """TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through."""
+        step = self.optimizer.step
+
+        def clip_and_step(closure: Any = None) -> None:
+            if self.accelerator.sync_gradients:
+                self.phase_began(Phase.OPTIMIZER_STEP)
+                if self.args.max_grad_norm:
+                    held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+                    self._grad_norms.append(self.accelerator.clip_grad_norm_(held, self.args.max_grad_norm))
+            step(closure)
+            self.phase_began(Phase.FORWARD)
+
+        self.optimizer.step = clip_and_step
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
+        """Train, or go on from a checkpoint as if the run had never ended.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``args.output_dir``.
+        """
+        ppo_checks.verify(self)
+        checkpoint = ppo_resume.find_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        callbacks, dataloader = list(self.callback_handler.callbacks), self.dataloader
+        if checkpoint is not None:
+            self.callback_handler.callbacks.insert(0, ppo_resume.Continuation(self._restore(checkpoint)))
+        if self.accelerator.num_processes > 1:
+            self.callback_handler.callbacks.append(ppo_resume.Agreement(self.accelerator))
+        self.dataloader = self._prompts(dataloader, checkpoint)
+        try:
+            with patch.multiple(
+                trl_ppo, batch_generation=self._generate_rollout, forward=self._forward, get_reward=self._judge
+            ):
+                super().train()
+        except _TrainingEnded:
+            self._end()
+        finally:
+            self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
+
+    def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
+        """What TRL's loop draws its batches from."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        ppo_resume.seed_shuffling(dataloader, seed)
+        restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
+        batches = ppo_resume.batches_after(self.state.global_step, dataloader, restore_rng)
+        while not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+            self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+            yield next(batches)
+        raise _TrainingEnded
+
+    def _generate_rollout(self, *args: Any) -> Any:
+        self.phase_began(Phase.GENERATE)
+        with self.accelerator.autocast():
+            rollout = _trl_batch_generation(*args)
+        self.phase_began(Phase.SCORE)
+        return rollout
+
+    def _forward(self, *args: Any) -> Any:
+        """The policy's training forward, or the reference's; only the first has an autocast of its own."""
+        if torch.is_grad_enabled():
+            return _trl_forward(*args)
+        with self.accelerator.autocast():
+            output = _trl_forward(*args)
+        output.logits = self._full_precision(output.logits)
+        return output
+
+    def _judge(self, *args: Any) -> Any:
+        """Values, or rewards."""
+        with self.accelerator.autocast():
+            scores, last_score, lengths = _trl_get_reward(*args)
+        return self._full_precision(scores), self._full_precision(last_score), lengths
+
+    def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
+        """As accelerate gives back what a model makes under autocast (``accelerator.py: prepare_model``)."""
+        return output.float() if self.accelerator.native_amp else output
+
+    def _end(self) -> None:
+        """What TRL's loop does after its last update."""
+        self.state.episode = self.state.global_step * self.args.batch_size  # the update that never came was counted
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        if self.control.should_save:
+            self._save_checkpoint(self.model, trial=None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def generate_completions(self, sampling: bool = False) -> None:
+        """Shows samples, when their step has come, without moving the random generators that train."""
+        if self.eval_dataset is None or (sampling and (self.state.global_step - 1) % self._samples_every):
+            return
+        device = self.accelerator.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            super().generate_completions(sampling)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds ``grad_norm``, before clipping, as mean over the update's optimizer steps; and ``loss``."""
+        if self._grad_norms:
+            logs["grad_norm"] = sum(float(norm) for norm in self._grad_norms) / len(self._grad_norms)
+            self._grad_norms.clear()
+        if "loss/policy_avg" in logs:
+            args = self.args
+            filled = math.ceil(args.local_mini_batch_size / args.per_device_train_batch_size)
+            total = logs["loss/policy_avg"] + args.vf_coef * logs["loss/value_avg"]
+            logs["loss"] = total * args.gradient_accumulation_steps / filled
+        super().log(logs, start_time)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The policy (or its adapter), and the value model in the subfolder ``value_model``."""
+        if self.args.should_save:
+            folder = output_dir or self.args.output_dir
+            self.value_model.save_pretrained(os.path.join(folder, ppo_resume.VALUE_MODEL))
+        super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # no process may go on, and end, before the checkpoint is whole
+
+    def _restore(self, checkpoint: Path) -> Any:
+        """Load models, optimizer, schedule and scaler; returns the state that the run was in."""
+        saved = trl_ppo.OnlineTrainerState.load_from_json(str(checkpoint / ppo_resume.STATE))
+        if saved.episode != saved.global_step * self.args.batch_size:
+            raise TrainingError(
+                f"Cannot resume from {checkpoint}: its {saved.global_step} updates took {saved.episode} episodes, and "
+                f"an update takes {self.args.batch_size} now, so that its place in the data cannot be found.",
+                hint="Keep per_device_train_batch_size x gradient_accumulation_steps x processes as it was.",
+            )
+        ppo_resume.load_weights(self.policy_model, checkpoint)
+        ppo_resume.load_weights(self.value_model, checkpoint / ppo_resume.VALUE_MODEL)
+        self._load_optimizer_and_scheduler(str(checkpoint))
+        self._load_scaler(str(checkpoint))
+        return saved
+
+
+def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
+    """The accelerator that TRL would build, with the precision that ``args`` says, as transformers' Trainer builds it.
+
+    accelerate shares one state among all accelerators of a process and takes a precision only for the first. An older
+    one of another precision is forgotten, as transformers does whenever arguments are made
+    (``training_args.py: _setup_devices``).
+    """
+    _ = args.device  # sets up the process group, and the CPU where it is asked for, before accelerate would choose
+    if AcceleratorState._shared_state.get("_mixed_precision", args.mixed_precision) != args.mixed_precision:
+        AcceleratorState._reset_state()
+    accumulation = GradientAccumulationPlugin(num_steps=gradient_accumulation_steps, sync_with_dataloader=False)
+    return Accelerator(mixed_precision=args.mixed_precision, gradient_accumulation_plugin=accumulation)

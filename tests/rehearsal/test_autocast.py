@@ -1,0 +1,301 @@
+"""CPU autocast under CUDA's policy: dtypes and values as CUDA's lists have them, on real and on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from autotrain_mem.rehearsal.lens import autocast as lens
+from autotrain_mem.rehearsal.lens.autocast import cuda_autocast
+from autotrain_mem.rehearsal.recorder import Recorder
+
+Op = Callable[[torch.Tensor], torch.Tensor]
+
+ROWS, COLUMNS = 6, 8
+
+FLOAT32: dict[str, Op] = {
+    "acos": torch.acos,
+    "cdist": lambda x: torch.cdist(x, x),
+    "cosh": torch.cosh,
+    "cosine_similarity": lambda x: functional.cosine_similarity(x, x),
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "cumsum": lambda x: torch.cumsum(x, -1),
+    "cumsum by keyword": lambda x: torch.cumsum(x, dim=1),
+    "dist": lambda x: torch.dist(x, x + x),
+    "erfinv": lambda x: torch.erfinv(x / 2),
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "group_norm": lambda x: functional.group_norm(x, 2),
+    "huber_loss": lambda x: functional.huber_loss(x, x + x),
+    "kl_div": lambda x: functional.kl_div(x, x, reduction="batchmean"),
+    "l1_loss": lambda x: functional.l1_loss(x, x + x),
+    "layer_norm": lambda x: functional.layer_norm(x, (COLUMNS,)),
+    "layer_norm with weights": lambda x: functional.layer_norm(x, (COLUMNS,), x[0], x[1]),
+    "linalg_matrix_norm": lambda x: torch.linalg.matrix_norm(x),
+    "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "log2": torch.log2,
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "margin_ranking_loss": lambda x: functional.margin_ranking_loss(x, x, x),
+    "mse_loss": lambda x: functional.mse_loss(x, x + x),
+    "nll_loss": lambda x: functional.nll_loss(x, torch.zeros(ROWS, dtype=torch.long)),
+    "norm": lambda x: torch.ops.aten.norm.Scalar(x),
+    "norm of rows": lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [1]),
+    "norm of rows, kept": lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 1, [1], True),
+    "pow": lambda x: x.pow(2),
+    "pow of a number": lambda x: 2**x,
+    "pow of tensors": lambda x: x**x,
+    "prod": lambda x: x.prod(),
+    "prod of rows": lambda x: x.prod(1),
+    "reciprocal": torch.reciprocal,
+    "rms_norm": lambda x: functional.rms_norm(x, (COLUMNS,)),
+    "rsqrt": torch.rsqrt,
+    "sinh": torch.sinh,
+    "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, x + x),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "softplus": functional.softplus,
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(-1),
+    "tan": torch.tan,
+    "with logits": lambda x: functional.binary_cross_entropy_with_logits(x, x),
+}
+
+LOWER: dict[str, Op] = {
+    "addmm": lambda x: torch.addmm(x[:, :ROWS], x, x.t()),
+    "baddbmm": lambda x: torch.baddbmm(x[None, :, :ROWS], x[None], x.t()[None]),
+    "bmm": lambda x: torch.bmm(x[None], x.t()[None]),
+    "conv1d": lambda x: functional.conv1d(x[None], x[:, :3][None]),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "linear": lambda x: functional.linear(x, x),
+    "matmul": lambda x: x @ x.t(),
+    "mm": lambda x: torch.mm(x, x.t()),
+    "mv": lambda x: torch.mv(x, x[0]),
+    "sdpa": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+}
+
+ALONE: dict[str, Op] = {
+    "add": lambda x: x + x,
+    "cat": lambda x: torch.cat([x, x]),
+    "stack": lambda x: torch.stack([x, x]),
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "mean": lambda x: x.mean(-1),
+    "embedding": lambda x: functional.embedding(torch.zeros(2, dtype=torch.long), x),
+    "reflection_pad1d": lambda x: functional.pad(x[None], (1, 1), mode="reflect"),
+    "trace": torch.trace,
+    "sqrt": torch.sqrt,
+    "sum told its dtype": lambda x: x.sum(-1, dtype=x.dtype),
+    "softmax told its dtype": lambda x: torch.softmax(x, -1, dtype=x.dtype),
+}
+
+WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, y),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y),
+    "atan2": torch.atan2,
+    "dot": lambda x, y: torch.dot(x[0], y[0]),
+    "index_put": lambda x, y: x.index_put((torch.zeros(1, dtype=torch.long),), y[0]),
+    "scatter_add": lambda x, y: x.scatter_add(0, torch.zeros(1, COLUMNS, dtype=torch.long), y),
+    "tensordot": lambda x, y: torch.tensordot(x, y),
+}
+
+TENSORS = pytest.mark.parametrize(
+    "tensors", [nullcontext, lambda: FakeTensorMode(allow_non_fake_inputs=True)], ids=["real", "fake"]
+)
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+
+
+def bf16() -> AbstractContextManager[None]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def sample(dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS).float() % 7 / 10 + 0.1).to(dtype)
+
+
+def run(op: Op, dtype: torch.dtype, tensors: Callable[[], Any], autocast: Callable[[], Any] = bf16) -> torch.Tensor:
+    with tensors(), cuda_autocast(), autocast():
+        return op(sample(dtype))
+
+
+# -- the policy ----------------------------------------------------------------------------------------------------
+
+
+def test_the_lists_here_are_the_installed_torchs() -> None:
+    lists = [
+        lens.LOWER_PRECISION,
+        lens.FLOAT32,
+        lens.FLOAT32_BY_DTYPE,
+        frozenset(lens.FLOAT32_BY_OVERLOAD),
+        lens.WIDEST,
+    ]
+    named = frozenset({lens.REFUSED}).union(*lists)
+    assert len(named) == 1 + sum(len(names) for names in lists), "an operator has one policy"
+    assert named == lens._registered("AutocastCUDA") - {"cudnn_convolution", "cudnn_convolution_transpose"}
+
+
+def test_every_operator_that_cuda_casts_is_cast() -> None:
+    with cuda_autocast():
+        cast = lens._registered("AutocastCPU")
+    assert not {name for name in lens._registered("AutocastCUDA") - cast if not name.startswith("cudnn_")}
+
+
+@TENSORS
+@DTYPES
+@pytest.mark.parametrize("name", FLOAT32)
+def test_what_cuda_runs_in_float32_runs_in_float32(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
+    out = run(FLOAT32[name], dtype, tensors)
+    assert out.dtype is torch.float32
+    if tensors is nullcontext:
+        torch.testing.assert_close(out, FLOAT32[name](sample(dtype).float()))
+
+
+@TENSORS
+@DTYPES
+@pytest.mark.parametrize("name", LOWER)
+def test_what_cuda_runs_in_lower_precision_does(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
+    out = run(LOWER[name], dtype, tensors)
+    assert out.dtype is torch.bfloat16
+    if tensors is nullcontext:
+        torch.testing.assert_close(out, LOWER[name](sample(dtype).bfloat16()))
+
+
+@TENSORS
+@DTYPES
+@pytest.mark.parametrize("name", ALONE)
+def test_what_cuda_leaves_alone_keeps_its_dtype(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
+    assert run(ALONE[name], dtype, tensors).dtype is dtype
+
+
+@pytest.mark.parametrize("name", WIDEST)
+def test_mixed_inputs_run_in_the_widest_dtype(name: str) -> None:
+    op = WIDEST[name]
+    low, wide = sample(torch.bfloat16), sample(torch.float32)
+    with cuda_autocast(), bf16():
+        assert op(low, wide).dtype is op(wide, low).dtype is torch.float32
+        assert op(low, low).dtype is torch.bfloat16
+        torch.testing.assert_close(op(low, wide), op(low.float(), wide))
+
+
+def test_autocast_to_float16_casts_to_float16() -> None:
+    with cuda_autocast(), torch.autocast("cpu", torch.float16):
+        x = sample(torch.float32)
+        assert torch.mv(x, x[0]).dtype is torch.float16
+        assert (x @ x.t()).softmax(-1).dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["sum of rows", "cumsum", "pow", "exp"])
+def test_float64_is_left_alone(name: str) -> None:
+    assert run(FLOAT32[name], torch.float64, nullcontext).dtype is torch.float64
+
+
+def test_positions_are_counted_in_integers() -> None:
+    with cuda_autocast(), bf16():
+        assert torch.ones(4, dtype=torch.long).cumsum(-1).dtype is torch.long
+
+
+def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
+    half = torch.full((2,), 0.5)
+    with cuda_autocast(), bf16(), pytest.raises(RuntimeError, match="unsafe to autocast"):
+        functional.binary_cross_entropy(half, half)
+
+
+# -- memory and gradients ------------------------------------------------------------------------------------------
+
+
+def births(tensors: Callable[[], Any], step: Callable[[], Any]) -> list[int]:
+    """Bytes of every allocation of one step under bf16 autocast."""
+    with tensors(), cuda_autocast(), bf16(), Recorder().recording() as recorder:
+        step()
+    return [block.size_bytes for block in recorder.trace().blocks]
+
+
+@TENSORS
+def test_layer_norm_of_bf16_makes_and_keeps_a_float32_copy(tensors: Callable[[], Any]) -> None:
+    elements = 1000
+    with tensors():
+        x = torch.ones(1, elements, dtype=torch.bfloat16, requires_grad=True)
+    sizes = births(tensors, lambda: functional.layer_norm(x, (elements,)))
+    assert sizes.count(4 * elements) == 2, "the input in float32, and the result"
+
+
+@TENSORS
+def test_cat_of_mixed_dtypes_makes_no_copies_of_its_inputs(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        low, wide = torch.ones(1000, dtype=torch.bfloat16), torch.ones(500)
+    assert births(tensors, lambda: torch.cat([low, wide])) == [1500 * 4]
+
+
+@TENSORS
+def test_a_weight_is_cast_once_for_all_its_uses(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        layer = torch.nn.Linear(100, 50, bias=False)
+        x = torch.ones(3, 100, dtype=torch.bfloat16)
+    sizes = births(tensors, lambda: layer(x).sum() + layer(x).sum())
+    assert sizes.count(100 * 50 * 2) == 1
+
+
+@TENSORS
+def test_gradients_come_back_in_the_dtype_of_their_tensors(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+        x = torch.ones(2, 8, dtype=torch.bfloat16, requires_grad=True)
+        with cuda_autocast(), bf16():
+            loss = functional.cross_entropy(model(x), torch.zeros(2, dtype=torch.long))
+            assert loss.dtype is torch.float32
+        loss.backward()
+    assert x.grad is not None
+    assert x.grad.dtype is torch.bfloat16
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}  # type: ignore[union-attr]
+
+
+def test_gradients_are_those_of_the_explicit_casts() -> None:
+    cast, plain = (sample(torch.bfloat16).requires_grad_() for _ in range(2))
+    with cuda_autocast(), bf16():
+        cast.softmax(-1).pow(2).sum().backward()
+    plain.float().softmax(-1).pow(2).sum().backward()
+    assert cast.grad is not None
+    assert plain.grad is not None
+    assert torch.equal(cast.grad, plain.grad)
+
+
+# -- without autocast, and afterwards ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [nullcontext, lambda: torch.autocast("cpu", enabled=False)], ids=["no", "off"])
+def test_without_autocast_nothing_is_cast(autocast: Callable[[], Any]) -> None:
+    assert run(torch.exp, torch.bfloat16, nullcontext, autocast).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_cpus_policy_is_given_back(raises: bool) -> None:
+    before = lens._registered("AutocastCPU")
+    with pytest.raises(ZeroDivisionError) if raises else nullcontext(), cuda_autocast():
+        if raises:
+            raise ZeroDivisionError
+    assert lens._registered("AutocastCPU") == before
+    low, wide = sample(torch.bfloat16), sample(torch.float32)
+    with bf16():
+        assert low.exp().dtype is torch.bfloat16
+        assert low.prod().dtype is torch.float32
+        assert functional.binary_cross_entropy(wide, wide).dtype is torch.float32
+    with bf16(), Recorder().recording() as recorder:
+        torch.cat([low, wide])
+    assert len(recorder.trace().blocks) == 2, "the CPU casts before it joins"
+
+
+def test_a_policy_within_a_policy_gives_back_the_outer_one() -> None:
+    with cuda_autocast():
+        with cuda_autocast():
+            pass
+        with bf16():
+            assert sample(torch.bfloat16).exp().dtype is torch.float32
+    with bf16():
+        assert sample(torch.bfloat16).exp().dtype is torch.bfloat16

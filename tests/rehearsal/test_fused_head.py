@@ -1,0 +1,134 @@
+"""TRL's fused head under the lens: what its Triton path allocates, with the values of its PyTorch path."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.rehearsal.lens.fused_head import fused_head_stand_ins
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.values import KnownValues, known_value
+
+HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
+needs_fused_head = pytest.mark.skipif(not HAS_FUSED_HEAD, reason="TRL 1.16 brought the fused head")
+
+ROWS, TOKENS, PROMPT, HIDDEN, VOCABULARY = 2, 32, 20, 64, 320
+SCORED = ROWS * (TOKENS - PROMPT)
+
+
+def model_with_head(weights: torch.dtype) -> Any:
+    from tiny import tiny_config
+    from transformers import AutoModelForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
+    torch.manual_seed(0)
+    config = tiny_config("qwen2")
+    config.vocab_size = VOCABULARY
+    model = AutoModelForCausalLM.from_config(config, dtype=weights).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    return model
+
+
+def batch() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(10, 100, (ROWS, TOKENS))
+    labels = ids.clone()
+    labels[:, :PROMPT] = -100
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.float32) -> tuple[list[int], Any, Any]:
+    """Births of a forward and a backward pass, the outputs, and the model."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    from transformers.utils import import_utils
+
+    given, lens = batch(), fused_head_stand_ins() if stand_ins else nullcontext()
+    with mode, lens, patch.object(import_utils, "is_fake_tensor", lambda value: False):
+        values = KnownValues(mode) if isinstance(mode, FakeTensorMode) else None
+        model = model_with_head(weights)
+        recorder = Recorder(values.run) if values is not None else Recorder()
+        recorder.adopt_model(model)
+        arrived = values.arrive(given) if values is not None else given
+        recorder.adopt_batch(arrived.values())
+        known = len(recorder.trace().blocks)
+        with recorder.recording():
+            outputs = model(**arrived, fused_lm_head=True)
+            outputs.loss.backward()
+    return [block.size_bytes for block in recorder.trace().blocks[known:]], outputs, model
+
+
+@needs_fused_head
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_fake_tensors_allocate_what_real_ones_do(weights: torch.dtype) -> None:
+    assert trained(fake=True, weights=weights)[0] == trained(fake=False, weights=weights)[0]
+
+
+@needs_fused_head
+def test_values_and_gradients_are_those_of_trls_own_path() -> None:
+    """float32 throughout; sums run over other rows, so the last digits differ."""
+    _, mine, model = trained(fake=False)
+    _, theirs, reference = trained(fake=False, stand_ins=False)
+    torch.testing.assert_close(mine.loss, theirs.loss)
+    torch.testing.assert_close(mine.log_probs, theirs.log_probs)
+    torch.testing.assert_close(mine.entropy, theirs.entropy)
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=name)
+
+
+@needs_fused_head
+@pytest.mark.parametrize("fake", [True, False], ids=["fake", "real"])
+def test_only_tokens_with_a_label_are_scored(fake: bool) -> None:
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    births, _, _ = trained(fake)
+    tile = _CHUNKED_LOGPROB_CHUNK_SIZE * 4
+    assert births.count(SCORED * tile) == 2, "one buffer in the forward pass, one in the backward pass"
+    assert ROWS * (TOKENS - 1) * tile not in births
+
+
+@needs_fused_head
+@pytest.mark.parametrize("fake", [True, False], ids=["fake", "real"])
+def test_a_tile_is_folded_without_copies(fake: bool) -> None:
+    """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
+    births, _, _ = trained(fake, weights=torch.bfloat16)
+    theirs, _, _ = trained(fake, stand_ins=False, weights=torch.bfloat16)
+    assert SCORED * VOCABULARY * 4 not in births
+    assert ROWS * (TOKENS - 1) * VOCABULARY * 4 in theirs
+    # float32 copies of the head: its gradient's accumulator alone, where TRL's path casts the weights as well.
+    assert births.count(VOCABULARY * HIDDEN * 4) == 1
+    assert theirs.count(VOCABULARY * HIDDEN * 4) > 1
+
+
+@needs_fused_head
+def test_of_a_fake_loss_nothing_is_known() -> None:
+    """A kernel that does nothing leaves zeros, which a trainer would decide by."""
+    _, outputs, model = trained(fake=True)
+    assert known_value(outputs.loss) is None
+    assert all(known_value(parameter.grad) is None for parameter in model.parameters())
+
+
+@needs_fused_head
+def test_everything_is_given_back() -> None:
+    from trl.kernels import chunked_logprob as head
+    from trl.trainer import utils
+
+    def state() -> dict[str, Any]:
+        names = ("_use_triton", "_forward_kernel", "_backward_kernel", "_addmm_fp32", "triton")
+        return {name: vars(head).get(name) for name in names} | {"utils": utils._use_triton}
+
+    before = state()
+    with fused_head_stand_ins():
+        assert head._use_triton(torch.device("cpu"))
+    assert state() == before
+
+
+@pytest.mark.skipif(HAS_FUSED_HEAD, reason="for a TRL without the fused head")
+def test_an_older_trl_is_left_alone() -> None:
+    with fused_head_stand_ins():
+        pass

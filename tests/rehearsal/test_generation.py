@@ -1,0 +1,251 @@
+"""The two ends of a generation on fake tensors against all of its steps on real ones."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny import tiny_config
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import GenerationConfig, GenerationMixin
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal import generation
+from autotrain_mem.rehearsal.generation import generation_by_its_ends
+from autotrain_mem.rehearsal.materialize import build_on_meta, materialize
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.stage import fake_tensors
+from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.spec import Phase, Trace
+
+EOS, PAD, BOS = 1, 2, 0
+WINDOW = 16
+
+
+def config(family: str) -> Any:
+    special = {"eos_token_id": EOS, "pad_token_id": PAD, "bos_token_id": BOS}
+    shape = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        **special,
+    }
+    if family == "gemma3":
+        kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+        return transformers.Gemma3TextConfig(
+            num_hidden_layers=3, layer_types=kinds, sliding_window=WINDOW, query_pre_attn_scalar=16, **shape
+        )
+    if family == "qwen3_moe":
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        return transformers.Qwen3MoeConfig(num_hidden_layers=2, **experts, **shape)
+    if family == "qwen3_next":
+        linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        more = {"linear_value_head_dim": 16, "shared_expert_intermediate_size": 32, "num_hidden_layers": 4}
+        return transformers.Qwen3NextConfig(**linear, **experts, **more, **shape)
+    return tiny_config(family)
+
+
+def with_adapter(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+
+
+class Run:
+    """One recorded generation."""
+
+    def __init__(self, trace: Trace, output: Any) -> None:
+        self.trace = trace
+        self.output = output
+        self.events: list[tuple[int, int, int]] = []
+        """(+1 or -1, bytes, live bytes after it) of everything within the generation."""
+        live = 0
+        for phase, sign, block in trace.walk():
+            live += sign * block.size_bytes
+            if phase is Phase.GENERATE:
+                self.events.append((sign, block.size_bytes, live))
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(live for _, _, live in self.events)
+
+    @property
+    def sequences(self) -> Any:
+        return self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+
+
+def generate(
+    model: Any, recorder: Recorder, batch: dict[str, torch.Tensor], tokens: int, autocast: bool, **options: Any
+) -> Run:
+    """Always to full length: a real model may draw an end."""
+    config = GenerationConfig(
+        max_new_tokens=tokens, min_new_tokens=tokens, eos_token_id=EOS, pad_token_id=PAD, **options
+    )
+    recorder.adopt_model(model)
+    with recorder.recording(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        recorder.adopt_batch(batch.values())
+        recorder.enter_phase(Phase.GENERATE)
+        output = model.generate(**batch, generation_config=config)
+        recorder.enter_phase(Phase.SCORE)
+    return Run(recorder.trace(), output)
+
+
+def prompts(rows: int, length: int, padded: bool) -> dict[str, torch.Tensor]:
+    ids, mask = torch.full((rows, length), 5), torch.ones(rows, length, dtype=torch.long)
+    if padded:
+        ids[-1, :2], mask[-1, :2] = PAD, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def really(
+    family: str, rows: int, length: int, tokens: int, *, dtype: str = "float32", adapter: bool = False,
+    autocast: bool = False, padded: bool = True, **options: Any,
+) -> Run:  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype)).train()
+    model = with_adapter(model) if adapter else model
+    return generate(model, Recorder(), prompts(rows, length, padded), tokens, autocast, **options)
+
+
+def rehearsed(
+    family: str, rows: int, length: int, tokens: int, *, dtype: str = "float32", adapter: bool = False,
+    autocast: bool = False, padded: bool = True, **options: Any,
+) -> Run:  # fmt: skip
+    batch = prompts(rows, length, padded)
+    with fake_tensors() as mode, generation_by_its_ends():
+        values = KnownValues(mode)
+        model = materialize(build_on_meta(config(family), dtype=dtype, attn_implementation=None)).train()
+        model = with_adapter(model) if adapter else model
+        return generate(model, Recorder(values.run), values.arrive(batch), tokens, autocast, **options)
+
+
+def common_ends(one: Run, other: Run) -> tuple[int, int]:
+    """How many events the two have in common from the start, and from the end: running totals included."""
+
+    def alike(first: Any, second: Any) -> int:
+        return next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(other.events))
+
+    return alike(one.events, other.events), alike(reversed(one.events), reversed(other.events))
+
+
+HOW = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    "scores": {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True},
+    "logits": {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+    "static": {"do_sample": True, "cache_implementation": "static"},
+    "without-cache": {"do_sample": True, "use_cache": False},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma3"])
+def test_the_two_ends_allocate_what_all_steps_allocate(family: str, how: str) -> None:
+    """Beyond the sliding window, 30 tokens; the first and the last step are alike event by event, totals included."""
+    real, fake = (run(family, 3, 6, 30, **HOW[how]) for run in (really, rehearsed))
+    assert fake.peak_bytes == real.peak_bytes
+    first, last = common_ends(real, fake)
+    assert first > 0
+    assert last > 0
+    assert first + last >= 0.8 * len(fake.events), "what is between is the jump itself"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"adapter": True, "autocast": True},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "adapter": True, "padded": False},
+    ],
+    ids=["lora-autocast", "bf16", "bf16-lora-unpadded"],
+)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_whatever_the_weights_are(family: str, kind: dict[str, Any]) -> None:
+    real, fake = (run(family, 2, 8, 20, do_sample=True, **kind) for run in (really, rehearsed))
+    assert fake.peak_bytes == real.peak_bytes
+
+
+@pytest.mark.parametrize(("rows", "length", "tokens"), [(1, 4, 1), (2, 4, 2), (2, 40, 3), (4, 5, 50)])
+def test_whatever_the_sizes_are(rows: int, length: int, tokens: int) -> None:
+    real, fake = (run("gemma3", rows, length, tokens, do_sample=True) for run in (really, rehearsed))
+    assert fake.peak_bytes == real.peak_bytes
+    assert fake.sequences.shape == real.sequences.shape == (rows, length + tokens)
+
+
+def test_linear_attention_keeps_a_state_that_does_not_grow() -> None:
+    real, fake = (run("qwen3_next", 2, 6, 20, do_sample=True) for run in (really, rehearsed))
+    assert fake.peak_bytes == real.peak_bytes
+
+
+def test_a_long_generation_takes_no_more_steps_than_a_short_one() -> None:
+    short, long = (rehearsed("qwen2", 2, 8, tokens) for tokens in (10, 200))
+    assert long.trace.operators == short.trace.operators
+
+
+def test_a_cache_of_an_unknown_kind_is_rehearsed_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "_GROWABLE", frozenset())
+    real, fake = (run("qwen2", 2, 6, 12, do_sample=True) for run in (really, rehearsed))
+    assert fake.events == real.events
+
+
+def test_completions_are_known_ordinary_and_of_full_length() -> None:
+    run = rehearsed("qwen2", 2, 8, 20, do_sample=True)
+    assert isinstance(run.sequences, FakeTensor)
+    with generation_by_its_ends():
+        rows = run.sequences.tolist()
+    assert [row[:8] for row in rows] == prompts(2, 8, padded=True)["input_ids"].tolist()
+    assert all(len(row) == 28 for row in rows)
+    assert not {EOS, PAD, BOS} & {token for row in rows for token in row[8:]}
+
+
+@pytest.mark.parametrize("special", [256, [255, 256, 257]])
+def test_a_special_token_in_the_middle_of_the_vocabulary_is_avoided(special: Any) -> None:
+    token = generation._ordinary_token(GenerationConfig(eos_token_id=special, pad_token_id=258), 512)
+    assert token == (257 if special == 256 else 259)
+
+
+@pytest.mark.parametrize("name", ["scores", "logits"])
+def test_there_are_scores_and_logits_for_every_token(name: str) -> None:
+    output = rehearsed("qwen2", 2, 8, 20, **HOW["logits"]).output
+    assert len(output[name]) == 20
+    assert {(tuple(score.shape), score.dtype) for score in output[name]} == {((2, 2048), torch.float32)}
+
+
+def test_decoding_copies_the_chosen_experts_for_every_token_as_on_cuda() -> None:
+    rows, chosen, expert_bytes = 3, 2, 2 * 32 * 64 * 2
+    fake = rehearsed("qwen3_moe", rows, 6, 20, dtype="bfloat16")
+    assert rows * chosen * expert_bytes in [size for sign, size, _ in fake.events if sign > 0]
+
+
+def test_on_real_tensors_generation_is_what_it_was() -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config("qwen2"))
+    outputs = []
+    for context in (nullcontext, generation_by_its_ends):
+        with context():
+            outputs.append(model.generate(**prompts(2, 8, padded=True), max_new_tokens=12, do_sample=False))
+    assert torch.equal(*outputs)
+
+
+def test_beam_search_is_refused() -> None:
+    with pytest.raises(UsageError, match="num_beams"):
+        rehearsed("qwen2", 1, 4, 8, num_beams=2)
+
+
+def test_everything_is_given_back() -> None:
+    def patched() -> list[Any]:
+        names = ("_sample", "_beam_search", "_assisted_decoding", "_optimize_model_for_decode")
+        return [*(getattr(GenerationMixin, name) for name in names), FakeTensor.tolist]
+
+    before = patched()
+    with generation_by_its_ends():
+        assert all(now is not then for now, then in zip(patched(), before, strict=True))
+    assert patched() == before

@@ -1,0 +1,308 @@
+"""What goes to the host leaves the record of the device; what comes back is born again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_folder
+from trl.models import activation_offloading
+
+from autotrain_mem.rehearsal.lens.host import host_offloading
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.stage import Play, Watch, fake_tensors, rehearse_play
+from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.spec import Owner, Trace
+from autotrain_mem.training import host_optimizer
+from autotrain_mem.training.host_optimizer import offload_to_host
+
+LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2"))
+
+
+def build(folder: str, output_dir: pathlib.Path, *, peft: bool = False, **arguments: Any) -> Any:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2, "bf16": True}
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "logging_steps": 100}
+    return SFTTrainer(
+        model=folder,
+        args=SFTConfig(output_dir=str(output_dir), max_length=LENGTH, **(small | quiet | arguments)),
+        train_dataset=Dataset.from_dict({"input_ids": [[5] * LENGTH] * 8}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=LoraConfig(task_type="CAUSAL_LM") if peft else None,
+    )
+
+
+Prepare = Callable[[Any], None]
+
+
+def build_and(prepare: Prepare | None, *args: Any, **arguments: Any) -> Any:
+    trainer = build(*args, **arguments)
+    if prepare is not None:
+        prepare(trainer)
+    return trainer
+
+
+def rehearsed(folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any) -> Trace:
+    with host_offloading():
+        return rehearse_play(Play(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
+
+
+def real(
+    folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any
+) -> tuple[Trace, torch.nn.Module]:
+    watch = Watch()
+    with host_offloading(), watch.curtain():
+        torch.manual_seed(0)
+        trainer = build_and(prepare, folder, output_dir, **arguments)
+        watch.train(trainer)
+    return watch.recorder.trace(), trainer.model
+
+
+def births(trace: Trace) -> list[tuple[str, str, int]]:
+    return [(phase.value, block.owner.value, block.size_bytes) for phase, sign, block in trace.walk() if sign > 0]
+
+
+def peak(trace: Trace, owner: Owner | None = None) -> int:
+    current = highest = 0
+    for _, sign, block in trace.walk():
+        if owner in (None, block.owner):
+            current += sign * block.size_bytes
+            highest = max(highest, current)
+    return highest
+
+
+# -- activation offloading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
+def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allocates(
+    checkpointing: bool, peft: bool, folder: str, tmp_path: pathlib.Path
+) -> None:
+    arguments = {"activation_offloading": True, "gradient_checkpointing": checkpointing, "peft": peft}
+    fake, (true, _) = rehearsed(folder, tmp_path, **arguments), real(folder, tmp_path, **arguments)
+    assert births(fake) == births(true)
+    assert peak(fake) == peak(true)
+    assert peak(fake, Owner.ACTIVATIONS) == peak(true, Owner.ACTIVATIONS)
+
+
+def test_offloaded_activations_train_the_same_weights_in_less_memory(folder: str, tmp_path: pathlib.Path) -> None:
+    less, trained = real(folder, tmp_path, activation_offloading=True, gradient_checkpointing=False)
+    more, expected = real(folder, tmp_path, gradient_checkpointing=False)
+    assert peak(less, Owner.ACTIVATIONS) < peak(more, Owner.ACTIVATIONS)
+    assert_same_weights(trained, expected)
+
+
+def assert_same_weights(model: torch.nn.Module, expected: torch.nn.Module) -> None:
+    weights = dict(expected.named_parameters())
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+
+
+REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, fake_tensors], ids=["real", "fake"])
+ELEMENTS = 1000
+
+
+def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> tuple[Trace, torch.Tensor]:
+    """``layers`` times sin, each of which saves its input; returns what was recorded, and the gradient."""
+    with host_offloading():
+        model = torch.nn.Linear(2, 2)
+        context = activation_offloading.get_act_offloading_ctx_manager(model) if offload else nullcontext()
+        x = torch.linspace(0, 1, elements).requires_grad_()
+        with Recorder().recording() as recorder, context:
+            out = x
+            for _ in range(layers):
+                out = (out * 1.5).sin()
+            out.sum().backward()
+    assert x.grad is not None
+    return recorder.trace(), x.grad
+
+
+@REAL_OR_FAKE
+def test_few_activations_are_on_the_device_at_once(tensors: Callable[[], Any]) -> None:
+    """Those whose copy may still run: TRL keeps the five last (``max_fwd_stash_size``)."""
+    with tensors():
+        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
+    assert peak(kept) >= 40 * ELEMENTS * 4
+    assert peak(offloaded) <= 10 * ELEMENTS * 4
+
+
+@REAL_OR_FAKE
+def test_what_comes_back_is_born_again(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
+    more = Counter(block.size_bytes for block in offloaded.blocks) - Counter(block.size_bytes for block in kept.blocks)
+    still_leaving = 5
+    assert 40 - still_leaving <= more[ELEMENTS * 4] <= 40
+
+
+@REAL_OR_FAKE
+def test_a_view_is_not_taken_for_its_neighbour(tensors: Callable[[], Any]) -> None:
+    """TRL tells storages apart by address plus offset: fake ones all lie at 0, and numbered ones lie close together."""
+    with tensors(), host_offloading():
+        out = torch.ones(ELEMENTS, requires_grad=True)
+        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
+        with Recorder().recording() as recorder, context:
+            for _ in range(20):
+                out = (out * 1.5)[1:].sin()
+                out = (out * 1.5).sin()
+            out.sum().backward()
+    assert peak(recorder.trace()) <= 12 * ELEMENTS * 4, "five sent away, each with the view's copy, and two of now"
+
+
+@REAL_OR_FAKE
+def test_a_tensor_below_a_kibibyte_stays(tensors: Callable[[], Any]) -> None:
+    """``min_offload_size``, TRL's default."""
+    with tensors():
+        offloaded, kept = (chain(40, offload=offload, elements=255)[0] for offload in (True, False))
+    assert peak(offloaded) == peak(kept)
+
+
+def test_an_offloaded_gradient_is_the_same_to_the_bit() -> None:
+    assert torch.equal(chain(40, offload=True)[1], chain(40, offload=False)[1])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[1:],
+        lambda x: x[:, ::2],
+        lambda x: x[:, :1].expand(-1, 64),
+        lambda x: x[0].expand(32, 64),
+    ],
+    ids=["transposed", "offset", "strided", "broadcast-columns", "broadcast-rows"],
+)
+def test_a_view_comes_back_as_it_left(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def gradient(offload: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        x = torch.randn(32, 64, requires_grad=True)
+        model = torch.nn.Linear(2, 2)
+        with host_offloading():
+            context = activation_offloading.get_act_offloading_ctx_manager(model) if offload else nullcontext()
+            with context:
+                (view(x * 2).sin() * view(x.exp())).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+@REAL_OR_FAKE
+def test_weights_do_not_leave_the_device(tensors: Callable[[], Any]) -> None:
+    """Neither as parameters nor as the transposed views that a product saves."""
+    with tensors(), host_offloading():
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(20)])
+        x = torch.ones(1, 64, requires_grad=True)
+        recorder = Recorder()
+        recorder.adopt_model(model)
+        with recorder.recording(), activation_offloading.get_act_offloading_ctx_manager(model):
+            model(x).sum().backward()
+    weights_and_gradients = 20 + 20
+    assert Counter(block.size_bytes for block in recorder.trace().blocks)[64 * 64 * 4] == weights_and_gradients
+
+
+def test_the_values_of_fake_data_come_back_with_them() -> None:
+    """What is known about token ids and masks is known after their way to the host too."""
+    ids = torch.arange(1000)
+    with fake_tensors() as mode, host_offloading():
+        values = KnownValues(mode)
+        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
+        batch = values.arrive({"ids": ids})
+        weight = torch.ones(1000, requires_grad=True)
+        with Recorder(values.run).recording(), context:
+            out = _Scale.apply(weight, batch["ids"] * 3)
+            for _ in range(20):
+                out = out.sin()
+            out.sum().backward()
+    assert _Scale.met is not None
+    assert _Scale.met.tolist() == (ids * 3).tolist()
+
+
+class _Scale(torch.autograd.Function):
+    """Saves data, and looks at its value in the backward pass; long after, so that it did leave."""
+
+    met: torch.Tensor | None = None
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        _Scale.met = known_value(ctx.saved_tensors[0])
+        return grad, None
+
+
+def test_outside_a_cpu_run_still_needs_an_accelerator() -> None:
+    """What the lens is for: should TRL offload from the CPU one day, it can go."""
+    with pytest.raises(AttributeError):
+        activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
+
+
+# -- the optimizer on the host -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adagrad"])  # adagrad starts with state
+def test_a_rehearsal_with_the_optimizer_on_the_host_allocates_what_the_real_run_allocates(
+    optim: str, folder: str, tmp_path: pathlib.Path
+) -> None:
+    fake = rehearsed(folder, tmp_path, offload_to_host, optim=optim)
+    true, _ = real(folder, tmp_path, offload_to_host, optim=optim)
+    assert births(fake) == births(true)
+    assert peak(fake) == peak(true)
+
+
+def test_with_the_optimizer_on_the_host_its_state_and_temporaries_are_not_on_the_device(
+    folder: str, tmp_path: pathlib.Path
+) -> None:
+    on_host, on_device = rehearsed(folder, tmp_path, offload_to_host), rehearsed(folder, tmp_path)
+    assert peak(on_device, Owner.OPTIMIZER_STATE) > 0
+    assert peak(on_host, Owner.OPTIMIZER_STATE) == 0
+    assert peak(on_host, Owner.WEIGHTS) == peak(on_device, Owner.WEIGHTS)
+    assert peak(on_host, Owner.GRADIENTS) == peak(on_device, Owner.GRADIENTS)
+    saved = peak(on_device) - peak(on_host)
+    assert saved > 0.99 * peak(on_device, Owner.OPTIMIZER_STATE), "all of it, or the peak moves into the backward pass"
+
+
+def test_a_simulated_run_with_the_optimizer_on_the_host_trains_the_same_weights(
+    folder: str, tmp_path: pathlib.Path
+) -> None:
+    _, trained = real(folder, tmp_path, offload_to_host, optim="adamw_torch_fused")
+    _, expected = real(folder, tmp_path, optim="adamw_torch_fused")
+    assert_same_weights(trained, expected)
+
+
+# -- restoring -----------------------------------------------------------------------------------------------------
+
+
+def patched() -> list[Any]:
+    return [
+        activation_offloading.torch,
+        activation_offloading.OffloadActivations,
+        torch.Tensor.record_stream,
+        host_optimizer.on_host,
+    ]
+
+
+def test_everything_is_given_back_after_an_exception() -> None:
+    before = patched()
+    with host_offloading():
+        assert all(now is not then for now, then in zip(patched(), before, strict=True))
+    with pytest.raises(ZeroDivisionError), host_offloading():
+        raise ZeroDivisionError
+    assert all(now is then for now, then in zip(patched(), before, strict=True))

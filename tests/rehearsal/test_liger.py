@@ -1,0 +1,236 @@
+"""Liger's kernels, rehearsed: what each keeps and makes, and models that take them.
+
+The figures follow the host code of liger-kernel 0.8.5, which was run on fake tensors with idle kernels to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.lens import liger
+from autotrain_mem.rehearsal.lens.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.spec import Owner
+
+BF16, FP32 = torch.bfloat16, torch.float32
+ROWS, TOKENS, HIDDEN, VOCABULARY = 2, 24, 64, 300
+
+
+def births(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> list[int]:
+    """Sizes born while ``run`` works on fake tensors of these shapes that require gradients."""
+    with FakeTensorMode() as mode:
+        given = [torch.empty(shape, dtype=dtype).requires_grad_() for shape in shapes]
+        recorder = Recorder(KnownValues(mode).run)
+        for tensor in given:
+            recorder.mark(tensor, Owner.OTHER, "given")
+        with recorder.recording():
+            run(*given)
+    return [block.size_bytes for block in recorder.trace().blocks[len(given) :]]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_norm_keeps_one_number_per_row_and_overwrites_its_gradient(in_place: bool) -> None:
+    def run(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> None:
+        out = liger.RMSNorm.apply(x, weight, in_place, 100)
+        torch.autograd.grad(out, (x, weight), grad.detach())
+
+    shape = (ROWS, TOKENS, HIDDEN)
+    forward = [ROWS * TOKENS * HIDDEN * 2, ROWS * TOKENS * 4]
+    new_gradient = [] if in_place else [ROWS * TOKENS * HIDDEN * 2]
+    partial_sums = [100 * HIDDEN * 4, *new_gradient, HIDDEN * 4, HIDDEN * 2]
+    assert births(run, shape, (HIDDEN,), shape) == forward + partial_sums
+
+
+def test_a_gated_product_makes_its_result_and_no_gradient() -> None:
+    def run(gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> None:
+        torch.autograd.grad(liger.GatedProduct.apply(gate, up), (gate, up), grad.detach())
+
+    shape = (ROWS, TOKENS, 192)
+    assert births(run, shape, shape, shape) == [ROWS * TOKENS * 192 * 2]
+
+
+def test_a_rotation_works_where_queries_and_keys_lie() -> None:
+    def run(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor) -> None:
+        rows_first = [tensor.transpose(1, 2) for tensor in (query, key)]
+        liger.Rotation.apply(*rows_first, cos.detach(), cos.detach())
+
+    assert births(run, (ROWS, TOKENS, 4, 16), (ROWS, TOKENS, 2, 16), (1, TOKENS, 16)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "width", "expected"),
+    [(16384, 32000, 4096, 2048), (40, 300, 64, 8), (4096, 151_936, 896, 32), (4, 32000, 4096, 1), (5, 64, 64, 5)],
+)
+def test_a_chunk_of_logits_weighs_as_much_as_the_hidden_states(
+    tokens: int, vocabulary: int, width: int, expected: int
+) -> None:
+    assert chunk_tokens(tokens, vocabulary, width) == expected
+
+
+def head(
+    weight_trains: bool, dtype: torch.dtype = BF16, autocast: bool = False, hidden_trains: bool = True
+) -> list[int]:
+    def run(hidden: torch.Tensor, weight: torch.Tensor) -> None:
+        target = torch.zeros(hidden.shape[0], dtype=torch.long)
+        hidden, weight = hidden.requires_grad_(hidden_trains), weight.requires_grad_(weight_trains)
+        with torch.autocast("cpu", dtype=BF16) if autocast else nullcontext():
+            loss, _ = liger.FusedLinearCrossEntropy.apply(hidden, weight, target, -100, True)
+        if hidden_trains:
+            torch.autograd.grad(loss, (hidden, weight) if weight_trains else (hidden,))
+
+    return births(run, (ROWS * TOKENS, HIDDEN), (VOCABULARY, HIDDEN), dtype=dtype)
+
+
+def test_the_head_holds_one_chunk_of_logits_and_both_gradients() -> None:
+    chunk = chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN) * VOCABULARY * 2
+    made = head(weight_trains=True)
+    assert made.count(chunk) == 1
+    assert made.count(VOCABULARY * HIDDEN * 2) == 1
+    assert max(made) == VOCABULARY * HIDDEN * 2
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    assert VOCABULARY * HIDDEN * 2 not in head(weight_trains=False)
+
+
+def test_float32_weights_under_autocast_are_cast_for_every_chunk() -> None:
+    chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
+    made = head(weight_trains=True, dtype=FP32, autocast=True)
+    assert made.count(VOCABULARY * HIDDEN * 2) >= chunks
+
+
+def test_float32_without_autocast_makes_a_second_gradient_of_the_head_for_every_chunk() -> None:
+    chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
+    assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
+
+
+def test_evaluation_makes_logits_and_no_products() -> None:
+    trained, evaluated = head(weight_trains=False), head(weight_trains=False, hidden_trains=False, dtype=FP32)
+    assert max(evaluated) <= 2 * max(trained)
+    assert VOCABULARY * HIDDEN * 4 not in evaluated
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def config(family: str) -> Any:
+    import transformers
+
+    names = {"gemma3_text": "Gemma3Text", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    return getattr(transformers, f"{names[family]}Config")(
+        hidden_size=HIDDEN,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+    )
+
+
+def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool) -> tuple[list[int], int, Any]:
+    """Births and peak bytes of one step of a tiny fake model, and what its forward pass returned."""
+    from transformers import AutoModelForCausalLM, trainer
+    from transformers.utils import import_utils
+
+    ids = torch.randint(10, 100, (ROWS, TOKENS))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    with ExitStack() as stack:
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(patch.object(import_utils, "is_fake_tensor", lambda value: False))
+        stack.enter_context(liger_stand_ins())
+        model = AutoModelForCausalLM.from_config(config(family), dtype=BF16).train()
+        if with_liger:
+            trainer.apply_liger_kernel(model, switches)
+        values = KnownValues(mode)
+        recorder = Recorder(values.run)
+        recorder.adopt_model(model)
+        arrived = values.arrive(batch)
+        recorder.adopt_batch(arrived.values())
+        with recorder.recording():
+            output = model(**arrived, **({"return_token_accuracy": True} if with_liger and switches is None else {}))
+            output.loss.backward()
+    trace = recorder.trace()
+    current = peak = 0
+    for _, sign, block in trace.walk():
+        current += sign * block.size_bytes
+        peak = max(peak, current)
+    return [block.size_bytes for block in trace.blocks], peak, output
+
+
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_a_model_with_ligers_kernels_makes_no_logits_and_needs_less(family: str) -> None:
+    made, peak, output = training_step(family, None, with_liger=True)
+    plain, plain_peak, _ = training_step(family, None, with_liger=False)
+    logits = ROWS * TOKENS * VOCABULARY * 2
+    assert logits in plain
+    assert logits not in made
+    assert output.logits is None
+    assert known_value(output.loss) is known_value(output.token_accuracy) is None
+    assert peak < plain_peak
+
+
+def test_the_layers_can_be_taken_without_the_head() -> None:
+    """As TRL 1.16 does (``liger_kernel_config={"fused_linear_cross_entropy": False}``)."""
+    made, _, output = training_step("qwen2", {"fused_linear_cross_entropy": False}, with_liger=True)
+    plain, _, _ = training_step("qwen2", None, with_liger=False)
+    assert output.logits is not None
+    assert len(made) < len(plain)
+
+
+@pytest.mark.parametrize("switch", ["rope", "rms_norm", "swiglu"])
+def test_each_kernel_can_be_switched_off(switch: str) -> None:
+    everything, _, _ = training_step("llama", None, with_liger=True)
+    without, _, _ = training_step("llama", {switch: False}, with_liger=True)
+    assert len(without) > len(everything)
+
+
+def test_a_model_that_is_not_imitated_is_refused() -> None:
+    from transformers import AutoModelForCausalLM, GPT2Config, trainer
+
+    with FakeTensorMode(), liger_stand_ins():
+        model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=64, n_head=4))
+        with pytest.raises(UsageError, match="not for gpt2"):
+            trainer.apply_liger_kernel(model, None)
+
+
+def test_a_real_model_is_refused() -> None:
+    from transformers import AutoModelForCausalLM, trainer
+
+    with liger_stand_ins():
+        model = AutoModelForCausalLM.from_config(config("llama"))
+        with pytest.raises(UsageError, match="GPU only"):
+            trainer.apply_liger_kernel(model, None)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "switches", "expected"),
+    [
+        ("llama", None, None),
+        ("qwen3", {"rope": False, "cross_entropy": False}, None),
+        ("llama", {"cross_entropy": True}, "cross_entropy"),
+        ("phi3", None, "not for phi3"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_said(
+    model_type: str, switches: dict[str, Any] | None, expected: str | None
+) -> None:
+    reason = why_not_liger(model_type, switches)
+    assert reason is None if expected is None else expected in (reason or "")
+
+
+def test_everything_is_given_back() -> None:
+    from transformers import trainer
+    from transformers.models.llama import modeling_llama
+
+    before = trainer.apply_liger_kernel, modeling_llama.apply_rotary_pos_emb
+    training_step("llama", None, with_liger=True)
+    assert (trainer.apply_liger_kernel, modeling_llama.apply_rotary_pos_emb) == before

@@ -1,0 +1,201 @@
+"""Inside without_weights, from_pretrained makes the model that it makes with weights."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES, tiny_folder
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.rehearsal.pretrained import without_weights
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: tiny_folder(root / family, family) for family in FAMILIES}
+
+
+def bare(folder: pathlib.Path, to: pathlib.Path, **changes: Any) -> str:
+    """A folder with the config only, changed."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    to.mkdir(exist_ok=True)
+    (to / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    return str(to)
+
+
+def fake(auto: Any, path: Any, **options: Any) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True), without_weights():
+        return auto.from_pretrained(path, **options)
+
+
+def tensors(model: Any) -> list[tuple[str, tuple[int, ...], torch.dtype, bool]]:
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    return [(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in named]
+
+
+def facts(model: Any) -> dict[str, Any]:
+    return {
+        "class": type(model),
+        "training": model.training,
+        "config": {k: v for k, v in model.config.to_dict().items() if not k.startswith("_")},
+        "attention": model.config._attn_implementation,
+        "name": model.config._name_or_path,
+        "generation": model.generation_config.to_dict() if hasattr(model, "generation_config") else None,
+        "tied": model.all_tied_weights_keys,
+    }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "auto": {"dtype": "auto"},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float16-by-name": {"dtype": "float16"},
+    "eager": {"attn_implementation": "eager"},
+    "config-fields": {"use_cache": False, "revision": "main"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_is_the_one_that_is_loaded_with_weights(
+    family: str, options: str, folders: dict[str, pathlib.Path]
+) -> None:
+    real = AutoModelForCausalLM.from_pretrained(folders[family], **OPTIONS[options])
+    made = fake(AutoModelForCausalLM, folders[family], **OPTIONS[options])
+    assert tensors(made) == tensors(real)
+    assert facts(made) == facts(real)
+    assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reward_model_has_the_head_that_is_asked_for(family: str, folders: dict[str, pathlib.Path]) -> None:
+    real = AutoModelForSequenceClassification.from_pretrained(folders[family], num_labels=1)
+    made = fake(AutoModelForSequenceClassification, folders[family], num_labels=1)
+    assert tensors(made) == tensors(real)
+    assert facts(made) == facts(real)
+
+
+def test_config_json_is_enough(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    path = bare(folders["qwen2"], tmp_path / "bare")
+    made = fake(AutoModelForCausalLM, path, dtype="auto")
+    assert tensors(made) == tensors(AutoModelForCausalLM.from_pretrained(folders["qwen2"], dtype="auto"))
+
+
+def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
+    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(folders["qwen2"], dtype=torch.bfloat16).save_pretrained(path)
+    bare(path, path, dtype=None)
+    assert fake(AutoModelForCausalLM, path).dtype is torch.bfloat16
+    (path / WEIGHTS).unlink()
+    assert fake(AutoModelForCausalLM, path).dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("attribute", ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"])
+def test_what_an_architecture_keeps_in_float32_stays_so(
+    attribute: str, dtype: torch.dtype, folders: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Qwen2ForCausalLM
+
+    monkeypatch.setattr(Qwen2ForCausalLM, attribute, ["down_proj"])
+    real = Qwen2ForCausalLM.from_pretrained(folders["qwen2"], dtype=dtype)
+    assert tensors(fake(Qwen2ForCausalLM, folders["qwen2"], dtype=dtype)) == tensors(real)
+
+
+def test_tied_embeddings_are_one_parameter(folders: dict[str, pathlib.Path]) -> None:
+    made = fake(AutoModelForCausalLM, folders["qwen2"])
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+
+
+def test_without_a_fake_mode_the_model_stays_on_the_meta_device(folders: dict[str, pathlib.Path]) -> None:
+    with without_weights():
+        made = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
+    assert {tensor.device.type for tensor in made.parameters()} == {"meta"}
+
+
+def test_a_map_of_devices_is_not_made_for_the_machine_that_rehearses(folders: dict[str, pathlib.Path]) -> None:
+    made = fake(AutoModelForCausalLM, folders["qwen2"], device_map="auto")
+    assert not hasattr(made, "hf_device_map")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_loading_with_weights_works_again_afterwards(fails: bool, folders: dict[str, pathlib.Path]) -> None:
+    before = PreTrainedModel.__dict__["from_pretrained"]
+    if fails:
+        with pytest.raises(ZeroDivisionError), without_weights():
+            raise ZeroDivisionError
+    else:
+        fake(AutoModelForCausalLM, folders["qwen2"])
+    assert PreTrainedModel.__dict__["from_pretrained"] is before
+    model = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
+    assert not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in model.parameters())
+
+
+REMOTE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+class OwnConfig(Qwen2Config):
+    model_type = "its_own"
+class OwnModel(Qwen2ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_that_brings_its_own_code_is_made_alike(
+    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    path = bare(folders["qwen2"], tmp_path / "own", auto_map=names, model_type="its_own")
+    (tmp_path / "own" / "own.py").write_text(REMOTE)
+    made = fake(AutoModelForCausalLM, path, trust_remote_code=True)
+    assert type(made).__name__ == "OwnModel"
+    assert all(isinstance(tensor, FakeTensor) for tensor in made.parameters())
+
+
+def test_a_model_without_a_head_is_refused(folders: dict[str, pathlib.Path]) -> None:
+    from transformers import Qwen2Model
+
+    with pytest.raises(UnsupportedModelError, match="no output head"):
+        fake(Qwen2Model, folders["qwen2"])
+
+
+def test_attention_that_is_not_installed_is_said(folders: dict[str, pathlib.Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="attn") as caught:
+        fake(AutoModelForCausalLM, folders["qwen2"], attn_implementation="no_such_attention")
+    assert "--attn_implementation" in caught.value.hint
+
+
+def test_an_adapter_beside_its_base_is_refused(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    path = pathlib.Path(bare(folders["qwen2"], tmp_path / "adapted"))
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
+    with pytest.raises(UnsupportedModelError, match="LoRA adapter"):
+        fake(AutoModelForCausalLM, path)
+
+
+def test_neither_adapters_nor_generation_defaults_are_looked_up_on_the_network(
+    folders: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
+    import huggingface_hub
+    from transformers import AutoConfig, Qwen2ForCausalLM
+
+    config = AutoConfig.from_pretrained(folders["qwen2"])
+    asked: list[str] = []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.utils._http, "get_session", lambda: asked.append("session"))
+    with pytest.raises(OSError, match="cached"):  # no generation_config.json, and no config.json in its place
+        fake(Qwen2ForCausalLM, "nobody/nothing", config=config)
+    assert not asked

@@ -1,0 +1,396 @@
+"""Quantized bases: a rehearsal gives them what bitsandbytes gives them, and training on them allocates alike."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_folder
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.quickstart.model import VOCABULARY_SIZE
+from autotrain_mem.rehearsal import stage
+from autotrain_mem.rehearsal.lens.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
+from autotrain_mem.rehearsal.pretrained import without_weights
+from autotrain_mem.rehearsal.quantized import refuse_unrehearsed, statistics
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.spec import Owner, Trace
+
+ROWS, LENGTH, STEPS = 2, 48, 2
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "nf4-double": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16",
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_compute_dtype": "float32"},
+    "nf4-bf16-storage": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": "bfloat16",
+        "bnb_4bit_compute_dtype": "bfloat16",
+    },
+    "int8": {"load_in_8bit": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: tiny_folder(root / family, family) for family in ("qwen2", "gpt2")}
+
+
+def quantization(name: str) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(**QUANTIZED[name])
+
+
+def load(folder: pathlib.Path, **options: Any) -> Any:
+    from trl.trainer.utils import create_model_from_path
+
+    return create_model_from_path(str(folder), device_map=None, **options)
+
+
+def weights(model: Any) -> dict[str, tuple[Any, ...]]:
+    tensors = (*model.named_parameters(), *model.named_buffers(), *statistics(model))
+    return {
+        name: (tuple(t.shape), t.dtype, t.untyped_storage().nbytes(), isinstance(t, torch.nn.Parameter))
+        for name, t in tensors
+    }
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_a_quantized_base_keeps_what_the_real_one_keeps(
+    family: str, name: str, dtype: str, folders: dict[str, pathlib.Path]
+) -> None:
+    real = load(folders[family], dtype=dtype, quantization_config=quantization(name))
+    with FakeTensorMode(), without_weights():
+        fake = load(folders[family], dtype=dtype, quantization_config=quantization(name))
+    assert weights(fake) == weights(real)
+    assert [type(module) for module in fake.modules()] == [type(module) for module in real.modules()]
+    for attribute in ("is_quantized", "quantization_method", "is_loaded_in_4bit", "is_loaded_in_8bit"):
+        assert getattr(fake, attribute, None) == getattr(real, attribute, None)
+    assert fake.config.quantization_config.to_dict() == real.config.quantization_config.to_dict()
+    assert type(fake.hf_quantizer) is type(real.hf_quantizer)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_weight_unpacks_to_the_dtype_that_the_real_one_unpacks_to(
+    name: str, folders: dict[str, pathlib.Path]
+) -> None:
+    """It decides how large the whole weight is that the backward pass holds for a moment."""
+    real = load(folders["qwen2"], dtype="float32", quantization_config=quantization(name))
+    with FakeTensorMode(), without_weights():
+        fake = load(folders["qwen2"], dtype="float32", quantization_config=quantization(name))
+    for module, true in zip(fake.modules(), real.modules(), strict=True):
+        state, true_state = (getattr(getattr(m, "weight", None), "quant_state", None) for m in (module, true))
+        for field in ("shape", "dtype", "blocksize", "quant_type", "nested"):
+            assert getattr(state, field, None) == getattr(true_state, field, None)
+        for field in ("blocksize", "compress_statistics", "quant_type", "quant_storage", "bnb_quantized"):
+            assert getattr(getattr(module, "weight", None), field, None) == getattr(
+                getattr(true, "weight", None), field, None
+            )
+
+
+@pytest.mark.parametrize("name", ["nf4-double", "int8"])
+def test_a_checkpoint_that_is_quantized_already_rehearses_without_being_asked_for(
+    name: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    load(folders["qwen2"], dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
+    real = load(tmp_path, dtype="bfloat16")
+    (tmp_path / "model.safetensors").unlink()
+    with FakeTensorMode(), without_weights():
+        fake = load(tmp_path, dtype="bfloat16")
+    assert weights(fake) == weights(real)
+
+
+def test_a_second_quantization_is_refused(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    load(folders["qwen2"], quantization_config=quantization("int8")).save_pretrained(tmp_path)
+    with without_weights(), pytest.raises(UnsupportedModelError, match=r"quantized already \(bitsandbytes\)"):
+        load(tmp_path, quantization_config=quantization("nf4-double"))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "compressed-tensors"])
+def test_a_checkpoint_quantized_by_another_method_is_refused_by_name(method: str) -> None:
+    from transformers import Qwen2Config
+
+    config = Qwen2Config(quantization_config={"quant_method": method})
+    with pytest.raises(UnsupportedModelError, match=f"{method} is not rehearsed yet"):
+        refuse_unrehearsed(config, None)
+
+
+def test_int8_layers_that_keep_float16_weights_are_refused() -> None:
+    from transformers import BitsAndBytesConfig, Qwen2Config
+
+    asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True)
+    with pytest.raises(UnsupportedModelError, match="llm_int8_has_fp16_weight"):
+        refuse_unrehearsed(Qwen2Config(), asked)
+
+
+def test_a_rehearsal_leaves_no_fake_table_of_codes_behind(folders: dict[str, pathlib.Path]) -> None:
+    """bitsandbytes keeps one for the whole process; a fake one there would spoil a real quantization later."""
+    from bitsandbytes import functional
+
+    before = dict(functional.name2qmap)
+    with FakeTensorMode(), without_weights():
+        load(folders["qwen2"], quantization_config=quantization("nf4-double"))
+    assert functional.name2qmap == before
+
+
+# -- a layer on CUDA's path ------------------------------------------------------------------------------------------
+
+
+def linear_4bit(inputs: int, outputs: int, nested: bool) -> Any:
+    import bitsandbytes
+
+    layer = bitsandbytes.nn.Linear4bit(
+        inputs, outputs, bias=False, compute_dtype=torch.bfloat16, compress_statistics=nested, quant_type="nf4"
+    )
+    return layer.to("cpu")
+
+
+def births_of(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
+    """Sizes of what one pass allocates, beside the layer and its input."""
+    recorder = Recorder()
+    recorder.adopt_model(layer)
+    for name, tensor in (*statistics(layer), ("input", x)):
+        recorder.mark(tensor, Owner.WEIGHTS, name)
+    before = len(recorder.trace().blocks)
+    with recorder.recording():
+        out = layer(x)
+        if backward:
+            out.sum().backward()
+    return [block.size_bytes for block in recorder.trace().blocks[before:]]
+
+
+def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
+    with cuda_bitsandbytes():
+        return births_of(layer, x, backward)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_4bit_product_dequantizes_the_whole_weight(nested: bool, grad: bool) -> None:
+    layer, tokens = linear_4bit(128, 256, nested), FUSED_UP_TO_TOKENS + 1
+    x = torch.randn(tokens, 128, dtype=torch.bfloat16, requires_grad=grad)
+    births = births_on_cuda(layer, x)
+    assert 128 * 256 * 2 in births
+    assert births.count(128 * 256 // 64 * 4) == (2 if nested else 0), "scales, then scales and their offset"
+    assert tokens * 256 * 2 in births
+
+
+def test_a_few_tokens_take_the_fused_kernel() -> None:
+    layer = linear_4bit(128, 256, nested=True)
+    births = births_on_cuda(layer, torch.randn(FUSED_UP_TO_TOKENS, 128, dtype=torch.bfloat16))
+    assert births == [FUSED_UP_TO_TOKENS * 256 * 2]
+
+
+def test_a_layer_in_evaluation_keeps_its_packing() -> None:
+    layer = linear_4bit(128, 256, nested=False).eval()
+    layer.support_avx512bf16_for_cpu = True
+    before = layer.weight.data.clone()
+    with torch.no_grad():
+        births_on_cuda(layer, torch.randn(8, 128, dtype=torch.bfloat16))
+    assert torch.equal(layer.weight.data, before)
+    assert not getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0], ids=["no outliers", "outliers"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_8bit_layer_computes_what_the_layer_without_the_lens_computes(scale: float, bias: bool) -> None:
+    import bitsandbytes
+
+    torch.manual_seed(0)
+    layer = bitsandbytes.nn.Linear8bitLt(64, 32, bias=bias, has_fp16_weights=False, threshold=6.0).to("cpu").eval()
+    x = torch.randn(10, 64).clamp(-3, 3)
+    x[:, 5] *= scale
+    results = []
+    for context in (_plain, cuda_bitsandbytes):
+        with context(), torch.no_grad():
+            results.append(layer(x))
+    assert torch.allclose(results[0], results[1], atol=2e-3), "the product is rounded to float16, as on CUDA"
+
+
+def test_an_8bit_product_holds_int32_and_float16_results() -> None:
+    import bitsandbytes
+
+    layer = bitsandbytes.nn.Linear8bitLt(64, 96, bias=False, has_fp16_weights=False, threshold=6.0).to("cpu")
+    layer.train()
+    x = torch.randn(10, 64, dtype=torch.bfloat16).clamp(-3, 3).requires_grad_()
+    births = births_on_cuda(layer, x, backward=True)
+    for expected in (10 * 96 * 4, 10 * 96 * 2, 10 * 64 * 2, 10 * 64, 10 * 4, 96 * 64 * 2):
+        assert expected in births
+
+
+def test_the_lens_gives_everything_back_and_may_be_nested() -> None:
+    import bitsandbytes
+
+    layer, x = linear_4bit(128, 256, nested=False), torch.randn(8, 128, dtype=torch.bfloat16)
+    before, matmul = births_of(layer, x), bitsandbytes.matmul
+    with cuda_bitsandbytes():
+        assert bitsandbytes.matmul is not matmul
+        once, twice = births_of(layer, x), births_on_cuda(layer, x)
+        assert once == twice != before
+        assert births_of(layer, x) == once, "the inner lens ended"
+    assert bitsandbytes.matmul is matmul
+    assert births_of(layer, x) == before
+
+
+# -- 8-bit optimizers ------------------------------------------------------------------------------------------------
+
+
+def state_sizes(optimizer: Any) -> list[list[tuple[str, int]]]:
+    return [
+        sorted((name, value.nbytes) for name, value in optimizer.state[parameter].items() if torch.is_tensor(value))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def step(model: Any, embedding_bits: int | None) -> Any:
+    import bitsandbytes
+
+    if embedding_bits is not None:
+        manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+        manager.register_module_override(model.model.embed_tokens, "weight", {"optim_bits": embedding_bits})
+    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_8bit_optimizer_state_has_the_real_sizes(folders: dict[str, pathlib.Path]) -> None:
+    """Embeddings and parameters below 4096 elements keep 32-bit state; the rest a byte, and a scale per 256."""
+    with cuda_bitsandbytes():
+        real = state_sizes(step(load(folders["qwen2"]), embedding_bits=32))
+    with stage.fake_tensors() as mode, without_weights(), cuda_bitsandbytes():
+        model = load(folders["qwen2"])
+        with Recorder(KnownValues(mode).run).recording():
+            fake = state_sizes(step(model, embedding_bits=32))
+    assert fake == real
+    embedding = model.model.embed_tokens.weight.numel()
+    assert fake[0] == [("state1", embedding * 4), ("state2", embedding * 4)]
+    gate = 64 * 192
+    assert [("absmax1", gate // 256 * 4), ("absmax2", gate // 256 * 4), ("qmap1", 1024), ("qmap2", 1024)] == [
+        item for item in next(sizes for sizes in fake if ("state1", gate) in sizes) if item[0][:5] != "state"
+    ]
+
+
+def test_an_exception_made_in_one_run_does_not_reach_the_next(folders: dict[str, pathlib.Path]) -> None:
+    """bitsandbytes remembers by position which parameters keep 32-bit state; a worker rehearses many runs."""
+    sizes = []
+    for bits in (32, None):
+        with cuda_bitsandbytes():
+            sizes.append(state_sizes(step(load(folders["qwen2"]), embedding_bits=bits)))
+    assert ("state1", VOCABULARY_SIZE * 64 * 4) in sizes[0][0]
+    assert ("state1", VOCABULARY_SIZE * 64) in sizes[1][0]
+
+
+# -- training on it --------------------------------------------------------------------------------------------------
+
+
+def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Any:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
+    rows = [{"input_ids": [5] * LENGTH} for _ in range(ROWS * STEPS * 2)]
+    dtype = config.pop("dtype", "bfloat16")
+    return SFTTrainer(
+        model=str(folder),
+        args=SFTConfig(
+            output_dir=str(output_dir),
+            use_cpu=True,
+            max_steps=STEPS,
+            per_device_train_batch_size=ROWS,
+            gradient_accumulation_steps=2,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": dtype},
+            **config,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2"),
+        peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+        quantization_config=quantization(name),
+    )
+
+
+def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
+    with without_weights(), cuda_bitsandbytes():
+        return stage.rehearse_play(stage.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
+
+
+def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
+    torch.manual_seed(0)
+    watch = stage.Watch()
+    trainer = build_trainer(folder, name, output_dir, **config)
+    with cuda_bitsandbytes():
+        watch.train(trainer)
+    return watch.recorder.trace()
+
+
+def births(trace: Trace) -> list[tuple[str, str, int, str]]:
+    return [(p.value, b.owner.value, b.size_bytes, b.module) for p, sign, b in trace.walk() if sign > 0]
+
+
+def first_difference(rehearsed: Trace, real: Trace) -> str:
+    pairs = itertools.zip_longest(births(rehearsed), births(real), fillvalue=("", "", 0, "nothing more"))
+    return next((f"birth {i}: rehearsed {a}, real {b}" for i, (a, b) in enumerate(pairs) if a[:3] != b[:3]), "")
+
+
+CASES = {
+    "nf4": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
+    "nf4-float32-base": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True, "dtype": "float32"}),
+    "nf4-no-checkpointing": ("qwen2", "nf4-bf16-storage", {"bf16": True, "gradient_checkpointing": False}),
+    "fp4-no-autocast": ("qwen2", "fp4", {"bf16": False, "gradient_checkpointing": True}),
+    "int8": ("qwen2", "int8", {"bf16": True, "gradient_checkpointing": True}),
+    "int8-no-checkpointing": ("qwen2", "int8", {"bf16": True, "gradient_checkpointing": False}),
+    "int8-8bit-optimizer": ("qwen2", "int8", {"bf16": True, "optim": "adamw_8bit"}),
+    "gpt2-nf4": ("gpt2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_lora_on_a_quantized_base_allocates_what_the_real_run_allocates(
+    case: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    family, name, config = CASES[case]
+    rehearsed = rehearse(folders[family], name, tmp_path / "fake", **config)
+    real = train(folders[family], name, tmp_path / "real", **config)
+    assert not first_difference(rehearsed, real)
+    assert len(births(rehearsed)) > 100
+
+
+@pytest.mark.parametrize("name", ["nf4-double", "int8"])
+def test_a_rehearsed_backward_holds_a_whole_weight_in_16_bits(
+    name: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    trace = rehearse(folders["qwen2"], name, tmp_path, bf16=True)
+    backward = [size for phase, _, size, _ in births(trace) if phase == "backward"]
+    assert 64 * 192 * 2 in backward

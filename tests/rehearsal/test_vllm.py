@@ -1,0 +1,84 @@
+"""Without vLLM installed, TRL's own VLLMGeneration runs against its stand-ins."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.rehearsal import vllm
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.vllm import vllm_stand_in
+from autotrain_mem.spec import Trace
+
+PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
+TOKENS = 6
+WEIGHT_ELEMENTS = 1000
+
+
+def engine(mode: str, **options: Any) -> Any:
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    model = torch.nn.Linear(WEIGHT_ELEMENTS, 3, bias=False)
+    model.name_or_path = "a/model"
+    return VLLMGeneration(
+        model=model,
+        accelerator=Accelerator(cpu=True),
+        processing_class=SimpleNamespace(),
+        mode=mode,
+        max_completion_length=TOKENS,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("sleeping", [False, True])
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_every_prompt_gets_a_completion_of_full_length(mode: str, sleeping: bool) -> None:
+    with vllm_stand_in():
+        stand_in = engine(mode, enable_sleep_mode=sleeping)
+        stand_in.sync_weights()
+        prompts, completions, logprobs, _ = stand_in.generate(PROMPTS, images=None, num_generations=2)
+    assert prompts == PROMPTS
+    assert [len(ids) for ids in completions] == [TOKENS] * len(PROMPTS)
+    assert [len(row) for row in logprobs] == [TOKENS] * len(PROMPTS)
+    assert {type(value) for row in logprobs for (value,) in row} == {float}
+
+
+def test_a_server_gets_its_weights_in_packed_buffers_of_which_two_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights fill a buffer; of three buffers the first dies before the third is born."""
+    weight_bytes = WEIGHT_ELEMENTS * 4
+    monkeypatch.setattr(vllm, "PACKED_BUFFER_BYTES", 2 * weight_bytes - 1)
+    with FakeTensorMode(), Recorder().recording() as recorder:
+        weights = [(str(index), torch.empty(WEIGHT_ELEMENTS)) for index in range(6)]
+        vllm._Client().update_named_params([], iter(weights))
+        trace = recorder.trace()
+    assert births(trace) == [weight_bytes] * 6 + [2 * weight_bytes] * 3
+    assert peak_bytes(trace) == 6 * weight_bytes + 2 * 2 * weight_bytes
+
+
+def births(trace: Trace) -> list[int]:
+    return [block.size_bytes for _, sign, block in trace.walk() if sign > 0]
+
+
+def peak_bytes(trace: Trace) -> int:
+    live = peak = 0
+    for _, sign, block in trace.walk():
+        live += sign * block.size_bytes
+        peak = max(peak, live)
+    return peak
+
+
+def test_everything_is_given_back() -> None:
+    from trl.generation import vllm_generation
+
+    before, environment = dict(vars(vllm_generation)), dict(os.environ)
+    with vllm_stand_in():
+        engine("colocate")
+        assert vars(vllm_generation) != before
+    assert vars(vllm_generation) == before
+    assert dict(os.environ) == environment

@@ -1,0 +1,295 @@
+"""The table of kernels' inner workspaces: its sizes by hand, and that a recording meets them at the right moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.allocator.allocated import AllocatedBytes
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.rehearsal.lens.workspaces import NOT_COUNTED, workspaces
+from autotrain_mem.rehearsal.recorder import Recorder, Scratch
+from autotrain_mem.spec import Block, Hardware, Owner, Phase
+from autotrain_mem.units import MIB
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+
+TENSORS = pytest.mark.parametrize(
+    "tensors", [nullcontext, lambda: FakeTensorMode(allow_non_fake_inputs=True)], ids=["real", "fake"]
+)
+
+
+def recorded(step: Callable[[], Any], device: Any = None) -> Recorder:
+    recorder = Recorder(device=device, workspace=workspaces(AMPERE))
+    with recorder.recording():
+        step()
+    return recorder
+
+
+def scratch(step: Callable[[], Any]) -> list[int]:
+    """Bytes that one step takes and gives back within an operator: born, and dead in the next event."""
+    trace = recorded(step).trace()
+    pairs = zip(trace.events, trace.events[1:], strict=False)
+    return [trace.blocks[born - 1].size_bytes for born, died in pairs if died == -born and born > 0]
+
+
+def asked(operator: Any, *args: Any, out: Any = None, **kwargs: Any) -> list[int]:
+    """What the table says of one call, on tensors too large to make."""
+    with FakeTensorMode():
+        made = [arg() if callable(arg) else arg for arg in args]
+        result = operator(*made, **kwargs) if out is None else out()
+        return [taken.size_bytes for taken in workspaces(AMPERE)(operator, tuple(made), kwargs, result)]
+
+
+def fake(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, dtype=dtype)
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_most_operators_take_nothing() -> None:
+    table = workspaces(AMPERE)
+    x = torch.ones(4)
+    assert table(torch.ops.aten.add.Tensor, (x, x), {}, x + x) == ()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((7, 5), 8_519_680), (AMPERE, 8_519_680), ((8, 9), 8_519_680), (HOPPER, 32 * MIB), ((12, 0), 32 * MIB)],
+)
+def test_the_cublas_workspace_of_each_generation(capability: tuple[int, int], expected: int) -> None:
+    x = torch.ones(2, 2)
+    taken = workspaces(capability)(torch.ops.aten.mm.default, (x, x), {}, x)
+    assert taken == (Scratch(expected, kept_as="cuBLAS workspace"),)
+
+
+def test_an_embeddings_backward_holds_float32_partials_of_its_rows() -> None:
+    tokens, hidden, vocabulary = 4 * 4096, 4096, 128_256
+    partials = tokens // 10 + tokens
+    grad, ids = fake(4, 4096, hidden, dtype=torch.bfloat16), fake(4, 4096, dtype=torch.long)
+    sizes = asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, vocabulary, -1, False)
+    assert sizes == [partials * hidden * 4 + (2 * tokens + tokens + 2 * tokens + partials) * 8]
+    assert sizes[0] == pytest.approx(282 * MIB, rel=0.01)
+
+
+def test_a_small_vocabulary_bounds_the_partials_of_an_embeddings_backward() -> None:
+    grad, ids = fake(8192, 64), fake(8192, dtype=torch.long)
+    sizes = asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, 100, -1, False)
+    partials = 819 + 100
+    assert sizes == [partials * 64 * 4 + (2 * 8192 + 8192 + 2 * 100 + partials) * 8]
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(3072, 0), (3073, 1)])
+def test_few_tokens_take_the_embedding_kernel_without_buffers(tokens: int, expected: int) -> None:
+    grad, ids = fake(tokens, 64), fake(tokens, dtype=torch.long)
+    assert len(asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, 5000, -1, False)) == expected
+
+
+def test_clipping_holds_partial_norms_for_every_tensor_by_the_largest() -> None:
+    largest, count = 128_256 * 4096, 291
+    tensors = [fake(largest, dtype=torch.bfloat16), *[fake(10, dtype=torch.bfloat16)] * (count - 1)]
+    with FakeTensorMode():
+        made = [tensor() for tensor in tensors]
+        (taken,) = workspaces(AMPERE)(torch.ops.aten._foreach_norm.Scalar, (made, 2), {}, [])
+    assert taken.size_bytes == count * 8016 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (8, 4096, []),
+        (1, 50_000, [50_000 * (8 + 12 - 4 + 4)]),
+        (8, 50_000, [8 * 50_000 * (8 + 8 + 4 + 12)]),
+        (200, 50_000, [200 * 50_000 * (8 + 12)]),
+        (2, 1_000_000, [1_000_000 * 20]),
+    ],
+    ids=["small", "one row", "few rows", "many rows", "long rows"],
+)
+def test_sorting_a_vocabulary(rows: int, columns: int, expected: list[int]) -> None:
+    assert asked(torch.ops.aten.sort.default, fake(rows, columns), -1, True) == expected
+    assert asked(torch.ops.aten.sort.stable, fake(rows, columns), stable=True, dim=1) == expected
+
+
+def test_a_scatter_by_mask_counts_through_all_elements() -> None:
+    image = fake(1, 4096, 2048, dtype=torch.bfloat16)
+    whole = asked(torch.ops.aten.masked_scatter.default, image, fake(1, 4096, 2048, dtype=torch.bool), image)
+    assert whole == [4096 * 2048 * 8]
+    wide = asked(torch.ops.aten.masked_scatter.default, image, fake(1, 4096, 1, dtype=torch.bool), image)
+    assert wide == [4096 * 2048 * 9]
+
+
+# -- as a recording meets them -------------------------------------------------------------------------------------
+
+
+@TENSORS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmaxs_backward_holds_the_product_of_gradient_and_output(
+    tensors: Callable[[], Any], dtype: torch.dtype
+) -> None:
+    with tensors():
+        scores = torch.ones(50, 60, dtype=dtype, requires_grad=True)
+        out = scores.softmax(-1)
+        grad = torch.ones_like(out)
+        assert scratch(lambda: out.backward(grad)) == [50 * 60 * dtype.itemsize]
+
+
+@TENSORS
+def test_an_embeddings_backward_takes_its_buffers_in_a_recording(tensors: Callable[[], Any]) -> None:
+    tokens, hidden, vocabulary = 4000, 8, 50
+    with tensors():
+        weight, ids = torch.ones(vocabulary, hidden, requires_grad=True), torch.zeros(tokens, dtype=torch.long)
+        out = torch.nn.functional.embedding(ids, weight)
+        grad = torch.ones_like(out)
+        partials = tokens // 10 + vocabulary
+        adding = (tokens + 2 * vocabulary + partials) * 8 + partials * hidden * 4
+        assert scratch(lambda: out.backward(grad)) == [2 * tokens * 8 + max(adding, 3 * tokens * 8)]
+
+
+@TENSORS
+def test_log_softmaxs_backward_holds_nothing(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        scores = torch.ones(50, 60, requires_grad=True)
+        out = scores.log_softmax(-1)
+        grad = torch.ones_like(out)
+        assert scratch(lambda: out.backward(grad)) == []
+
+
+@TENSORS
+def test_logsumexp_holds_the_exponentials(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        logits = torch.ones(50, 60)
+        assert scratch(lambda: logits.logsumexp(-1)) == [50 * 60 * 4]
+
+
+@TENSORS
+def test_sampling_holds_one_draw_for_each_probability(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        probabilities = torch.ones(50, 60)
+        assert scratch(lambda: torch.multinomial(probabilities, 1)) == [50 * 60 * 4]
+
+
+def test_rows_picked_by_a_mask_are_picked_by_position() -> None:
+    logits, mask = torch.ones(10, 20, 30), torch.arange(200).reshape(10, 20) < 70
+    assert scratch(lambda: logits[mask]) == [70 * 2 * 8]
+    assert scratch(lambda: torch.masked_select(mask, mask)) == [70 * 2 * 8]
+    assert scratch(lambda: logits[torch.zeros(5, dtype=torch.long)]) == []
+
+
+def test_the_backward_of_picking_rows_sorts_the_positions() -> None:
+    logits = torch.ones(100, 30, requires_grad=True)
+    out = logits[torch.zeros(70, dtype=torch.long)]
+    grad = torch.ones_like(out)
+    assert scratch(lambda: out.backward(grad)) == [70 * 6 * 8]
+
+
+def test_the_backward_of_picking_rows_by_a_mask_finds_them_again() -> None:
+    logits, mask = torch.ones(10, 20, 30, requires_grad=True), torch.arange(200).reshape(10, 20) < 70
+    out = logits[mask]
+    grad = torch.ones_like(out)
+    assert scratch(lambda: out.backward(grad)) == [70 * (6 + 2) * 8]
+
+
+def test_writing_rows_sorts_nothing() -> None:
+    x = torch.ones(10, 3)
+
+    def write() -> None:
+        x[torch.zeros(5, dtype=torch.long)] = 0.0
+
+    assert scratch(write) == []
+
+
+def cublas(recorder: Recorder) -> list[Block]:
+    return [block for block in recorder.trace().blocks if block.module == "cuBLAS workspace"]
+
+
+@TENSORS
+def test_cublas_keeps_one_workspace_for_forward_and_one_for_backward(tensors: Callable[[], Any]) -> None:
+    def two_steps() -> None:
+        for _ in range(2):
+            model(x).sum().backward()
+
+    with tensors():
+        model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+        recorder = recorded(two_steps)
+    kept = cublas(recorder)
+    assert [block.size_bytes for block in kept] == [8_519_680] * 2
+    assert {block.owner for block in kept} == {Owner.OTHER}
+    trace = recorder.trace()
+    dead = [trace.blocks[-event - 1].module for event in trace.events if event < 0]
+    assert "cuBLAS workspace" not in dead
+
+
+def test_without_gradients_cublas_keeps_one_workspace() -> None:
+    x = torch.ones(4, 4)
+    assert len(cublas(recorded(lambda: x @ x @ x))) == 1
+
+
+def test_each_run_begins_without_a_workspace() -> None:
+    x = torch.ones(4, 4)
+    assert len(cublas(recorded(lambda: x @ x))) == len(cublas(recorded(lambda: x @ x))) == 1
+
+
+def test_a_recompute_within_the_backward_pass_uses_the_backwards_workspace() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+    assert len(cublas(recorded(lambda: checkpoint(model, x, use_reentrant=False).sum().backward()))) == 2
+
+
+def test_a_workspace_is_alive_together_with_its_operators_inputs_and_results() -> None:
+    n = 1_000_000
+    allocated = AllocatedBytes()
+    x = torch.ones(n)
+
+    def step() -> None:
+        recorder.mark(x, Owner.OTHER, "x")
+        x.clone().logsumexp(0)
+
+    recorder = Recorder(device=Silent(allocated), workspace=workspaces(AMPERE))
+    with recorder.recording():
+        step()
+    assert allocated.peak_bytes >= 3 * n * 4, "x, its clone and the exponentials"
+    assert allocated.peak_bytes < 3 * n * 4 + 4096
+
+
+class Silent:
+    """An accounting as a device."""
+
+    def __init__(self, accounting: AllocatedBytes) -> None:
+        self._accounting = accounting
+
+    def allocate(self, block: int, size_bytes: int) -> None:
+        self._accounting.allocate(block, size_bytes)
+
+    def free(self, block: int) -> None:
+        self._accounting.free(block)
+
+    def empty_cache(self) -> None:
+        raise AssertionError
+
+
+def test_a_workspace_that_does_not_fit_is_out_of_memory_and_leaves_nothing_behind() -> None:
+    card = Hardware(name="small", origin="imagined", total_bytes=16 * MIB, free_bytes=16 * MIB, non_torch_bytes=0)
+    gpu = SimulatedGpu(card, AllocatedBytes())
+    recorder = Recorder(device=gpu, workspace=workspaces(AMPERE))
+    logits = torch.ones(3 * MIB)  # 12 MiB, and 12 MiB more within logsumexp
+    with recorder.recording():
+        recorder.enter_phase(Phase.FORWARD)
+        recorder.mark(logits, Owner.OTHER, "logits")
+        with pytest.raises(torch.OutOfMemoryError):
+            logits.logsumexp(0)
+        assert gpu.allocated_bytes == 12 * MIB
+        logits.sum()
+    trace = recorder.trace()
+    assert sum(sign * block.size_bytes for _, sign, block in trace.walk()) == 12 * MIB
+
+
+def test_what_is_not_counted_is_said() -> None:
+    assert NOT_COUNTED
+    assert all(sentence.strip() for sentence in NOT_COUNTED)

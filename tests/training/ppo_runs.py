@@ -1,0 +1,90 @@
+"""Tiny PPO runs: four Qwen2 models of two layers, prompts of random tokens."""
+
+import gc
+import importlib.metadata
+import pathlib
+import random
+from typing import Any
+
+import pytest
+
+TRL = tuple(int(number) for number in importlib.metadata.version("trl").split(".")[:2])
+NEEDS_PPO = pytest.mark.skipif(TRL >= (1, 13), reason="TRL 1.13 and later have no PPO")
+
+ROLLOUT = 4
+"""Prompts per update: two micro-batches of two."""
+
+
+def prompts(count: int, **columns: Any) -> Any:
+    from datasets import Dataset
+
+    draw = random.Random(0)
+    rows = [[draw.randrange(10, 200) for _ in range(draw.randrange(3, 7))] for _ in range(count)]
+    return Dataset.from_dict({"input_ids": rows, **columns})
+
+
+def config(output_dir: pathlib.Path, **changes: Any) -> Any:
+    from autotrain_mem.training.ppo import ppo_config_class
+
+    settings = {
+        "output_dir": str(output_dir),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "num_ppo_epochs": 1,
+        "num_sample_generations": 0,
+        "response_length": 4,
+        "stop_token": "eos",
+        "max_steps": 1,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return ppo_config_class()(**settings | changes)
+
+
+def lora() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+
+
+def trainer(
+    model: pathlib.Path,
+    args: Any,
+    dataset: Any = None,
+    *,
+    use_lora: bool = False,
+    model_object: Any = None,
+    **options: Any,
+) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
+
+    from autotrain_mem.training.ppo import ppo_trainer_class
+
+    if not gc.get_freeze_count():
+        gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
+    set_seed(0)  # the heads of reward and value model, and the adapter, are drawn
+    build = {
+        "processing_class": AutoTokenizer.from_pretrained(model),
+        "model": model_object or AutoModelForCausalLM.from_pretrained(model),
+        "ref_model": None if use_lora else AutoModelForCausalLM.from_pretrained(model),
+        "reward_model": AutoModelForSequenceClassification.from_pretrained(model, num_labels=1),
+        "value_model": AutoModelForSequenceClassification.from_pretrained(model, num_labels=1),
+        "train_dataset": prompts(3 * ROLLOUT) if dataset is None else dataset,
+        "peft_config": lora() if use_lora else None,
+    }
+    return ppo_trainer_class()(args=args, **build | options)
+
+
+def weights(trainer: Any) -> dict[str, Any]:
+    """Copies of all trained weights, by name."""
+    wrapper = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: value.detach().clone() for name, value in wrapper.named_parameters() if value.requires_grad}
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -1,0 +1,274 @@
+"""An optimizer on the host trains what torch's own would, and looks like it to everything around it."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_folder
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.training.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
+
+KINDS = {
+    "adamw": (torch.optim.AdamW, {"lr": 0.1, "betas": (0.8, 0.9)}),
+    "adamw-fused": (torch.optim.AdamW, {"lr": 0.1, "fused": True}),
+    "adamw-amsgrad": (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.5}),
+}
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(dtype)
+
+
+def groups(trained: torch.nn.Module) -> list[dict[str, Any]]:
+    """As transformers makes them: matrices decay, biases do not."""
+    parameters = list(trained.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+
+
+def device_optimizer(trained: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
+    inner, options = KINDS[kind]
+    return inner(groups(trained), **options)
+
+
+def host(trained: torch.nn.Module, kind: str) -> HostOptimizer:
+    inner, options = KINDS[kind]
+    return HostOptimizer(groups(trained), inner=inner, **options)
+
+
+def train(trained: Any, optimizer: torch.optim.Optimizer, steps: range, scheduler: Any = None) -> None:
+    """Two micro-batches per step, gradients clipped."""
+    for step in steps:
+        for micro in range(2):
+            torch.manual_seed(2 * step + micro)
+            trained(torch.randn(16, 4).to(trained[0].weight.dtype)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# -- the same numbers ----------------------------------------------------------------------------------------------
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_trains_the_same_weights_to_the_bit(kind: str, dtype: torch.dtype) -> None:
+    on_host, expected = model(dtype), model(dtype)
+    train(on_host, host(on_host, kind), range(5))
+    train(expected, device_optimizer(expected, kind), range(5))
+    assert same(on_host, expected)
+    assert not same(on_host, model(dtype)), "and it did train"
+
+
+def test_a_learning_rate_schedule_is_obeyed() -> None:
+    on_host, expected = model(), model()
+    for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        train(trained, optimizer, range(5), schedule)
+    assert same(on_host, expected)
+
+
+def test_an_option_that_is_changed_between_steps_counts() -> None:
+    on_host, expected = model(), model()
+    for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
+        train(trained, optimizer, range(2))
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        train(trained, optimizer, range(2, 4))
+    assert same(on_host, expected)
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    on_host, expected = model(), model()
+    pairs: Any = ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw")))
+    for trained, optimizer in pairs:
+        train(trained, optimizer, range(1))
+        trained[0].weight.requires_grad_(False)
+        train(trained, optimizer, range(1, 3))
+    assert same(on_host, expected)
+
+
+def test_weights_that_are_loaded_between_steps_are_trained_on() -> None:
+    on_host, expected = model(), model()
+    for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
+        train(trained, optimizer, range(2))
+        trained.load_state_dict(model().state_dict())
+        train(trained, optimizer, range(2, 4))
+    assert same(on_host, expected)
+
+
+def test_a_closure_is_called_and_its_loss_returned() -> None:
+    trained = model()
+    before = model()
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = trained(torch.ones(1, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    loss = host(trained, "adamw").step(closure)
+    assert torch.equal(loss, before(torch.ones(1, 4)).square().mean())
+    assert not same(trained, before)
+
+
+def test_step_hooks_are_called_once_per_step() -> None:
+    trained = model()
+    optimizer = host(trained, "adamw")
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    train(trained, optimizer, range(2))
+    assert called == ["before", "after"] * 2
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+def equal_states(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if one["param_groups"] != other["param_groups"] or one["state"].keys() != other["state"].keys():
+        return False
+    return all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(other["state"][index][name]))
+        for index, state in one["state"].items()
+        for name, value in state.items()
+    )
+
+
+@EVERY_KIND
+def test_its_checkpoint_is_the_one_that_the_device_would_write(kind: str) -> None:
+    on_host, expected = model(), model()
+    ours, theirs = host(on_host, kind), device_optimizer(expected, kind)
+    train(on_host, ours, range(3))
+    train(expected, theirs, range(3))
+    assert equal_states(ours.state_dict(), theirs.state_dict())
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("first", [host, device_optimizer])
+@pytest.mark.parametrize("second", [host, device_optimizer])
+def test_a_run_resumes_with_or_without_the_offload(kind: str, first: Any, second: Any, tmp_path: pathlib.Path) -> None:
+    straight, interrupted = model(), model()
+    train(straight, device_optimizer(straight, kind), range(4))
+
+    optimizer = first(interrupted, kind)
+    train(interrupted, optimizer, range(2))
+    torch.save((interrupted.state_dict(), optimizer.state_dict()), tmp_path / "checkpoint.pt")
+    resumed = model()
+    weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    resumed.load_state_dict(weights)
+    optimizer = second(resumed, kind)
+    optimizer.load_state_dict(state)
+    train(resumed, optimizer, range(2, 4))
+    assert same(resumed, straight)
+
+
+def test_before_its_first_step_there_is_no_state_to_move() -> None:
+    """accelerate carries an optimizer's state to the device and back when it prepares it."""
+    assert host(model(), "adagrad").state_dict()["state"] == {}
+    assert device_optimizer(model(), "adagrad").state_dict()["state"]
+
+
+def test_nothing_of_its_state_is_seen_as_the_devices() -> None:
+    trained = model()
+    optimizer = host(trained, "adamw")
+    train(trained, optimizer, range(2))
+    assert not optimizer.state
+    assert optimizer.state_dict()["state"]
+
+
+def test_parameters_that_come_after_the_first_step_are_refused() -> None:
+    trained = model()
+    optimizer = host(trained, "adamw")
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    train(trained, optimizer, range(1))
+    with pytest.raises(RuntimeError, match="first step"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+# -- in a trainer --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2"))
+
+
+def trainer(folder: str, output_dir: pathlib.Path, **arguments: Any) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 4, "warmup_steps": 2}
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "bf16": False}
+    torch.manual_seed(0)
+    return SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        args=SFTConfig(output_dir=str(output_dir), weight_decay=0.1, **(small | quiet | arguments)),
+        train_dataset=Dataset.from_dict({"input_ids": [[5 + row] * 16 for row in range(8)]}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+
+
+@pytest.mark.parametrize("optim", SUPPORTED)
+def test_a_trainer_trains_the_same_weights_with_it(optim: str, folder: str, tmp_path: pathlib.Path) -> None:
+    ours, theirs = trainer(folder, tmp_path, optim=optim), trainer(folder, tmp_path, optim=optim)
+    offload_to_host(ours)
+    ours.train()
+    theirs.train()
+    assert isinstance(ours.optimizer.optimizer, HostOptimizer), "and it did step there"
+    assert same(ours.model, theirs.model)
+
+
+def test_a_trainer_resumes_from_its_checkpoint_on_the_host(folder: str, tmp_path: pathlib.Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
+    straight = trainer(folder, tmp_path, **saving)
+    straight.train()  # without the offload, whose checkpoint the offloaded run goes on from
+    resumed = trainer(folder, tmp_path, **saving)
+    offload_to_host(resumed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert same(resumed.model, straight.model)
+
+
+def test_only_that_trainer_is_changed(folder: str, tmp_path: pathlib.Path) -> None:
+    ours, other = trainer(folder, tmp_path), trainer(folder, tmp_path)
+    offload_to_host(ours)
+    assert not isinstance(other.create_optimizer(), HostOptimizer)
+    assert isinstance(ours.create_optimizer(), HostOptimizer)
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_32bit"])
+def test_an_optimizer_that_has_no_host_form_is_refused_by_its_flag(
+    optim: str, folder: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(UsageError, match=f"--optim {optim}"):
+        offload_to_host(trainer(folder, tmp_path, optim=optim))
+
+
+def test_fp16_is_refused_by_its_flag(folder: str, tmp_path: pathlib.Path) -> None:
+    unscaled = trainer(folder, tmp_path)
+    unscaled.args.fp16 = True
+    with pytest.raises(UsageError, match="--fp16"):
+        offload_to_host(unscaled)
+
+
+def test_a_trainer_that_was_given_an_optimizer_is_refused(folder: str, tmp_path: pathlib.Path) -> None:
+    given = trainer(folder, tmp_path)
+    given.create_optimizer()
+    with pytest.raises(UsageError, match="was given one"):
+        offload_to_host(given)

@@ -1,0 +1,78 @@
+"""PPO in two processes (DDP on the CPU), run by torchrun as a user would run it."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from ppo_runs import NEEDS_PPO
+from tiny import tiny_folder
+
+pytestmark = [NEEDS_PPO, pytest.mark.slow]
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = pathlib.Path(__file__).with_name("ppo_script.py")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[dict[str, Any]]]:
+    """(the folder that the processes wrote to, what each of them found)."""
+    import os
+
+    folder = tmp_path_factory.mktemp("ddp")
+    model = tiny_folder(folder / "model", "qwen2")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    done = subprocess.run(
+        [*launch, str(SCRIPT), str(model), str(folder)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_two_processes_train_the_same_weights_and_resume_bit_for_bit(kind: str, ran: Any) -> None:
+    _, found = ran
+    results = [found[rank][kind][run] for rank in range(2) for run in ("straight", "resumed")]
+    assert {result["weights"] for result in results} == {results[0]["weights"]}
+    assert {tuple(result["scores"]) for result in results} == {tuple(results[0]["scores"])}
+    assert results[0]["distributed"] == "MULTI_CPU"
+    assert results[0]["precision"] == "bf16"
+    assert all(len(result["grad_norm"]) == 3 for result in results)
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_checkpoints_are_written_once_and_hold_both_models(kind: str, ran: Any) -> None:
+    folder, _ = ran
+    assert sorted(path.name for path in (folder / kind).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    weights = "adapter_model.safetensors" if kind == "lora" else "model.safetensors"
+    for place in (folder / kind, folder / kind / "checkpoint-3"):
+        assert (place / weights).is_file()
+        assert (place / "value_model" / "model.safetensors").is_file()
+    assert (folder / kind / "README.md").is_file()
+    assert {path.name for path in (folder / kind / "checkpoint-3").glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+
+
+def test_a_policy_saved_by_two_processes_loads(ran: Any) -> None:
+    """DDP's prefix in the names would leave every weight newly drawn."""
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = ran
+    _, loading = AutoModelForCausalLM.from_pretrained(folder / "full", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+
+
+def test_a_wish_of_one_process_to_stop_and_save_is_that_of_all(ran: Any) -> None:
+    folder, found = ran
+    assert [of_rank["stopped"] for of_rank in found] == [1, 1]
+    assert (folder / "stopped" / "checkpoint-1" / "optimizer.pt").is_file()

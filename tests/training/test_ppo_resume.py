@@ -1,0 +1,137 @@
+"""What a PPO run saves, and that one which goes on from there ends where an unbroken one does, bit for bit."""
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, trainer, weights
+from tiny import tiny_folder
+
+from autotrain_mem.errors import OutputFolderError, TrainingError
+
+pytestmark = NEEDS_PPO
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
+
+
+def run(model: pathlib.Path, folder: pathlib.Path, *, steps: int = 4, resume: Any = None, **options: Any) -> Any:
+    """Updates that save after each one; the schedule, the shuffling and the rollouts all move on."""
+    changes = {name: options.pop(name) for name in ("save_total_limit", "num_sample_generations") if name in options}
+    args = config(folder, max_steps=steps, save_strategy="steps", save_steps=1, num_ppo_epochs=2, **changes)
+    built = trainer(model, args, **options)
+    built.train(resume_from_checkpoint=resume)
+    return built
+
+
+def assert_same_end(straight: Any, resumed: Any) -> None:
+    one, other = weights(straight), weights(resumed)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
+        assert logged(straight, name) == logged(resumed, name), name
+    assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
+    assert torch.equal(torch.get_rng_state(), torch.load(pathlib.Path(straight.args.output_dir) / "rng.pt"))
+
+
+@pytest.mark.parametrize(
+    ("use_lora", "done"),
+    [(False, 3), (True, 2)],
+    ids=["full, within the second pass over the data", "LoRA, as the second pass begins"],
+)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(
+    use_lora: bool, done: int, model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    options = {
+        "dataset": prompts(2 * ROLLOUT + 1),
+        "use_lora": use_lora,
+        "eval_dataset": prompts(8),  # samples are shown after steps 1 and 3, which must not move the generators
+        "num_sample_generations": 2,
+    }
+    straight = run(model, tmp_path, **options)
+    torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
+    resumed = run(model, tmp_path, resume=str(tmp_path / f"checkpoint-{done}"), **options)
+    assert_same_end(straight, resumed)
+
+
+def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    straight = run(model, tmp_path)
+    torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # as if killed while it was written
+    resumed = run(model, tmp_path, resume=True)
+    assert_same_end(straight, resumed)
+
+
+def test_a_run_that_is_done_trains_no_further(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    done = weights(run(model, tmp_path, steps=1))
+    again = run(model, tmp_path, steps=1, resume=True)
+    assert again.state.global_step == 1
+    assert all(torch.equal(done[name], value) for name, value in weights(again).items())
+
+
+@pytest.mark.parametrize("use_lora", [False, True])
+def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    built = run(model, tmp_path, steps=3, use_lora=use_lora, save_total_limit=2)
+    built.save_model(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    parts = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "tokenizer.json"}
+    assert parts <= {path.name for path in (tmp_path / "checkpoint-3").iterdir()}
+    for folder in (tmp_path, tmp_path / "checkpoint-3"):
+        assert (folder / "adapter_model.safetensors").exists() == use_lora
+        policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # adapters load through their base model
+        value = AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
+        trained = weights(built)
+        assert torch.equal(value["score.weight"], trained["value_model.score.weight"])
+        if not use_lora:
+            name = "model.layers.0.self_attn.q_proj.weight"
+            assert torch.equal(policy[name], trained[f"policy.{name}"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_path: pathlib.Path) -> None:
+    """A mixture's experts are one tensor in the model and one each in the file."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    from autotrain_mem.training.ppo_resume import load_weights
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 4}
+    drawn = Qwen3MoeConfig(vocab_size=100, num_experts_per_tok=2, **shape, **heads)
+    saved, other = (AutoModelForCausalLM.from_config(drawn, dtype=dtype) for _ in range(2))
+    saved.save_pretrained(tmp_path)
+    held = dict(other.named_parameters())
+    load_weights(other, tmp_path)
+    for name, value in saved.named_parameters():
+        assert torch.equal(held[name], value), name  # in the parameters that an optimizer holds
+
+
+def test_no_checkpoint_to_resume_from_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(OutputFolderError, match="holds no checkpoint"):
+        run(model, tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_trls_own_trainer_is_told_by_what_it_lacks(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    with pytest.raises(TrainingError, match=r"lacks optimizer\.pt, scheduler\.pt, value_model"):
+        run(model, tmp_path, resume=True)
+
+
+def test_another_batch_size_cannot_resume(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run(model, tmp_path, steps=1)
+    args = config(tmp_path, max_steps=8, per_device_train_batch_size=1)
+    with pytest.raises(TrainingError, match="an update takes 2 now"):
+        trainer(model, args).train(resume_from_checkpoint=True)
+
+
+def test_weights_of_another_adapter_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    from peft import LoraConfig
+
+    run(model, tmp_path, steps=1, use_lora=True)
+    other = LoraConfig(r=4, target_modules=["k_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(TrainingError, match="are not those of this model"):
+        run(model, tmp_path, use_lora=True, peft_config=other, resume=True)

@@ -1,0 +1,331 @@
+"""Each promise of PPO's config, kept: measured on what a run does, not on what is set."""
+
+import pathlib
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, trainer, weights
+from tiny import tiny_folder
+
+from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
+from autotrain_mem.spec import Phase
+
+pytestmark = NEEDS_PPO
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
+
+
+def layers(built: Any) -> tuple[Any, Any]:
+    """The second layer of the policy and of the value model."""
+    base = built.policy_model.get_base_model() if built.is_peft_model else built.policy_model
+    return base.model.layers[1], built.value_model.model.layers[1]
+
+
+def during_training(built: Any) -> Counter[str]:
+    """Calls of the inside of a layer in training forwards and backwards, per model."""
+    calls: Counter[str] = Counter()
+    phases: list[Phase] = []
+    built.phase_began = phases.append
+
+    def count(name: str) -> None:
+        calls.update([name] * (phases[-1] in (Phase.FORWARD, Phase.BACKWARD)))
+
+    for name, layer in zip(("policy", "value"), layers(built), strict=True):
+        layer.mlp.register_forward_pre_hook(lambda *_, name=name: count(name))
+    return calls
+
+
+# -- precision -----------------------------------------------------------------------------------------------------
+
+
+def computed_dtypes(built: Any) -> dict[str, set[torch.dtype]]:
+    """What one layer of each of the four models gives in an update."""
+    seen: dict[str, set[torch.dtype]] = {}
+    models = {"policy": built.policy_model, "reference": built.ref_model}
+    models |= {"value": built.value_model, "reward": built.reward_model}
+    for name, model in models.items():
+        seen[name] = set()
+        model.model.layers[0].mlp.register_forward_hook(lambda _, __, out, name=name: seen[name].add(out.dtype))
+    built.train()
+    return seen
+
+
+@pytest.mark.parametrize("asked", [torch.bfloat16, torch.float32])
+def test_precision_is_the_configs_whatever_came_before(
+    asked: torch.dtype, model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    from accelerate import Accelerator
+
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    args = config(tmp_path, bf16=asked is torch.bfloat16)
+    Accelerator(cpu=True, mixed_precision="no" if asked is torch.bfloat16 else "bf16")
+    before = dict(os.environ)
+    built = trainer(model, args)
+    assert dict(os.environ) == before
+    assert computed_dtypes(built) == {name: {asked} for name in ("policy", "reference", "value", "reward")}
+
+
+def test_a_4_bit_policy_trains_in_mixed_precision(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """TRL casts its head to bf16 and its norms to fp32: they only meet under autocast, in the rollout as well."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    policy = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantized)
+    args = config(tmp_path, bf16=True, gradient_checkpointing=True)
+    built = trainer(model, args, use_lora=True, model_object=policy)
+    before = weights(built)
+    built.train()
+    assert all(not torch.equal(before[name], value) for name, value in weights(built).items() if "lora_B" in name)
+
+
+def test_fp16_where_nothing_would_run_in_it_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TrainingError, match="mixed precision should be fp16 and is none on cpu"):
+        trainer(model, config(tmp_path, bf16=False, fp16=True))
+
+
+def test_precision_lost_after_construction_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path, bf16=True))
+    wrapper = built.model
+    wrapper.forward = wrapper._original_forward  # as a later accelerator.unwrap_model(keep_fp32_wrapper=False) does
+    with pytest.raises(TrainingError, match="mixed precision bf16"):
+        built.train()
+
+
+# -- gradient checkpointing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_lora", [False, True])
+@pytest.mark.parametrize("reentrant", [None, True])
+def test_checkpointing_recomputes_both_models(
+    use_lora: bool, reentrant: bool | None, model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    options = None if reentrant is None else {"use_reentrant": reentrant}
+    args = config(tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs=options, max_steps=2)
+    built = trainer(model, args, use_lora=use_lora)
+    calls, before = during_training(built), weights(built)
+    built.train()
+    micro_batches = 2 * 2
+    assert calls == dict.fromkeys(("policy", "value"), 2 * micro_batches)
+    for layer in layers(built):  # TRL's own enabling after a generation forgets the options
+        assert layer._gradient_checkpointing_func.keywords["use_reentrant"] is bool(reentrant)
+    after = weights(built)
+    assert all(not torch.equal(before[name], after[name]) for name in before if "q_proj" in name)
+
+
+def test_without_checkpointing_nothing_is_recomputed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path))
+    calls = during_training(built)
+    built.train()
+    assert calls == {"policy": 2, "value": 2}
+
+
+def test_generation_is_not_checkpointed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A checkpointed layer drops the cache without an error, and the responses would be read without their prompts."""
+    built = trainer(model, config(tmp_path, gradient_checkpointing=True))
+    phases: list[Phase] = []
+    checkpointed: set[Phase] = set()
+    built.phase_began = phases.append
+    layer = layers(built)[0]
+    checkpoint = layer._gradient_checkpointing_func
+    layer._gradient_checkpointing_func = lambda *given: (checkpointed.add(phases[-1]), checkpoint(*given))[1]
+    built.train()
+    assert checkpointed == {Phase.FORWARD}
+
+
+def test_checkpointing_lost_after_construction_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path, gradient_checkpointing=True))
+    built.value_model.activation_checkpointing_disable()
+    with pytest.raises(TrainingError, match="off in the value model"):
+        built.train()
+
+
+# -- clipping ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_gradients_are_clipped_once_per_step(epochs: int, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    args = config(
+        tmp_path,
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=1e-3,
+        num_ppo_epochs=epochs,
+    )
+    built = trainer(model, args)
+    before = weights(built)
+    built.train()
+    after = weights(built)
+    moved = torch.sqrt(sum((after[name] - before[name]).double().square().sum() for name in before))
+    # One step of SGD moves by rate x clipped norm; float32 sums of 200,000 squares are good to 1e-3. Two steps in
+    # nearly the same direction move nearly twice as far.
+    assert moved.item() == pytest.approx(epochs * 1e-3, rel=1e-3 if epochs == 1 else 0.2)
+    assert logged(built, "grad_norm")[0] > 1e-3
+
+
+def test_clipping_lost_after_construction_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path, max_grad_norm=0.5))
+    del built.optimizer.step
+    with pytest.raises(TrainingError, match=r"not be clipped to 0\.5"):
+        built.train()
+
+
+def test_gradients_are_accumulated_over_the_last_prompts_too(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """TRL alone would step after each micro-batch while it trains on the last batch of a pass over the data."""
+    built = trainer(model, config(tmp_path, max_steps=2), prompts(ROLLOUT))
+    steps: list[None] = []
+    built.optimizer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    built.train()
+    assert len(steps) == 2
+
+
+# -- number of updates ---------------------------------------------------------------------------------------------
+
+
+def test_max_steps_bounds_updates_and_schedule(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    args = config(tmp_path, max_steps=4, learning_rate=1e-2, lr_scheduler_type="linear")
+    built = trainer(model, args)
+    built.train()
+    assert built.state.global_step == built.state.max_steps == 4
+    assert logged(built, "lr") == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
+    assert args.total_episodes is None  # the caller's arguments can build the next trainer
+
+
+@pytest.mark.parametrize(("max_steps", "episodes", "updates"), [(1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)])
+def test_the_smaller_of_max_steps_and_total_episodes_counts(
+    max_steps: int, episodes: int, updates: int, model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    built = trainer(model, config(tmp_path, max_steps=max_steps, total_episodes=episodes))
+    assert built.args.num_total_batches == updates
+
+
+# -- callbacks -----------------------------------------------------------------------------------------------------
+
+
+def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    from autotrain_mem.training.callback import Narrator
+
+    events: list[Any] = []
+    built = trainer(model, config(tmp_path, max_steps=5, save_strategy="steps", save_steps=100))
+    narrator = Narrator(events.append, lambda: (None, None))
+
+    class Interruption(Narrator):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            narrator.interrupted = state.global_step == 1  # as Ctrl-C would, in the second update
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            events.append({"event": "end", "episode": state.episode})
+
+    built.add_callback(narrator)
+    built.add_callback(Interruption(lambda event: None, lambda: (None, None)))
+    built.train()
+    assert [event["event"] for event in events] == ["start", "log", "step", "log", "step", "end"]
+    assert events[0]["total_steps"] == 5
+    assert built.state.global_step == 2
+    assert events[-1]["episode"] == 2 * ROLLOUT
+    assert (tmp_path / "checkpoint-2").is_dir()
+    assert narrator.losses == logged(built, "loss")
+
+
+def test_the_logged_loss_is_the_mean_of_what_is_minimised(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path, num_mini_batches=2, vf_coef=0.5))
+    losses: list[float] = []
+    backward = built.accelerator.backward
+    built.accelerator.backward = lambda loss, **options: (losses.append(loss.item()), backward(loss, **options))
+    built.train()
+    assert logged(built, "loss") == pytest.approx([sum(losses) / len(losses)], rel=1e-5)
+
+
+def test_phases_are_told_in_the_order_of_an_update(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path))
+    phases: list[Phase] = []
+    built.phase_began = phases.append
+    built.train()
+    micro_batch = [Phase.FORWARD, Phase.BACKWARD]
+    step = [Phase.OPTIMIZER_STEP, Phase.FORWARD]
+    assert phases == [Phase.GENERATE, Phase.SCORE, *micro_batch, Phase.FORWARD, *micro_batch, *step]
+
+
+def test_samples_are_shown_as_often_as_asked(
+    model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.experimental.ppo import ppo_trainer
+
+    built = trainer(model, config(tmp_path, max_steps=4, num_sample_generations=2), eval_dataset=prompts(8))
+    shown: list[int] = []
+    monkeypatch.setattr(ppo_trainer, "print_rich_table", lambda table: shown.append(built.state.global_step))
+    built.train()
+    assert shown == [1, 3]
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_besides_the_prompts_do_no_harm(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path), prompts(ROLLOUT, text=["a"] * ROLLOUT))
+    built.train()
+    assert built.state.global_step == 1
+
+
+def test_prompts_are_padded_on_the_left(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built = trainer(model, config(tmp_path))
+    pad = built.processing_class.pad_token_id
+    assert built._collate([{"input_ids": [7]}, {"input_ids": [8, 9]}])["input_ids"].tolist() == [[pad, 7], [8, 9]]
+
+
+def test_a_collator_put_in_later_is_the_one_used(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A rehearsal puts its own in, after the dataloader is built."""
+    built = trainer(model, config(tmp_path))
+    collate, seen = built.data_collator, []
+    built.data_collator = lambda rows: (seen.append(len(rows)), collate(rows))[1]
+    built.train()
+    assert seen[0] == ROLLOUT
+
+
+def test_too_few_prompts_for_a_rollout_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """TRL's loop would look for a batch without end."""
+    with pytest.raises(EmptyDatasetError, match="3 prompts do not fill one rollout, which takes 4"):
+        trainer(model, config(tmp_path), prompts(3))
+
+
+def test_untokenized_prompts_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    rows = prompts(ROLLOUT, prompt=["a"] * ROLLOUT).remove_columns("input_ids")
+    with pytest.raises(DatasetFormatError, match="the rows have prompt"):
+        trainer(model, config(tmp_path), rows)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+def test_sharding_is_refused_and_not_ignored(name: str, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    args = config(tmp_path)
+    setattr(args, name, "full_shard")  # the libraries are not here to make such a config
+    with pytest.raises(UsageError, match=f"--{name} would be ignored"):
+        trainer(model, args)
+
+
+def test_saving_by_epoch_is_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="--save_strategy epoch would never save"):
+        trainer(model, config(tmp_path, save_strategy="epoch"))
+
+
+@pytest.mark.parametrize(("pad", "message"), [("eos", "the padding token is the end token"), (None, "with a padding")])
+def test_a_padding_token_that_cannot_be_told_apart_is_refused(
+    pad: str | None, message: str, model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token if pad else None
+    with pytest.raises(UsageError, match=f"(?i){message}"):
+        trainer(model, config(tmp_path), processing_class=tokenizer)
