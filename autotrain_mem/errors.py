@@ -4,6 +4,7 @@
 
     AutofitError                     1   anything below; also what we did not foresee
     ├── UsageError                   2   a flag or a YAML key: unknown, malformed, contradictory
+    ├── MissingExtraError            3   an optional package is not installed, or not in the version that is needed
     ├── HardwareError
     │   ├── NoGpuError              10   no GPU here and none named
     │   ├── UnknownGpuError         11   a GPU name that the catalog does not hold
@@ -18,6 +19,7 @@
     │   ├── EmptyDatasetError       31   no rows
     │   ├── MalformedDatasetError   32   a line that cannot be read
     │   └── DatasetFormatError      33   the columns that the trainer needs are not there
+    ├── RewardFunctionError         35   a reward function raised, or did not return one number per completion
     ├── PlanError
     │   ├── BatchSplitError         40   the effective batch does not divide
     │   └── DoesNotFitError         41   nothing allowed fits the budget
@@ -59,6 +61,10 @@ class AutofitError(Exception):
 
 class UsageError(AutofitError):
     exit_code = 2
+
+
+class MissingExtraError(AutofitError):
+    exit_code = 3
 
 
 class HardwareError(AutofitError):

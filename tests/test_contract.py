@@ -50,7 +50,7 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 FOUNDATION = "errors units"
 NOUNS = "errors units spec"
 EVERYTHING_BELOW = (
-    "errors units processes spec allocator planner rehearsal estimator machine training report quickstart"
+    "errors units processes spec allocator planner trainers rehearsal estimator machine training report quickstart"
 )
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
@@ -62,7 +62,8 @@ LAYERS = {
     "spec": part(1, FOUNDATION),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} processes", HUGGING_FACE),
+    "rehearsal": part(3, f"{NOUNS} processes trainers", HUGGING_FACE),
+    "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
     "machine": part(4, NOUNS, "pynvml psutil torch"),
     "training": part(4, f"{NOUNS} processes", "transformers"),
@@ -75,11 +76,23 @@ LAYERS = {
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
+LENS = (
+    *("attention", "attention_buffers", "attention_choice", "autocast", "bitsandbytes", "cuda", "empty_cache"),
+    *("fused_head", "host", "liger", "workspaces"),
+)
 MAY_BE_SLOW_TO_IMPORT = frozenset(
     {
         "autotrain_mem.rehearsal.recorder",
         "autotrain_mem.rehearsal.values",
-        "autotrain_mem.rehearsal.lens.cuda",
+        *(f"autotrain_mem.rehearsal.lens.{name}" for name in LENS),
+        "autotrain_mem.rehearsal.generation",
+        "autotrain_mem.rehearsal.pretrained",
+        "autotrain_mem.rehearsal.quantized",
+        "autotrain_mem.rehearsal.vllm",
+        "autotrain_mem.rehearsal.rehearse",
+        "autotrain_mem.trainers.host_optimizer",
+        "autotrain_mem.trainers.ppo_resume",
+        "autotrain_mem.trainers.ppo_trainer",
         "autotrain_mem.rehearsal.materialize",
         "autotrain_mem.rehearsal.phases",
         "autotrain_mem.rehearsal.stage",

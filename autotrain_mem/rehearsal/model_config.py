@@ -119,6 +119,6 @@ def _check_classifier(model: str, config: Any) -> None:
 
     if config.model_type not in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise UnsupportedModelError(
-            f"transformers has no sequence classifier of type {config.model_type!r} ({model}), which a reward model is.",
+            f"transformers has no sequence classifier of type {config.model_type!r} ({model}): a reward model is one.",
             hint="Take a model of another architecture, such as Qwen2, Llama or Gemma 3.",
         )

@@ -67,8 +67,8 @@ def _lacks_tokenizer(folder: pathlib.Path) -> bool:
 def _no_tokenizer(model: str) -> ModelNotFoundError:
     return ModelNotFoundError(
         f"{model} comes without a tokenizer that can be loaded.",
-        hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for N "
-        "tokens, or a model folder with its tokenizer files.",
+        hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for "
+        "N tokens, or a model folder with its tokenizer files.",
     )
 
 

@@ -57,7 +57,7 @@ def build_trainer(
     Args:
         stub: The tokenizer of a rehearsal; None in a real run.
     """
-    from autotrain_mem.training.host_optimizer import offload_to_host
+    from autotrain_mem.trainers.host_optimizer import offload_to_host
 
     trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
     if knobs.optimizer_offload:

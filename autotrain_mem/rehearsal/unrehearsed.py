@@ -10,6 +10,7 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.lens.host import NOT_COUNTED as OFFLOADING_NOT_COUNTED
 from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 
 _NOT_SAMPLED = "generation is rehearsed as transformers' own loop: leave it away"
 _ONE_GPU = "plans are for one GPU so far: leave it away"
@@ -36,11 +37,7 @@ def refuse(given: Mapping[str, Any]) -> None:
             "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
             hint="Give --packing true, which is padding-free with its default strategy.",
         )
-    if "ademamix" in str(given.get("optim", "")) and str(given["optim"]).startswith("paged_"):
-        raise UsageError(
-            f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
-            hint="--optim ademamix_8bit and --optim paged_adamw_8bit are rehearsed.",
-        )
+    _check_optimizer(given)
     if refused:
         raise UsageError(
             f"Not rehearsed yet, so that no plan can be made with {', '.join(f'--{name}' for name in refused)}.",
@@ -60,6 +57,27 @@ def _check_quantization(given: Mapping[str, Any]) -> None:
         raise UsageError(
             "--fp16 with --dtype float16: the gradient scaler refuses gradients in float16.",
             hint="Give --dtype float32 with --fp16 (mixed precision), or --bf16 with --dtype bfloat16.",
+        )
+
+
+_UNREHEARSED_OPTIMIZERS = (
+    *("paged_ademamix_32bit", "paged_ademamix_8bit"),  # bitsandbytes' CPU build lacks cget_managed_ptr
+    *("apollo_adamw", "apollo_adamw_layerwise"),  # its projections are drawn by values
+    *("adamw_torch_4bit", "adamw_torch_8bit"),  # torchao compiles its step, which no recorder can look into
+    *("adalomo", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused"),
+)
+
+
+def _check_optimizer(given: Mapping[str, Any]) -> None:
+    if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
+        raise UsageError(
+            f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
+            hint="--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
+        )
+    if given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
+        raise UsageError(
+            f"--optimizer_offload does not know --optim {given['optim']}.",
+            hint=f"It takes --optim {', '.join(OFFLOADED)}.",
         )
 
 

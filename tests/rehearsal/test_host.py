@@ -18,8 +18,8 @@ from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import Play, Watch, fake_tensors, rehearse_play
 from autotrain_mem.rehearsal.values import KnownValues, known_value
 from autotrain_mem.spec import Owner, Trace
-from autotrain_mem.training import host_optimizer
-from autotrain_mem.training.host_optimizer import offload_to_host
+from autotrain_mem.trainers import host_optimizer
+from autotrain_mem.trainers.host_optimizer import offload_to_host
 
 LENGTH = 48
 

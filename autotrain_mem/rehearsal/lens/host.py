@@ -6,7 +6,7 @@ back dies. Only what it asks torch is answered as on a GPU: there is an accelera
 and events exist (and have nothing to wait for), and tensors made in pinned memory are not on the device. A copy back is
 a birth like any other.
 
-The optimizer on the host (``training/host_optimizer.py``) touches nothing on the device but weights that are there.
+The optimizer on the host (``trainers/host_optimizer.py``) touches nothing on the device but weights that are there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.values import Known, known_value
-from autotrain_mem.training import host_optimizer
+from autotrain_mem.trainers import host_optimizer
 
 NOT_COUNTED = (
     "activation offloading allocates what comes back on a stream of its own, whose segments nothing else can use: "

@@ -52,7 +52,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def _with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:
-    """The data as they are after the reference scored them. Scoring is a forward without gradients: less than training."""
+    """The data after the reference scored them, which is a forward without gradients: less than training."""
     scores = [0.0] * len(dataset)
     return dataset.add_column("ref_chosen_logps", scores).add_column("ref_rejected_logps", scores)
 

@@ -60,7 +60,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
     reference; the value model is trained whole.
     """
-    from autotrain_mem.training.ppo import ppo_trainer_class
+    from autotrain_mem.trainers.ppo import ppo_trainer_class
 
     common = trainer_arguments(filled, model, stub)
     quantized = common.pop("quantization_config")
@@ -121,7 +121,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
     if filled.training.reward_model_path == _config_type().reward_model_path:
         raise UsageError(
             "PPO needs a reward model: it gives the scores, and the value model starts from it.",
-            hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads with the policy's tokenizer.",
+            hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
         )
 
 
@@ -138,7 +138,7 @@ def policy_tokenizer(model: str, filled: Configs) -> Any:
 
 
 def _config_type() -> Any:
-    from autotrain_mem.training.ppo import ppo_config_class
+    from autotrain_mem.trainers.ppo import ppo_config_class
 
     return ppo_config_class()
 

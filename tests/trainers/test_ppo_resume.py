@@ -96,7 +96,7 @@ def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_p
     """A mixture's experts are one tensor in the model and one each in the file."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-    from autotrain_mem.training.ppo_resume import load_weights
+    from autotrain_mem.trainers.ppo_resume import load_weights
 
     shape = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 4}

@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_folder
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.training.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
+from autotrain_mem.trainers.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
 
 KINDS = {
     "adamw": (torch.optim.AdamW, {"lr": 0.1, "betas": (0.8, 0.9)}),

@@ -9,17 +9,17 @@ import importlib.util
 import warnings
 from typing import Any
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.errors import MissingExtraError
 
 
 def ppo_trainer_class() -> type[Any]:
-    """TRL's PPOTrainer, made to keep what its config promises (:mod:`autotrain_mem.training.ppo_trainer`).
+    """TRL's PPOTrainer, made to keep what its config promises (:mod:`autotrain_mem.trainers.ppo_trainer`).
 
     Raises:
-        TrainingError: the installed TRL has no PPO.
+        MissingExtraError: the installed TRL has no PPO.
     """
     _check_installed()
-    from autotrain_mem.training.ppo_trainer import PPOTrainer
+    from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
     return PPOTrainer
 
@@ -28,7 +28,7 @@ def ppo_config_class() -> type[Any]:
     """TRL's PPOConfig.
 
     Raises:
-        TrainingError: the installed TRL has no PPO.
+        MissingExtraError: the installed TRL has no PPO.
     """
     _check_installed()
     from trl.experimental.ppo import PPOConfig
@@ -44,7 +44,7 @@ def _check_installed() -> None:
             return
     import trl
 
-    raise TrainingError(
+    raise MissingExtraError(
         f"PPO needs trl 1.12, the last one that has it; trl {trl.__version__} is installed.",
         hint="pip install 'autotrain_mem[ppo]', or train with GRPO or RLOO, which need no value model.",
     )

@@ -24,7 +24,7 @@ def prompts(count: int, **columns: Any) -> Any:
 
 
 def config(output_dir: pathlib.Path, **changes: Any) -> Any:
-    from autotrain_mem.training.ppo import ppo_config_class
+    from autotrain_mem.trainers.ppo import ppo_config_class
 
     settings = {
         "output_dir": str(output_dir),
@@ -63,7 +63,7 @@ def trainer(
 ) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
-    from autotrain_mem.training.ppo import ppo_trainer_class
+    from autotrain_mem.trainers.ppo import ppo_trainer_class
 
     if not gc.get_freeze_count():
         gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules

@@ -7,7 +7,7 @@ import sys
 import pytest
 from ppo_runs import NEEDS_PPO
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.training import ppo
 
 
@@ -22,11 +22,11 @@ def test_it_gives_a_trainer_of_trl_and_its_config() -> None:
 def test_a_trl_without_ppo_is_told_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for get in (ppo.ppo_trainer_class, ppo.ppo_config_class):
-        with pytest.raises(TrainingError, match=r"trl 1\.12") as caught:
+        with pytest.raises(MissingExtraError, match=r"trl 1\.12") as caught:
             get()
         assert "autotrain_mem[ppo]" in caught.value.hint
 
 
 def test_the_door_itself_loads_no_trl() -> None:
-    code = "import autotrain_mem.training.ppo, sys; assert not {'trl', 'torch'} & set(sys.modules)"
+    code = "import autotrain_mem.trainers.ppo, sys; assert not {'trl', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

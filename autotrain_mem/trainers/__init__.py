@@ -1,0 +1,1 @@
+"""Trainers and optimizers that TRL does not have, or whose promises it does not keep."""
