@@ -68,6 +68,11 @@ class Rehearsals:
         """What a run may take of the device."""
         return self.hardware.budget_bytes(self.headroom_bytes)
 
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """The card's, by which its kernels differ."""
+        return self.hardware.compute_capability or ASSUMED_CAPABILITY
+
     def with_output_dir(self, output_dir: str) -> Rehearsals:
         """The same job, written elsewhere."""
         job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
@@ -75,8 +80,8 @@ class Rehearsals:
 
     def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
         """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
-        capability = self.hardware.compute_capability or ASSUMED_CAPABILITY
-        trace = self.worker.rehearse(self.job, knobs, row_length(self.job, knobs, longest), capability)
+        length = row_length(self.job, knobs, longest)
+        trace = self.worker.rehearse(self.job, knobs, length, self.compute_capability)
         return Estimate(
             knobs=knobs, hardware=self.hardware, memory=estimate_memory(trace), budget_bytes=self.budget_bytes
         )
@@ -90,7 +95,7 @@ def estimate(rehearsals: Rehearsals) -> Estimate:
     """
     job = rehearsals.job
     longest = _profile_longest(rehearsals) if _counts_for_estimate(job) else job.prompt_length
-    context_length = rehearsals.worker.context_length(job)
+    context_length = rehearsals.worker.context_length(job, rehearsals.compute_capability)
     space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
     return rehearsals.predict(space.base, longest or (None if job.is_online else context_length))
 
@@ -109,7 +114,7 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     started = time.perf_counter()
     job = rehearsals.job
     check_forbid(job.forbid)
-    context_length = rehearsals.worker.context_length(job)
+    context_length = rehearsals.worker.context_length(job, rehearsals.compute_capability)
     profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
     longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
     space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)

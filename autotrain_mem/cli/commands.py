@@ -21,7 +21,6 @@ from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import ONLINE_METHODS
-from autotrain_mem.spec.knobs import OWN_KNOBS
 
 
 def estimate(method: str, argv: Sequence[str]) -> int:
@@ -83,7 +82,7 @@ def gpus(argv: Sequence[str]) -> int:
 
 
 def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsals:
-    given, defaults = worker.parse(method, own.rest, own.config, own.environment, flags.own_names())
+    given, defaults = worker.parse(method, own.rest, own.config, own.environment, flags.own_names(), own.switches)
     job = _job(own, method, given)
     use_cpu = bool(given.get("use_cpu"))
     if use_cpu and own.gpu is not None:
@@ -120,7 +119,7 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
         method=method,
         model=str(model),
         dataset=own.dataset,
-        arguments={**given, **{name: True for name in OWN_KNOBS if getattr(own, name)}},
+        arguments=given,
         environment=own.environment,
         effective_batch_size=own.effective_batch_size,
         prompt_length=own.prompt_length,

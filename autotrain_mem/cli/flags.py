@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.units import format_bytes, parse_bytes
 
 FITS = ("all", "rounding", "lossless")
@@ -41,6 +42,11 @@ class Own:
     """Flags for TRL's parser."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """YAML keys for TRL's parser."""
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Knobs that are ours alone and are turned on."""
+        return tuple(name for name in OWN_KNOBS if getattr(self, name))
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
         """The headroom in bytes: a size, or a percentage of the card; None for the default."""

@@ -54,7 +54,13 @@ class Parsed:
     """TRL's own values for what a plan decides."""
 
 
-def parse(method: str, argv: Sequence[str], config: Mapping[str, Any], also_known: Iterable[str]) -> Parsed:
+def parse(
+    method: str,
+    argv: Sequence[str],
+    config: Mapping[str, Any],
+    also_known: Iterable[str],
+    switches: Iterable[str] = (),
+) -> Parsed:
     """Parse the flags that are not ours, over the keys of a YAML config.
 
     Args:
@@ -62,6 +68,7 @@ def parse(method: str, argv: Sequence[str], config: Mapping[str, Any], also_know
         argv: Flags without our own.
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.
+        switches: Knobs that are ours alone and that the user turned on.
 
     Raises:
         UsageError: an unknown flag or key (with the nearest), a value that TRL refuses, an argument that cannot be
@@ -83,6 +90,7 @@ def parse(method: str, argv: Sequence[str], config: Mapping[str, Any], also_know
     if extra:
         raise _unknown_tokens(extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
+    given |= dict.fromkeys(switches, True)
     refuse(given)
     _check(method_of(method), given)
     knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})

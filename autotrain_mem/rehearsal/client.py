@@ -57,6 +57,7 @@ class Worker:
         config: Mapping[str, Any],
         environment: Mapping[str, str],
         also_known: Iterable[str],
+        switches: Iterable[str] = (),
     ) -> tuple[dict[str, Any], Knobs]:
         """(arguments that the user gave, TRL's defaults). Raises UsageError."""
         answer = self._ask(
@@ -66,6 +67,7 @@ class Worker:
             config=dict(config),
             environment=dict(environment),
             also_known=list(also_known),
+            switches=list(switches),
         )
         return answer["given"], Knobs.from_json(answer["defaults"])
 
@@ -74,9 +76,17 @@ class Worker:
         text: str = self._ask("help", method=method)["help"]
         return text
 
-    def context_length(self, job: Job) -> int | None:
-        """The model's context in tokens; None when its config states none. Raises ModelError."""
-        length: int | None = self._ask("describe", job=job.to_json(), options=_config_options(job))["context_length"]
+    def context_length(self, job: Job, compute_capability: tuple[int, int]) -> int | None:
+        """The model's context in tokens; None when its config states none.
+
+        Raises:
+            ModelError: there is no such model, or the method cannot train it.
+            UsageError: what is asked for does not work with this model or on this card.
+        """
+        answer = self._ask(
+            "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
+        )
+        length: int | None = answer["context_length"]
         return length
 
     def check_can_train(self, job: Job) -> None:

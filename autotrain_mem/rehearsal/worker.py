@@ -24,7 +24,9 @@ def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.rehearsal import arguments
 
     os.environ.update(request["environment"])
-    parsed = arguments.parse(request["method"], request["argv"], request["config"], request["also_known"])
+    parsed = arguments.parse(
+        request["method"], request["argv"], request["config"], request["also_known"], request["switches"]
+    )
     return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
 
 
@@ -36,11 +38,14 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job -> its model's context length in tokens (None when its config states none)."""
+    """A job and a card -> the model's context length in tokens (None when its config states none)."""
+    from autotrain_mem.rehearsal.compatible import check_compatible
     from autotrain_mem.rehearsal.model_config import read_config
 
-    config = read_config(Job.from_json(request["job"]), **request["options"]).get_text_config()
-    return {"context_length": getattr(config, "max_position_embeddings", None)}
+    job = Job.from_json(request["job"])
+    config = read_config(job, **request["options"])
+    check_compatible(job, config, tuple(request["compute_capability"]))
+    return {"context_length": getattr(config.get_text_config(), "max_position_embeddings", None)}
 
 
 def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from trl.experimental.ppo import ppo_trainer as trl_ppo
 
 from autotrain_mem.errors import TrainingError, UnsupportedModelError
 from autotrain_mem.spec import Phase
-from autotrain_mem.training import ppo_checks, ppo_resume
+from autotrain_mem.trainers import ppo_checks, ppo_resume
 
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
 

@@ -1,0 +1,75 @@
+"""What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotrain_mem.errors import UnsupportedModelError, UsageError
+from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.spec import Job
+
+
+def check_compatible(job: Job, config: Any, compute_capability: tuple[int, int]) -> None:
+    """Refuse before minutes of planning what would fail, or be mispredicted, in every rehearsal.
+
+    Raises:
+        UsageError: kernels that do not run on this card or with this dtype, or are not rehearsed.
+        UnsupportedModelError: a model that is quantized already, in a way that is not rehearsed or twice.
+    """
+    _check_quantization(job, config)
+    _check_attention(job, config, compute_capability)
+    if job.arguments.get("use_liger_kernel"):
+        _check_liger(job, config)
+
+
+def _check_quantization(job: Job, config: Any) -> None:
+    from trl import get_quantization_config
+
+    from autotrain_mem.rehearsal.quantized import checkpoint_quantization, refuse_unrehearsed
+
+    given = {name: value for name, value in job.arguments.items() if value != "auto"}
+    filled = method_of(job.method).configs({**on_cpu(given), "report_to": "none"})
+    refuse_unrehearsed(config, get_quantization_config(filled.model))
+    if checkpoint_quantization(config) and not job.arguments.get("use_peft"):
+        raise UnsupportedModelError(
+            "The checkpoint is quantized, and rounded weights take no gradient steps.",
+            hint="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
+        )
+
+
+def _check_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> None:
+    import torch
+
+    from autotrain_mem.rehearsal.lens.attention import why_not
+
+    name = job.arguments.get("attn_implementation")
+    if name is None:
+        return
+    half = torch.float16 if job.arguments.get("fp16") else torch.bfloat16
+    mixed = job.arguments.get("bf16") is not False or job.arguments.get("fp16")
+    dtype = half if mixed else getattr(torch, str(job.arguments.get("dtype", "float32")), torch.float32)
+    reason = why_not(name, compute_capability, dtype, _head_size(config.get_text_config()))
+    if reason is not None:
+        raise UsageError(f"--attn_implementation {name}: {reason}.", hint="--attn_implementation sdpa runs everywhere.")
+
+
+def _head_size(config: Any) -> int:
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def _check_liger(job: Job, config: Any) -> None:
+    """SFT's kernels are rehearsed; of the chunked losses, only those that TRL 1.16 computes itself."""
+    import trl
+    from packaging.version import Version
+
+    from autotrain_mem.rehearsal.lens.liger import why_not_liger
+
+    reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
+    if job.method in ("grpo", "rloo", "dpo", "ppo") and Version(trl.__version__) < Version("1.16"):
+        reason = f"Liger's loss for {job.method} is not rehearsed with trl {trl.__version__}"
+    if reason is not None:
+        raise UsageError(
+            f"--use_liger_kernel: {reason}, so that no plan can be made with it.", hint="Leave --use_liger_kernel away."
+        )
