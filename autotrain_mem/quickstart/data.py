@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -80,6 +80,28 @@ def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield _problem(random, random.choice(_LONG_STEPS if row == long_row else _SHORT_STEPS))
 
 
+def preferences(count: int, seed: int, *, conversational: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the same problems as pairs: ``prompt``, the true solution as ``chosen``, a miscounted one as ``rejected``.
+
+    Args:
+        conversational: Each column holds a list of messages; else all are plain text.
+    """
+    random = Random(seed)
+    for row in problems(count, seed):
+        question, solution = row["messages"]
+        miscounted = {**solution, "content": _miscounted(solution["content"], random.randint(1, 9))}
+        pair = {"prompt": question, "chosen": solution, "rejected": miscounted}
+        yield {name: [message] if conversational else message["content"] for name, message in pair.items()}
+
+
+def questions(count: int, seed: int, *, conversational: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the same problems as prompts: ``prompt``, and the number that a reward function checks as ``answer``."""
+    for row in problems(count, seed):
+        question, solution = row["messages"]
+        answer = solution["content"].rpartition(" ")[2]
+        yield {"prompt": [question] if conversational else question["content"], "answer": answer}
+
+
 def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The text of every message, in order: what a tokenizer is trained on."""
     for row in rows:
@@ -89,14 +111,27 @@ def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def write_dataset(path: Path, *, rows: int, seed: int) -> None:
     """Write ``rows`` problems as JSON lines. The file appears whole or not at all; an older one is replaced."""
+    write_rows(path, problems(rows, seed))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines. The file appears whole or not at all; an older one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("w", encoding="utf-8", newline="\n") as lines:
-            lines.writelines(json.dumps(problem) + "\n" for problem in problems(rows, seed))
+            lines.writelines(json.dumps(row) + "\n" for row in rows)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _miscounted(solution: str, by: int) -> str:
+    """The same solution with a slip in its last sum, and so a wrong answer."""
+    *lines, last_sum, answer = solution.splitlines()
+    total = int(answer.rpartition(" ")[2])
+    wrong = str(total + by)
+    return "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
 
 
 def _problem(random: Random, step_count: int) -> dict[str, Any]:

@@ -130,3 +130,29 @@ def test_a_write_that_breaks_off_keeps_the_older_file(tmp_path, monkeypatch):
 def test_texts_are_the_messages_in_order():
     rows = list(data.problems(3, seed=0))
     assert list(data.texts(rows)) == [text for problem in rows for text in conversation(problem)]
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_a_pair_prefers_the_true_solution_to_one_that_ends_wrong(conversational):
+    pairs = list(data.preferences(100, seed=2, conversational=conversational))
+    for pair, problem in zip(pairs, data.problems(100, seed=2), strict=True):
+        question, chosen, rejected = (read(pair[name]) for name in ("prompt", "chosen", "rejected"))
+        assert (question, chosen) == conversation(problem)
+        assert chosen.splitlines()[:-2] == rejected.splitlines()[:-2]
+        assert int(NUMBER.findall(rejected)[-1]) > int(NUMBER.findall(chosen)[-1])
+        left, symbol, right, result = SUM.findall(rejected)[-1]
+        assert apply(symbol, int(left), int(right)) != int(result)
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_a_question_comes_with_the_answer_that_a_reward_checks(conversational):
+    for row in data.questions(100, seed=2, conversational=conversational):
+        assert int(row["answer"]) == answer_by_reading(read(row["prompt"]))
+
+
+def read(value):
+    """A text, or the text of a conversation of one message."""
+    if isinstance(value, str):
+        return value
+    [message] = value
+    return message["content"]

@@ -8,7 +8,7 @@ import pytest
 from ppo_runs import NEEDS_PPO
 
 from autotrain_mem.errors import MissingExtraError
-from autotrain_mem.training import ppo
+from autotrain_mem.trainers import ppo
 
 
 @NEEDS_PPO

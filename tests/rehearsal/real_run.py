@@ -1,0 +1,131 @@
+"""A rehearsal and the same training for real, side by side: one job, one play, fake tensors or true ones."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from autotrain_mem.rehearsal.rehearse import make_play, rehearse
+from autotrain_mem.rehearsal.stage import Watch
+from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.spec.job import ONLINE_METHODS
+
+LENGTH = 40
+"""Tokens of a row, or of a prompt with its completion."""
+COMPLETION = 12
+
+SMALL = Knobs(
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=2,
+    gradient_checkpointing=True,
+    use_peft=False,
+    dtype="float32",
+    optim="adamw_torch_fused",
+)
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "sft": {"max_length": LENGTH},
+    "reward": {"max_length": LENGTH},
+    "dpo": {"max_length": LENGTH},
+    "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
+    "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
+    "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
+}
+
+NEEDS_TRL = {"ppo": pytest.mark.skipif(not hasattr(__import__("trl"), "__version__"), reason="")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training: what is given, and what is chosen."""
+
+    job: Job
+    knobs: Knobs
+
+    @property
+    def length(self) -> int:
+        """What ``rehearse`` takes: of a row, or of the prompt alone."""
+        return LENGTH - COMPLETION if self.job.is_online else LENGTH
+
+
+def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Case:
+    """A small training. Completions always have their full length, as those of a rehearsal have."""
+    full = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if method in ("grpo", "rloo") else {}
+    models = {"reward_model_path": str(folder)} if method == "ppo" else {}
+    job = Job(method=method, model=str(folder), dataset=None, arguments={**full, **models, **(arguments or {})})
+    return Case(job=job, knobs=replace(SMALL, **{**OF_METHOD[method], **knobs}))
+
+
+def rehearsed(one: Case, output_dir: pathlib.Path) -> Trace:
+    """What the product would do."""
+    return rehearse(one.job, one.knobs, one.length, str(output_dir))
+
+
+def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
+    """The same play with the model's own weights, on true tensors; returns the trainer too."""
+    play = make_play(one.job, one.knobs, one.length, str(output_dir))
+    torch.manual_seed(0)
+    numpy.random.seed(0)  # PPO draws its micro-batches with it
+    watch = Watch()
+    with watch.curtain():
+        trainer = play.build()
+        _never_end(trainer)
+        with play.directions(trainer):
+            watch.train(trainer, edit_rows=play.edit_rows)
+    return watch.recorder.trace(), trainer
+
+
+def _never_end(trainer: Any) -> None:
+    """PPO's sampling takes no minimum; a real policy would draw an end sooner or later."""
+    policy = getattr(trainer, "policy_model", None)
+    if policy is not None:
+        policy.generation_config.eos_token_id = None
+
+
+def difference(one: Case, fake: Trace, real: Trace) -> str:
+    """Empty when the two are alike, to the byte; else the first place where they part.
+
+    Where completions are sampled, a rehearsal takes the two ends of the generation: of it, the peak is compared, and
+    of everything else every birth.
+    """
+    apart = Phase.GENERATE if one.job.method in ONLINE_METHODS else None
+    pairs = itertools.zip_longest(births(fake, apart), births(real, apart), fillvalue=("", "", 0, "nothing more"))
+    for index, (ours, theirs) in enumerate(pairs):
+        if ours[:3] != theirs[:3]:
+            return f"birth {index}: rehearsed {ours}, real {theirs}"
+    if peaks(fake) != peaks(real):
+        return f"peaks: rehearsed {peaks(fake)}, real {peaks(real)}"
+    return ""
+
+
+def births(trace: Trace, apart: Phase | None = None) -> list[tuple[str, str, int, str]]:
+    """Phase, owner, size and module of every block in the order in which they were born, but for one phase's."""
+    return [
+        (phase.value, block.owner.value, block.size_bytes, block.module)
+        for phase, sign, block in trace.walk()
+        if sign > 0 and phase is not apart
+    ]
+
+
+def peaks(trace: Trace, owner: Owner | None = None) -> dict[str, int]:
+    """Largest live bytes within each phase, of one owner or of all."""
+    live, largest = 0, {}
+    for phase, sign, block in trace.walk():
+        if owner in (None, block.owner):
+            live += sign * block.size_bytes
+            largest[phase.value] = max(largest.get(phase.value, 0), live)
+    return largest
+
+
+def assert_alike(one: Case, folder: pathlib.Path) -> tuple[Trace, Trace, Any]:
+    """Rehearse and train; returns both traces and the trainer."""
+    fake = rehearsed(one, folder / "fake")
+    real, trainer = trained(one, folder / "real")
+    assert not difference(one, fake, real)
+    assert len(births(real)) > 100
+    return fake, real, trainer
