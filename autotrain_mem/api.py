@@ -170,7 +170,7 @@ def fit(
             "simulate": simulate,
             "output_dir": str(folder),
         },
-        {**job.environment, **_process_environment(device, chosen.knobs, simulate=simulate)},
+        _process_environment(device, chosen.knobs, job.environment, simulate=simulate),
         folder / launch.LOG_NAME,
         on_event,
     )
@@ -292,16 +292,32 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
     )
 
 
-def _process_environment(device: Hardware, knobs: Knobs, *, simulate: bool) -> dict[str, str]:
+def _process_environment(
+    device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
+) -> dict[str, str]:
     """What the training process sees of this machine, and how its allocator is set.
 
     One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
     they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
+
+    Args:
+        environment: What the job's ``env:`` block sets, over this process's own environment.
     """
     if simulate or device.uuid is None:
-        return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    allocator = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if knobs.expandable_segments else {}
-    return {"CUDA_VISIBLE_DEVICES": device.uuid, **allocator}
+        sleeping = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        return {**sleeping, **environment, "CUDA_VISIBLE_DEVICES": ""}
+    allocator = _allocator_settings({**os.environ, **environment}) if knobs.expandable_segments else {}
+    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": device.uuid}
+
+
+def _allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Expandable segments beside what the user set: torch reads the older name only where the newer one is not set.
+
+    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.h`` and ``.cpp: parseArgs``).
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    given = next((environment[name] for name in names if environment.get(name)), None)
+    return {"PYTORCH_ALLOC_CONF": ",".join(filter(None, (given, "expandable_segments:True")))}
 
 
 def _how_to_go_on(folder: pathlib.Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import json
 import math
 import pathlib
@@ -80,7 +81,7 @@ def _size_or_share(text: str, total_bytes: int) -> int | None:
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.error = functools.partial(_refuse, prog)  # type: ignore[method-assign]
     job = parser.add_argument_group("what to train")
     job.add_argument("--model", metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)")
     job.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file")
@@ -123,7 +124,7 @@ def read(prog: str, argv: Sequence[str]) -> Own:
     for name in _yaml_names():
         if name in config:
             settings.setdefault(name, config.pop(name))
-    ours = _own_settings(settings) | flags
+    ours = _own_settings(prog, settings) | flags
     return Own(
         **{**ours, "forbid": _names(ours.get("forbid", ""))},
         environment=environment,
@@ -153,7 +154,7 @@ def _yaml_names() -> tuple[str, ...]:
     return tuple(name for name in own_names() if name not in ("config", "help"))
 
 
-def _own_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Our keys of a YAML file, checked by the parser that checks the flags."""
     unknown = [name for name in settings if name not in _yaml_names()]
     if unknown:
@@ -165,7 +166,7 @@ def _own_settings(settings: dict[str, Any]) -> dict[str, Any]:
         elif value is not None:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             argv.append(f"--{name}={text}")
-    return _given(make_parser("autofit").parse_args(argv))
+    return _given(make_parser(prog).parse_args(argv))
 
 
 def _unknown_settings(unknown: list[str]) -> UsageError:
@@ -220,8 +221,8 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
     return block
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(prog: str, message: str) -> NoReturn:
     """What argparse would have printed, in our words."""
     reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
-    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else "See autofit METHOD --help."
+    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
     raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)

@@ -109,17 +109,21 @@ def _method(command: str, rest: Sequence[str]) -> str:
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"autofit {command} needs a method.", hint=f"autofit {command} sft --model MODEL --gpu NAME")
     if rest[0] not in METHODS:
-        raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"Known: {', '.join(METHODS)}.")
+        meant = _meant(f"autofit {command}", rest[0], METHODS)
+        raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
     return rest[0]
 
 
 def _unknown_command(name: str) -> UsageError:
+    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "gpus", "quickstart"))
+    return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
+
+
+def _meant(before: str, name: str, known: Sequence[str]) -> str:
     import difflib
 
-    known = (*METHODS, "plan", "estimate", "gpus", "quickstart")
     near = difflib.get_close_matches(name, known, n=1)
-    meant = f"Did you mean autofit {near[0]}? " if near else ""
-    return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
+    return f"Did you mean {before} {near[0]}? " if near else ""
 
 
 def _say(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.planner.ladder import LADDER, LadderRow, Rung, rungs
+from autotrain_mem.planner.ladder import LADDER, LadderRow, rungs
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
@@ -23,7 +23,7 @@ _WITHOUT = {
     "activation_offloading": "without offloading it needs",
     "optimizer_offload": "without offloading it needs",
 }
-"""What the least demanding point below a lever's rung stands for."""
+"""What the least demanding point without the lever stands for."""
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
@@ -53,18 +53,22 @@ def _value(row: LadderRow, knobs: Knobs) -> Any:
 
 def _harm(row: LadderRow, base: Knobs, knobs: Knobs) -> Harm:
     """A lever of time let go, not pulled, does no harm: a larger micro-batch, or no recomputation."""
+    return Harm.NONE if _is_let_go(row, base, knobs) else row.harm
+
+
+def _is_let_go(row: LadderRow, base: Knobs, knobs: Knobs) -> bool:
     let_go = {
         MICRO_BATCH: knobs.per_device_train_batch_size > base.per_device_train_batch_size,
         "gradient_checkpointing": not knobs.gradient_checkpointing,
     }
-    return Harm.NONE if let_go.get(row.name, False) else row.harm
+    return let_go.get(row.name, False)
 
 
 def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    if _harm(row, space.base, knobs) is Harm.NONE:
+    if _is_let_go(row, space.base, knobs):
         return _why_let_go(row)
     if row.name in _WITHOUT:
-        needed = _needed_below(row, space, knobs, memo)
+        needed = _needed_without(row, space, knobs, memo)
     else:
         needed = _next_that_failed(knobs, memo.attempts) if row.name == MICRO_BATCH else ""
     return f"{needed}: {row.reason}" if needed else row.reason
@@ -76,14 +80,20 @@ def _why_let_go(row: LadderRow) -> str:
     return "the activations fit without recomputing them, which is faster"
 
 
+_COMPARED = (
+    *("gradient_checkpointing", "max_length", "use_peft", "load_in_8bit", "load_in_4bit"),
+    *("activation_offloading", "optimizer_offload"),
+)
+"""What two attempts must share to differ by their micro-batch; rounding is left out, of which a plan may take less."""
+
+
 def _next_that_failed(knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
     """The next larger micro-batch, which was rehearsed and did not fit; empty where the search had no need to try."""
     larger = [
         attempt
         for attempt in attempts
         if not attempt.fits
-        and attempt.knobs.gradient_checkpointing == knobs.gradient_checkpointing
-        and attempt.knobs.max_length == knobs.max_length
+        and all(getattr(attempt.knobs, name) == getattr(knobs, name) for name in _COMPARED)
         and attempt.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
     ]
     if not larger:
@@ -93,22 +103,15 @@ def _next_that_failed(knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
     return f"{rows} rows at once need {_against(failed.required_bytes, failed.budget_bytes)}"
 
 
-def _needed_below(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """What the rung below needs at least, which was rehearsed before this one was climbed."""
+def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """What every rung without this lever needs at least, of those that were rehearsed before this one was climbed."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "the base model is frozen and loses no update to rounding"
-    least = memo(least_demanding(space, _rung_below(row, space)))
-    return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
-
-
-def _rung_below(row: LadderRow, space: Space) -> Rung:
-    """The rung before the first on which the lever is pulled."""
-    climbed = rungs(space)
-    if row.name == "max_length":
-        return climbed[-2]
     asked = _value(row, space.base)
-    first = next(index for index, rung in enumerate(climbed) if _value(row, rung.strongest) != asked)
-    return climbed[first - 1]
+    without = [least_demanding(space, rung) for rung in rungs(space)]
+    tried = [memo(point) for point in without if _value(row, point) == asked and memo.knows(point)]
+    least = min(tried, key=lambda estimate: estimate.required_bytes)
+    return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
 
 
 def _against(required_bytes: int, budget_bytes: int) -> str:

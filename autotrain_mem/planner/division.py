@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from autotrain_mem.errors import BatchSplitError
+from math import lcm
+from typing import Any
+
+from autotrain_mem.errors import BatchSplitError, UsageError
 from autotrain_mem.spec import Job, Knobs
 
+ROWS = "per_device_train_batch_size"
+STEPS = "gradient_accumulation_steps"
 GROUP = "num_generations"
+EVALUATED_GROUP = "num_generations_eval"
+EVALUATED_ROWS = "per_device_eval_batch_size"
+GENERATION = "generation_batch_size"
+GENERATION_STEPS = "steps_per_generation"
 MINI_BATCHES = "num_mini_batches"
+
+SMALLEST_GROUP = 2
+"""``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``."""
 
 NAMED_AT_MOST = 6
 """How many alternatives an error lists: more than a user reads at a glance helps nobody."""
@@ -28,12 +40,32 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
 
     Raises:
         BatchSplitError: none would do, or not those that were given.
+        UsageError: the sizes of groups and generations make no sense together.
     """
     if knobs.num_generations is not None:
-        return _of_whole_groups(job, knobs, knobs.num_generations)
+        _check_evaluated_groups(job, knobs)
+        return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
     if job.method == "ppo":
-        return _of_whole_mini_batches(job, knobs)
+        return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
     return None
+
+
+def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The same, unless the user's own micro-batch is not among them."""
+    rows = knobs.per_device_train_batch_size
+    pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
+    if allowed is None or not pinned or rows in allowed:
+        return allowed
+    raise BatchSplitError(
+        f"micro-batches of {rows} do not go with {_divided(job)}: groups and mini-batches stay whole",
+        hint=f"use --{ROWS} {either(_nearest(list(allowed), rows))}, or leave --{' and --'.join(pinned)} away",
+    )
+
+
+def _divided(job: Job) -> str:
+    """What the user said of the batches that micro-batches make up."""
+    given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
+    return " and ".join(f"--{name} {job.arguments[name]}" for name in given)
 
 
 def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | None:
@@ -41,31 +73,80 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
 
     ``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``.
     """
-    effective, rows = knobs.effective_batch_size, knobs.per_device_train_batch_size
-    size, steps = job.arguments.get("generation_batch_size"), job.arguments.get("steps_per_generation")
+    size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
+    _check_meaning(group, size, steps)
+    every = divisors(knobs.effective_batch_size)[::-1]
     if steps is not None:
-        _check_groups(group, rows * steps, "generation_batch_size")
-        return tuple(each for each in divisors(effective)[::-1] if each * steps % group == 0)
+        allowed = tuple(rows for rows in every if rows * steps % group == 0)
+        if not allowed:
+            raise _no_whole_group(group, knobs.effective_batch_size, steps)
+        return allowed
     if size is not None:
-        _check_groups(group, size, "generation_batch_size")
-        return tuple(each for each in divisors(effective)[::-1] if size % each == 0)
-    _check_groups(group, effective, "effective_batch_size")
+        _check_groups(group, size, GENERATION, group)
+        return tuple(rows for rows in every if size % rows == 0)
+    pinned = [value for name in (ROWS, STEPS) if isinstance(value := job.arguments.get(name), int)]
+    _check_groups(group, knobs.effective_batch_size, "effective_batch_size", lcm(group, *pinned))
     return None
 
 
-def _check_groups(group: int, generation: int, flag: str) -> None:
-    if generation % group == 0:
+def _check_meaning(group: int, size: Any, steps: Any) -> None:
+    if group < SMALLEST_GROUP:
+        raise UsageError(
+            f"--{GROUP} {group}: a completion is judged against the others of its prompt, so it takes two at least.",
+            hint=f"Give --{GROUP} {SMALLEST_GROUP} or more.",
+        )
+    if size is not None and steps is not None:
+        raise UsageError(
+            f"--{GENERATION} and --{GENERATION_STEPS} exclude each other: one follows from the other.",
+            hint=f"Leave --{GENERATION_STEPS} away.",
+        )
+
+
+def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
+    """Args: ``unit`` divides every size that would do."""
+    if completions % group == 0:
         return
-    below = generation // group * group
-    sizes = either([size for size in (below, below + group) if size])
-    smaller = [divisor for divisor in divisors(generation) if divisor > 1]
-    groups = sorted(sorted(smaller, key=lambda divisor: abs(divisor - group))[:NAMED_AT_MOST])
-    other = f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
     raise BatchSplitError(
-        f"--{GROUP} {group} does not divide {generation} completions: those of one prompt form a group, and groups "
+        f"--{GROUP} {group} does not divide {completions} completions: those of one prompt form a group, and groups "
         "stay whole",
-        hint=f"use --{flag} {sizes}{other}",
+        hint=f"use --{flag} {either(_multiples(unit, completions))}{_other_groups(group, completions)}",
     )
+
+
+def _no_whole_group(group: int, effective: int, steps: int) -> BatchSplitError:
+    return BatchSplitError(
+        f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an effective "
+        f"batch of {effective} is taken {steps} times: those of one prompt form a group, and groups stay whole",
+        hint=f"use --effective_batch_size {either(_multiples(group, effective))}, or leave --{GENERATION_STEPS} away",
+    )
+
+
+def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
+    """An evaluated batch holds whole groups too."""
+    group, rows = job.arguments.get(EVALUATED_GROUP) or knobs.num_generations or 1, knobs.per_device_eval_batch_size
+    if not job.is_evaluated or rows is None or rows % group == 0:
+        return
+    raise BatchSplitError(
+        f"groups of {group} completions do not divide the {rows} of an evaluated batch, and groups stay whole",
+        hint=f"use --{EVALUATED_ROWS} {either(_multiples(group, rows))}, or --{EVALUATED_GROUP} "
+        f"{either(_nearest(divisors(rows), group))}",
+    )
+
+
+def _multiples(unit: int, near: int) -> list[int]:
+    """``_multiples(8, 12) == [8, 16]``."""
+    below = near // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
+
+
+def _other_groups(group: int, completions: int) -> str:
+    groups = _nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
+    return f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
+
+
+def _nearest(numbers: list[int], to: int) -> list[int]:
+    """As many as a user reads, in their order."""
+    return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
@@ -76,10 +157,9 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     """
     effective, batches = knobs.effective_batch_size, job.arguments.get(MINI_BATCHES) or 1
     if effective % batches:
-        above = (effective // batches + 1) * batches
-        numbers = either(divisors(effective)[:NAMED_AT_MOST])
         raise BatchSplitError(
             f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}",
-            hint=f"use --effective_batch_size {above}, or --{MINI_BATCHES} {numbers}",
+            hint=f"use --effective_batch_size {either(_multiples(batches, effective))}, or --{MINI_BATCHES} "
+            f"{either(_nearest(divisors(effective), batches))}",
         )
     return tuple(divisors(effective // batches)[::-1]) if batches > 1 else None

@@ -1,20 +1,21 @@
 """The levers, in one table, and the rungs that they make: what may be given up, in the order of the harm it does.
 
-A lever moves one way: it takes bytes away and costs something. Forbidding it forbids that direction only, so
+A lever moves one way: it takes bytes away and mostly costs something. Forbidding it forbids that direction only, so
 ``--forbid gradient_checkpointing`` plans without recomputation and ``--forbid micro_batch`` never shrinks the
 micro-batch. A knob that the user gave is pinned: no lever on it is pulled, whether allowed or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.planner.space import ROWS, STEPS, Space
+from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Fit, Harm, Knobs
 from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
 
@@ -28,8 +29,12 @@ class LadderRow:
     knobs: tuple[str, ...]
     moves_from: tuple[Any, ...] = ()
     to: Any = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that only matter once this one has moved, and what they are set to where the user did not say."""
     along: tuple[str, ...] = ()
     """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
+    instead_of: tuple[str, ...] = ()
+    """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that other knobs must have."""
     methods: frozenset[str] = frozenset(METHODS)
@@ -37,12 +42,28 @@ class LadderRow:
     """One line for the user."""
 
 
+_OFFLINE = frozenset(METHODS) - frozenset(ONLINE_METHODS)
+
 LADDER = (
+    LadderRow(
+        name="eval_batch",
+        harm=Harm.NONE,
+        knobs=(EVALUATED_ROWS,),
+        methods=_OFFLINE,  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        reason="evaluation takes no more rows at once than training does: the same results, in more batches",
+    ),
     LadderRow(
         name="micro_batch",
         harm=Harm.TIME,
         knobs=(ROWS, STEPS),
         reason="fewer rows at once with more accumulation: the same optimizer steps in less memory",
+    ),
+    LadderRow(
+        name="rollout_batch",
+        harm=Harm.TIME,
+        knobs=("local_rollout_forward_batch_size",),
+        methods=frozenset({"ppo"}),
+        reason="completions are generated and scored a few rows at a time",
     ),
     LadderRow(
         name="gradient_checkpointing",
@@ -58,7 +79,7 @@ LADDER = (
         knobs=("activation_offloading",),
         moves_from=(False,),
         to=True,
-        methods=frozenset({"sft", "reward", "dpo"}),  # the only TRL configs that have it
+        methods=_OFFLINE,  # the only TRL configs that have it
         reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
     ),
     LadderRow(
@@ -69,6 +90,7 @@ LADDER = (
         to=True,
         methods=frozenset(METHODS) - {"ppo"},  # its optimizer is made with the trainer, and holds two models
         needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")},
+        instead_of=("8bit_optimizer",),
         reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
     ),
     LadderRow(
@@ -103,22 +125,25 @@ LADDER = (
         moves_from=(False,),
         to=True,
         along=("bf16_weights", "lora"),
+        needs={"load_in_4bit": (False,)},
         reason="the frozen base model's linear weights take one byte each",
     ),
     LadderRow(
         name="4bit_base",
         harm=Harm.WHAT_IS_TRAINED,
-        knobs=("load_in_4bit", "use_bnb_nested_quant"),
+        knobs=("load_in_4bit",),
         moves_from=(False,),
         to=True,
+        also={"use_bnb_nested_quant": True},
         along=("bf16_weights", "lora"),
+        needs={"load_in_8bit": (False,)},
         reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
     ),
     LadderRow(
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
-        methods=frozenset(METHODS) - frozenset(ONLINE_METHODS),  # TRL truncates no prompt
+        methods=_OFFLINE,  # TRL truncates no prompt
         reason="rows are truncated to fewer tokens",
     ),
 )
@@ -141,8 +166,8 @@ class Rung:
     """One step of the ladder for one job.
 
     ``settings`` holds what the rung's levers make of the base knobs: all of them pulled first, then every smaller set
-    of them, fewest levers first. Micro-batch and checkpointing stay free on each. ``lengths`` is empty on every rung
-    but the one that shortens rows.
+    of them that no rung before has pulled, fewest levers first. Batches and checkpointing stay free on each.
+    ``lengths`` is empty on every rung but the one that shortens rows.
     """
 
     harm: Harm
@@ -155,16 +180,24 @@ class Rung:
         return self.settings[0]
 
 
-TOGETHER = (
-    ("activation_offloading", "optimizer_offload"),
-    ("bf16_weights", "8bit_optimizer"),
-    ("lora",),
-    ("8bit_base",),
-    ("4bit_base",),
-)
-"""Levers that share a rung, the rungs in the order of climbing. Micro-batch and checkpointing are free on all of them,
-and lengths come last. What is trained is given up one step at a time: a bfloat16 base is both faster and closer to full
-fine-tuning than a quantized one."""
+FREE_ON_A_RUNG = ("eval_batch", "micro_batch", "rollout_batch", "gradient_checkpointing")
+"""Levers that every rung may pull as far as it needs to."""
+
+OFFLOADING = ("activation_offloading", "optimizer_offload")
+ROUNDING = ("bf16_weights", "8bit_optimizer")
+TRAINED = ("lora", "8bit_base", "4bit_base")
+
+
+def _together(space: Space) -> tuple[tuple[str, ...], ...]:
+    """Levers that share a rung, the rungs in the order of climbing; lengths come after them.
+
+    What is trained is given up one step at a time: a bfloat16 base is both faster and closer to full fine-tuning than a
+    quantized one. Before a level of more harm, offloading is tried once more with all that the level before gave up:
+    time is the lesser price.
+    """
+    trained = [name for name in TRAINED if allowed(LEVERS[name], space)]
+    last = [(name, "activation_offloading") for name in trained[-1:]]  # an adapter's optimizer state is small
+    return (OFFLOADING, ROUNDING, (*ROUNDING, *OFFLOADING), *((name,) for name in trained), *last)
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
@@ -207,24 +240,41 @@ def rungs(space: Space) -> tuple[Rung, ...]:
     """The ladder for one job, least harm first. The first rung is the job as asked for."""
     check_forbid(space.forbid)
     climbed = [Rung(harm=Harm.TIME, settings=(space.base,))]
-    together = [[LEVERS[name] for name in names] for names in TOGETHER]
-    made = [(levers[0].harm, _settings(space, levers)) for levers in together]
-    climbed += [Rung(harm=harm, settings=settings) for harm, settings in made if settings]
+    pulled: list[frozenset[str]] = [frozenset()]
+    for names in _together(space):
+        rows = _allowed_together(space, names)
+        every = frozenset(row.name for row in rows)
+        if any(every <= before for before in pulled):
+            continue
+        settings = tuple(_pull_all(space, chosen) for chosen in _sets(rows, pulled))
+        climbed.append(Rung(harm=max(row.harm for row in rows), settings=settings))
+        pulled.append(every)
     if lengths := _lengths(space):
         climbed.append(Rung(harm=Harm.DATA, settings=(climbed[-1].strongest,), lengths=lengths))
     return tuple(climbed)
 
 
-def _settings(space: Space, levers: Iterable[LadderRow]) -> tuple[Knobs, ...]:
-    """What these levers make of the base: every set of them, the whole set first, then the smallest."""
-    rows = [row for row in levers if allowed(row, space) and _pull(row, space.base) != space.base]
-    sizes = [len(rows), *range(1, len(rows))] if rows else []
-    return tuple(_pull_all(space, chosen) for size in sizes for chosen in combinations(rows, size))
+def _allowed_together(space: Space, names: Iterable[str]) -> list[LadderRow]:
+    """Those of the levers that may be pulled and would move something, without those that another one replaces."""
+    rows = [LEVERS[name] for name in names]
+    rows = [row for row in rows if allowed(row, space) and _pull(row, space.base, space.pinned) != space.base]
+    replaced = {name for row in rows for name in row.instead_of}
+    return [row for row in rows if row.name not in replaced]
+
+
+def _sets(rows: list[LadderRow], pulled: list[frozenset[str]]) -> Iterator[tuple[LadderRow, ...]]:
+    """All levers, then every smaller set, fewest first; not the sets that a rung before, which did not fit, held."""
+    yield tuple(rows)
+    for size in range(1, len(rows)):
+        for chosen in combinations(rows, size):
+            names = frozenset(row.name for row in chosen)
+            if not any(names <= before for before in pulled):
+                yield chosen
 
 
 def _is_pulled(row: LadderRow, space: Space) -> bool:
     """Whether the lever is pulled already, or may be."""
-    return _pull(row, space.base) == space.base or allowed(row, space)
+    return _pull(row, space.base, space.pinned) == space.base or allowed(row, space)
 
 
 def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
@@ -232,13 +282,16 @@ def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
     for row in rows:
         for name in row.along:
             if allowed(LEVERS[name], space):
-                knobs = _pull(LEVERS[name], knobs)
-        knobs = _pull(row, knobs)
+                knobs = _pull(LEVERS[name], knobs, space.pinned)
+        knobs = _pull(row, knobs, space.pinned)
     return knobs
 
 
-def _pull(row: LadderRow, knobs: Knobs) -> Knobs:
-    return replace(knobs, **{name: row.to for name in row.knobs if getattr(knobs, name) in row.moves_from})
+def _pull(row: LadderRow, knobs: Knobs, pinned: frozenset[str]) -> Knobs:
+    moved = {name: row.to for name in row.knobs if getattr(knobs, name) in row.moves_from}
+    if not moved:
+        return knobs
+    return replace(knobs, **{name: value for name, value in row.also.items() if name not in pinned}, **moved)
 
 
 def _lengths(space: Space) -> tuple[int, ...]:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.border import most_that_fits
-from autotrain_mem.planner.ladder import LADDER, Rung, rungs
+from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.ladder import FREE_ON_A_RUNG, LADDER, LEVERS, Rung, rungs
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
-from autotrain_mem.planner.space import ROWS, STEPS, Space
-from autotrain_mem.spec import Estimate, Harm, Knobs, Phase
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Estimate, Knobs, Phase
 from autotrain_mem.units import format_bytes
 
 _PHASES = {
@@ -54,7 +55,7 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     """
     steps = _loosened(space)
     for rung in rungs(steps[-1]):
-        if not memo(least_demanding(steps[-1], rung)).fits:
+        if memo.weights_exceed(rung.strongest) or not memo(least_demanding(steps[-1], rung)).fits:
             continue
         if rung.lengths:
             return most_that_fits(space, length_line(steps[-1], rung), memo, turns=LENGTH_TURNS)
@@ -72,15 +73,17 @@ def _gentlest(steps: tuple[Space, ...], rung: Rung, memo: Memo) -> Estimate:
 
 
 def _loosened(space: Space) -> tuple[Space, ...]:
-    """The job with all limits above the levers of time gone, then without those on each of these, one by one."""
+    """The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
+
+    Offloading is a rung of its own: its limits go with the first step.
+    """
     loose = replace(space, fit="all")
     for row in LADDER:
-        if row.harm > Harm.TIME:
+        if row.name not in FREE_ON_A_RUNG:
             loose = _without(loose, row.name, row.knobs)
     steps = [loose]
-    for row in LADDER:
-        if row.harm is Harm.TIME:
-            steps.append(_without(steps[-1], row.name, row.knobs))
+    for name in FREE_ON_A_RUNG:
+        steps.append(_without(steps[-1], name, LEVERS[name].knobs))
     return tuple(steps)
 
 
@@ -96,6 +99,7 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     """
     base = space.base
     flags = [_batch_flags(space, knobs)]
+    flags += [f"--{name} {getattr(knobs, name)}" for name in _FOLLOWING if _is_kept(space, name, knobs)]
     if knobs.gradient_checkpointing not in checkpointing_choices(space):
         flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
     flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
@@ -107,6 +111,15 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     left_out = [f"--{name}" for name in (ROWS, STEPS) if name in space.pinned and flags[0] == _effective(space)]
     without = f", without {' and '.join(left_out)}" if left_out else ""
     return " ".join(flag for flag in flags if flag) + without
+
+
+_FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
+
+
+def _is_kept(space: Space, name: str, knobs: Knobs) -> bool:
+    """Whether the job keeps this batch from following, so that it must be told."""
+    keeps = name in space.pinned or _FOLLOWING[name] in space.forbid
+    return keeps and getattr(knobs, name) != getattr(space.base, name)
 
 
 def _batch_flags(space: Space, knobs: Knobs) -> str:
@@ -135,6 +148,7 @@ def _needs(least: Estimate) -> str:
     memory = least.memory
     parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
     parts |= {"allocator": memory.reserve_allowance_bytes, "outside torch": least.hardware.non_torch_bytes}
+    parts |= {"vLLM's share": least.vllm_share_bytes}
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return (
         f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed}),\n{_settings(least)}"

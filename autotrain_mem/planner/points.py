@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.planner.ladder import LEVERS, Rung
-from autotrain_mem.planner.space import Space, batch_splits
+from autotrain_mem.planner.ladder import FREE_ON_A_RUNG, LEVERS, Rung, allowed
+from autotrain_mem.planner.space import BatchSplit, Space, batch_splits
 from autotrain_mem.spec import Knobs
 
 RECOMPUTE_COST = 4 / 3
@@ -37,7 +37,36 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> tuple[Knobs, .
     fixed = lever.name in space.forbid or space.method not in lever.methods
     smallest = space.base.per_device_train_batch_size if fixed else 1
     splits = [split for split in batch_splits(space)[::-1] if split.per_device_train_batch_size >= smallest]
-    return tuple(split.of(replace(setting, gradient_checkpointing=checkpointing)) for split in splits)
+    return tuple(_with_split(space, replace(setting, gradient_checkpointing=checkpointing), split) for split in splits)
+
+
+def _with_split(space: Space, setting: Knobs, split: BatchSplit) -> Knobs:
+    """The setting with this split, and with the other batches following its micro-batch where they may."""
+    rows = split.per_device_train_batch_size
+    followed = {name: min(getattr(space.base, name), rows) for name in _following(space, "eval_batch")}
+    if rows < space.effective_batch_size:
+        followed |= {name: min(getattr(space.base, name), rows) for name in _following(space, "rollout_batch")}
+    return replace(split.of(setting), **followed)
+
+
+def _following(space: Space, lever: str) -> tuple[str, ...]:
+    """The lever's knobs, where the job has them and they may move."""
+    row = LEVERS[lever]
+    return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
+
+
+def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
+    """The point itself, then with twice, four times ... the rows generated at once, and last with those asked for.
+
+    Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
+    """
+    points = [point]
+    for name in _following(space, "rollout_batch"):
+        asked, rows = getattr(space.base, name), getattr(point, name)
+        while rows < asked:
+            rows = 2 * rows if 2 * rows < min(asked, space.effective_batch_size) else asked
+            points.append(replace(point, **{name: rows}))
+    return tuple(points)
 
 
 def least_demanding(space: Space, rung: Rung) -> Knobs:
@@ -55,10 +84,6 @@ def length_line(space: Space, rung: Rung) -> tuple[Knobs, ...]:
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:
-    """A setting with the micro-batch and checkpointing of another point."""
-    return replace(
-        setting,
-        per_device_train_batch_size=point.per_device_train_batch_size,
-        gradient_accumulation_steps=point.gradient_accumulation_steps,
-        gradient_checkpointing=point.gradient_checkpointing,
-    )
+    """A setting with the batches and checkpointing of another point."""
+    free = (name for lever in FREE_ON_A_RUNG for name in LEVERS[lever].knobs)
+    return replace(setting, **{name: getattr(point, name) for name in free})

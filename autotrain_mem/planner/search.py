@@ -13,6 +13,7 @@ from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import (
     at,
     checkpointing_choices,
+    eased,
     least_demanding,
     length_line,
     line,
@@ -23,6 +24,9 @@ from autotrain_mem.spec import Attempt, Estimate, Knobs, Lever
 
 LENGTH_TURNS = 6
 """Guesses at a length after the shortest and the one asked for: with these two, at most 8 rehearsals."""
+
+EASING_TURNS = 2
+"""Guesses at the rows that are generated at once, after the fewest and those asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +50,9 @@ def search(space: Space, predict: Predict) -> Found:
     """
     memo = Memo(predict)
     for rung in rungs(space):
-        found = _best(space, rung, memo)
+        found = None if memo.weights_exceed(rung.strongest) else _best(space, rung, memo)
         if found is not None:
+            found = most_that_fits(space, eased(space, found.knobs), memo, turns=EASING_TURNS) or found
             levers = changes(space, found.knobs, memo)
             return Found(estimate=found, attempts=memo.attempts, levers=levers)
     raise does_not_fit(space, memo)

@@ -9,11 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.planner.division import NAMED_AT_MOST, divisors, either, rows_allowed
+from autotrain_mem.planner.division import EVALUATED_ROWS, NAMED_AT_MOST, ROWS, STEPS, divisors, either, rows_allowed
 from autotrain_mem.spec import Fit, Job, Knobs
 
-ROWS = "per_device_train_batch_size"
-STEPS = "gradient_accumulation_steps"
 AUTO = "auto"
 
 UNKNOWN_ROW_TOKENS = 1024
@@ -106,21 +104,23 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
     given = _pinned_arguments(job)
     _check_numbers(given, job.effective_batch_size)
     split = _base_split(defaults, job.effective_batch_size, given)
-    overlaid = split.of(replace(defaults, **given))
+    overlaid = split.of(replace(_applying(defaults, job), **given))
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
         overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, longest))
     _check_completion(overlaid, longest, context_length)
+    allowed = rows_allowed(job, overlaid)
+    overlaid = _within(overlaid, allowed)
     return Space(
         base=overlaid,
-        pinned=frozenset(given),
+        pinned=_pinned(job, given),
         effective_batch_size=overlaid.effective_batch_size,
         fit=job.fit,
         forbid=job.forbid,
         context_length=context_length,
         longest=longest,
-        rows_allowed=rows_allowed(job, overlaid),
+        rows_allowed=allowed,
         method=job.method,
         model=job.model,
     )
@@ -132,10 +132,40 @@ def _pinned_arguments(job: Job) -> dict[str, Any]:
     return {name: value for name, value in given.items() if (name, value) != ("max_length", AUTO)}
 
 
+def _pinned(job: Job, given: dict[str, Any]) -> frozenset[str]:
+    """Mixed precision in fp16 is for cards that know no bfloat16, so it pins the weights' dtype with it."""
+    return frozenset(given) | ({"dtype"} if job.arguments.get("fp16") else frozenset())
+
+
+def _applying(defaults: Knobs, job: Job) -> Knobs:
+    """TRL's defaults without those that this job never uses.
+
+    DPO's reference scores the data in batches of evaluation's size when that is done before training
+    (trl/trainer/dpo_trainer.py: _precompute_ref_logps).
+    """
+    used = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
+    return defaults if used else replace(defaults, per_device_eval_batch_size=None)
+
+
+def _within(knobs: Knobs, allowed: tuple[int, ...] | None) -> Knobs:
+    """The same batch in micro-batches that the trainer takes: the largest that are not above those asked for."""
+    rows = knobs.per_device_train_batch_size
+    if allowed is None or rows in allowed:
+        return knobs
+    nearest = max((each for each in allowed if each < rows), default=min(allowed))
+    steps = knobs.effective_batch_size // nearest
+    return BatchSplit(per_device_train_batch_size=nearest, gradient_accumulation_steps=steps).of(knobs)
+
+
+_COUNTS = (
+    *(ROWS, STEPS, EVALUATED_ROWS, "max_length", "max_completion_length", "response_length", "num_generations"),
+    "local_rollout_forward_batch_size",
+)
+
+
 def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> None:
-    numbers = {name: given[name] for name in (ROWS, STEPS) if name in given}
-    if given.get("max_length") is not None:
-        numbers["max_length"] = given["max_length"]
+    unlimited = {"max_length"} if given.get("max_length") is None else set()
+    numbers = {name: given[name] for name in _COUNTS if name in given and name not in unlimited}
     if effective_batch_size is not None:
         numbers["effective_batch_size"] = effective_batch_size
     wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import difflib
+import functools
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.configs import on_cpu
-from autotrain_mem.rehearsal.methods.method import Method, method_of
+from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.unrehearsed import refuse
 from autotrain_mem.spec import Knobs
 
@@ -39,9 +40,7 @@ _DIVIDED = (
 )
 """What TRL's GRPO and RLOO configs divide by each other as they are made."""
 
-_HELP = "autofit METHOD --help"
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
-_ALL_FLAGS = f"See {_HELP} for all of them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,23 +75,23 @@ def parse(
     """
     parser = method_of(method).make_parser()
     parser.allow_abbrev = False
-    parser.error = _refuse
+    parser.error = functools.partial(_refuse, method)
     # The first action of a name is the flag itself; a later one is its --no_ form, with a default of its own.
     actions = {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
     defaults = {name: action.default for name, action in actions.items()}
     known = [*actions, *also_known]
     unknown = [name for name in config if name not in actions]
     if unknown:
-        raise _unknown_names(unknown, known, "key", "")
+        raise _unknown_names(method, unknown, known, "key", "")
     spoken, silent = _as_flags(config, actions)
     _forget_defaults(parser, silent)
     namespace, extra = parser.parse_known_args([*spoken, *argv])
     if extra:
-        raise _unknown_tokens(extra, known)
+        raise _unknown_tokens(method, extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
     given |= dict.fromkeys(switches, True)
     refuse(given)
-    _check(method_of(method), given)
+    _check(method, given)
     knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
     return Parsed(given=given, defaults=knobs)
 
@@ -163,32 +162,36 @@ _ARGPARSE = re.compile(r"argument (--\w+)(?:/--[\w-]+)*: (.*)", re.DOTALL)
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(method: str, message: str) -> NoReturn:
     """What argparse would have printed, in our words."""
     match = _ARGPARSE.fullmatch(message)
     if match is None:
-        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_HELP} for the values it takes.")
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for the values it takes.")
     flag, reason = match[1], match[2].rstrip(".")
     choice = _CHOICE.fullmatch(reason)
     if choice is None:
-        raise UsageError(f"{flag}: {reason}.", hint=f"See {_HELP} for the values that {flag} takes.")
+        raise UsageError(f"{flag}: {reason}.", hint=f"See {_help(method)} for the values that {flag} takes.")
     choices = choice[2].replace("'", "").split(", ")
     near = difflib.get_close_matches(choice[1], choices, n=2)
     meant = f"Did you mean {' or '.join(near)}?\n" if near else ""
     raise UsageError(f"{flag} takes no {choice[1]!r}.", hint=f"{meant}{flag} takes {', '.join(choices)}.")
 
 
-def _unknown_tokens(extra: Sequence[str], known: Sequence[str]) -> UsageError:
+def _help(method: str) -> str:
+    return f"autofit {method} --help"
+
+
+def _unknown_tokens(method: str, extra: Sequence[str], known: Sequence[str]) -> UsageError:
     """Flags that nobody knows, or else words that belong to no flag."""
     unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
     if unknown:
-        return _unknown_names(unknown, known, "flag", "--")
+        return _unknown_names(method, unknown, known, "flag", "--")
     return UsageError(
         f"These words belong to no flag: {' '.join(extra)}.", hint="A value with spaces stands in quotes."
     )
 
 
-def _unknown_names(unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str) -> UsageError:
+def _unknown_names(method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str) -> UsageError:
     """One error for all of them, each with the nearest names that exist."""
     lines = []
     for token in unknown:
@@ -200,7 +203,8 @@ def _unknown_names(unknown: Sequence[str], known: Sequence[str], kind: str, pref
         if near:
             lines.append(f"{token}: did you mean {' or '.join(prefix + item for item in near)}?")
     plural = "s" if len(unknown) > 1 else ""
-    return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint="\n".join(lines) or _ALL_FLAGS)
+    hint = "\n".join(lines) or f"See {_help(method)} for all of them."
+    return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
@@ -211,19 +215,20 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(meant))[:2]
 
 
-def _check(method: Method, given: Mapping[str, Any]) -> None:
+def _check(name: str, given: Mapping[str, Any]) -> None:
     """Let TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
 
     Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
     """
-    left = {name: value for name, value in copy.deepcopy(dict(given)).items() if value != "auto"}
-    values = {name: value for name, value in left.items() if name not in _DIVIDED}
+    method = method_of(name)
+    left = copy.deepcopy(dict(given)).items()
+    values = {key: value for key, value in left if value != "auto" and key not in _DIVIDED}
     try:
         filled = method.configs({**on_cpu(values), "report_to": "none"})
     except (ValueError, TypeError, ImportError, OSError) as error:
         reason = str(error).strip().rstrip(".")
         raise UsageError(
-            f"TRL refuses these arguments: {reason}.", hint=f"See {_HELP} for what each of them takes."
+            f"TRL refuses these arguments: {reason}.", hint=f"See {_help(name)} for what each of them takes."
         ) from error
     method.check(filled, to_train=False)
     _check_reporters(given.get("report_to") or [])

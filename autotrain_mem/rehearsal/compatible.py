@@ -7,6 +7,7 @@ from typing import Any
 from autotrain_mem.errors import UnsupportedModelError, UsageError
 from autotrain_mem.rehearsal.configs import on_cpu
 from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.model_config import check_reward_model
 from autotrain_mem.spec import Job
 
 
@@ -16,7 +17,9 @@ def check_compatible(job: Job, config: Any, compute_capability: tuple[int, int])
     Raises:
         UsageError: kernels that do not run on this card or with this dtype, or are not rehearsed.
         UnsupportedModelError: a model that is quantized already, in a way that is not rehearsed or twice.
+        ModelError: a reward model that is not there, or cannot judge.
     """
+    check_reward_model(job)
     _check_quantization(job, config)
     _check_attention(job, config, compute_capability)
     if job.arguments.get("use_liger_kernel"):

@@ -65,7 +65,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
         "model": model,
         "args": filled.training,
         "quantization_config": get_quantization_config(filled.model),
-        "peft_config": peft_config(filled, model_type(model, filled)),
+        "peft_config": peft_config(filled, model),
         "processing_class": stub,
     }
 
@@ -85,26 +85,31 @@ def trusts_remote_code(filled: Configs) -> bool:
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
-def model_type(model: str, filled: Configs) -> str:
-    """``qwen2``, as config.json says."""
-    from transformers import AutoConfig
+def peft_config(filled: Configs, model: str) -> Any:
+    """TRL's LoRA config, None without LoRA. Where PEFT names no targets for an architecture, we do.
 
-    options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
-    return str(AutoConfig.from_pretrained(model, **options).model_type)
-
-
-def peft_config(filled: Configs, model_type: str) -> Any:
-    """TRL's LoRA config, None without LoRA. An architecture for which PEFT names no targets gets all linear layers.
-
-    PEFT's defaults: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
+    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
+    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+    from transformers import AutoConfig
     from trl import get_peft_config
 
     lora = get_peft_config(filled.model)
-    if lora is not None and lora.target_modules is None and not lora.target_parameters and model_type not in KNOWN:
-        lora.target_modules = "all-linear"
+    if lora is None or lora.target_modules is not None or lora.target_parameters:
+        return lora
+    options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
+    config = AutoConfig.from_pretrained(model, **options)
+    if config.model_type not in KNOWN:
+        has_experts = any(getattr(config.get_text_config(), name, None) for name in _EXPERTS)
+        lora.target_modules = _ATTENTION if has_experts else "all-linear"
     return lora
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What transformers' configs of mixtures call the number of their experts."""
+_ATTENTION = r".*\.self_attn\.\w*proj\w*"
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from autotrain_mem.errors import (
 )
 from autotrain_mem.rehearsal.configs import Configs
 from autotrain_mem.rehearsal.formats import columns_read, format_name, formats_wanted
+from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rows import undecodable_line
 from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
 
@@ -163,8 +164,8 @@ def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
         raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
     columns = split.column_names
     if not columns_read(job.method, columns, filled):
+        trainer = method_of(job.method).NAME
         raise DatasetFormatError(
-            f"{name} holds {format_name(columns)}, which {job.method} does not train on: its columns are "
-            f"{', '.join(columns)}.",
-            hint=f"{job.method} reads {formats_wanted(job.method, filled)}.",
+            f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
+            hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",
         )

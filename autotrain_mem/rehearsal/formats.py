@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from autotrain_mem.rehearsal.configs import Configs
 from autotrain_mem.rehearsal.methods.method import method_of
 
-_NAMES = {
-    ("prompt", "chosen", "rejected"): "preferences (prompt, chosen, rejected)",
-    ("chosen", "rejected"): "preferences without a prompt (chosen, rejected)",
-    ("chosen_ids", "rejected_ids"): "tokenized preferences (chosen_ids, rejected_ids)",
-    ("prompt", "completion", "label"): "unpaired preferences (prompt, completion, label)",
-    ("input_ids",): "tokenized rows (input_ids)",
-    ("prompt", "completion"): "prompts with completions (prompt, completion)",
-    ("messages",): "conversations (messages)",
-    ("conversations",): "conversations (conversations)",
-    ("prompt",): "prompts (prompt)",
-    ("text",): "plain text (text)",
+_KINDS = {
+    ("prompt", "chosen", "rejected"): "preferences",
+    ("chosen", "rejected"): "preferences without a prompt",
+    ("chosen_ids", "rejected_ids"): "tokenized preferences",
+    ("prompt", "completion", "label"): "unpaired preferences",
+    ("input_ids",): "tokenized rows",
+    ("prompt", "completion"): "prompts with completions",
+    ("messages",): "conversations",
+    ("conversations",): "conversations",
+    ("prompt",): "prompts",
+    ("text",): "plain text",
 }
 """By the columns that are looked for, the most telling first; the formats are those of TRL's documentation."""
 
@@ -29,15 +29,15 @@ def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[
 
 
 def format_name(columns: Sequence[str]) -> str:
-    """``plain text (text)``: what a dataset with these columns is."""
-    return next((name for needed, name in _NAMES.items() if set(needed) <= set(columns)), "no format that TRL knows")
+    """``plain text``: what a dataset with these columns is."""
+    return next((kind for needed, kind in _KINDS.items() if set(needed) <= set(columns)), "no format that TRL knows")
 
 
 def formats_wanted(method: str, filled: Configs) -> str:
-    """``prompts (prompt), or ...``: what the method reads."""
-    names = [_NAMES.get(needed, f"plain text ({needed[0]})") for needed in _formats(method, filled)]
+    """``prompts (prompt) or tokenized rows (input_ids)``: what the method reads."""
+    *first, last = [f"{_KINDS.get(needed, 'plain text')} ({', '.join(needed)})" for needed in _formats(method, filled)]
     text = " (--dataset_text_field names another column of text)" if method == "sft" else ""
-    return f"{', or '.join(names)}{text}"
+    return (f"{', '.join(first)} or {last}" if first else last) + text
 
 
 def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:

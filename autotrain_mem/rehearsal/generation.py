@@ -2,7 +2,10 @@
 
 Hundreds of decode steps on fake tensors would take minutes, and none of those between allocates more than the last:
 the KV cache only grows, and each step makes the same logits. So ``generate()`` runs as it is, its loop included; after
-the first token its state is moved to where it would be before the last one. Lengths are worst: no sequence ends early.
+the first token its state is moved to where it would be before the last one.
+
+Lengths are worst. The first sequence has its full length; any other ends one token before, as far as its ids tell, so
+that whatever is made of a batch of them is as large as it gets and carries a mask, as nearly every real one does.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ slow, and right."""
 def generation_by_its_ends() -> Iterator[None]:
     """Within, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it was.
 
-    What it returns has full length: the prompt with its known values, then a token that is no special one. Scores and
-    logits, where asked for, are there for every token.
+    What it returns has full length: the prompt with its known values, then a token that is no special one, and in all
+    rows but the first an end and padding. Scores and logits, where asked for, are there for every token.
 
     Raises:
         UsageError: beam search or assisted generation, where steps depend on what the model answers.
@@ -113,6 +116,7 @@ class _Ends:
         self._config = config
         self._scores_are_logits = scores_are_logits
         self._token = _ordinary_token(config, model_config.get_text_config(decoder=True).vocab_size)
+        self._end = _end_of_sequence(config)
         between = config.max_length - self._prompt_length - 2
         records_more = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
         self._to_skip = 0 if records_more else max(between, 0)
@@ -182,7 +186,10 @@ class _Ends:
             return
         with real_tensors():
             more = ids.shape[1] - self._prompt_length
-            know(ids, torch.cat([self._prompt, self._prompt.new_full((ids.shape[0], more), self._token)], dim=-1))
+            sampled = self._prompt.new_full((ids.shape[0], more), self._token)
+            if ids.shape[1] >= self._config.max_length and more >= len(self._end):
+                sampled[1:, more - len(self._end) :] = self._prompt.new_tensor(self._end)
+            know(ids, torch.cat([self._prompt, sampled], dim=-1))
 
     def complete(self, result: Any) -> Any:
         """Put what the skipped steps recorded between what the others did."""
@@ -199,6 +206,13 @@ def _ordinary_token(config: Any, vocabulary: int) -> int:
     for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
         special.update(ids if isinstance(ids, (list, tuple)) else [ids])
     return next(token for token in range(vocabulary // 2, vocabulary) if token not in special)
+
+
+def _end_of_sequence(config: Any) -> list[int]:
+    """The last two tokens of a sequence that ends one token early; none where no token ends a sequence."""
+    ends, pad = config.eos_token_id, config.pad_token_id
+    end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends
+    return [end, pad] if isinstance(end, int) and isinstance(pad, int) else []
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------

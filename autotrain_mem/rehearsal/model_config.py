@@ -11,8 +11,6 @@ from autotrain_mem.rehearsal.materialize import load_config
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.spec import Job
 
-_SAVED = "Give --model a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
-
 
 def read_config(job: Job, **options: Any) -> Any:
     """The config of a model that the job's method can train.
@@ -25,27 +23,73 @@ def read_config(job: Job, **options: Any) -> Any:
         ModelConfigError: a config.json that is not JSON, or that transformers refuses.
         UnsupportedModelError: no causal language model of this architecture in the installed transformers.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
-    model = job.model
-    _check_folder(pathlib.Path(model))
-    try:
-        config = load_config(model, **options)
-    except StrictDataclassError as error:
-        reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ModelConfigError(f"transformers refuses {model}/config.json: {' '.join(reasons)}", hint=_SAVED) from error
+    config = _load(job.model, "--model", **options)
     _check_architecture(job, config)
     return config
 
 
-def _check_folder(path: pathlib.Path) -> None:
+def check_reward_model(job: Job) -> None:
+    """Refuse a reward model, where one is given, that cannot judge.
+
+    Raises:
+        ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: GRPO and RLOO hand it text,
+            PPO hands it the policy's tokens.
+        ModelConfigError: as above.
+        UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
+    """
+    for name in ("reward_model_name_or_path", "reward_model_path"):
+        model = job.arguments.get(name)
+        if model is not None:
+            trust = bool(job.arguments.get("trust_remote_code", False))
+            _check_classifier(model, _load(model, f"--{name}", trust_remote_code=trust))
+            if name == "reward_model_name_or_path" and lacks_tokenizer(pathlib.Path(model)):
+                raise ModelNotFoundError(
+                    f"{model} comes without a tokenizer, by which a reward model reads completions.",
+                    hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
+                )
+
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
+)
+
+
+def lacks_tokenizer(folder: pathlib.Path) -> bool:
+    """transformers 5 would make up a tokenizer with an empty vocabulary, whose lengths are wrong."""
+    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
+
+
+def _load(model: str, flag: str, **options: Any) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+
+    _check_folder(pathlib.Path(model), flag)
+    try:
+        return load_config(model, **options)
+    except StrictDataclassError as error:
+        reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"
+        raise ModelConfigError(message, hint=_saved(flag)) from error
+
+
+def _saved(flag: str) -> str:
+    return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
+
+
+def _check_folder(path: pathlib.Path, flag: str) -> None:
     if path.is_file():
-        raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: --model {path.parent}")
+        raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
     if not path.is_dir():
         return  # a hub id, as far as one can tell from here
     file = path / "config.json"
+    if not file.is_file() and (path / "adapter_config.json").is_file():
+        raise ModelNotFoundError(
+            f"{path} holds a LoRA adapter and not the model that it belongs to.",
+            hint=f"Merge it into its base first, and give {flag} the result: peft's AutoPeftModelForCausalLM (a reward "
+            "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
+        )
     if not file.is_file():
-        raise ModelNotFoundError(f"{path} holds no config.json.", hint=_SAVED)
+        raise ModelNotFoundError(f"{path} holds no config.json.", hint=_saved(flag))
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -56,7 +100,7 @@ def _check_folder(path: pathlib.Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=_SAVED)
+        raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=_saved(flag))
     _check_type(path, config)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.configs import Configs
+from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.rewards import rehearsed_reward, reward_functions, try_once
-from autotrain_mem.rehearsal.tokens import text_of
+from autotrain_mem.rehearsal.tokens import text_of, without_last
 from autotrain_mem.spec import Knobs
 
 FORMATS = (("prompt",),)
@@ -32,13 +33,27 @@ def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
 
 
 def worst_prompts(length: int, rows: int) -> Any:
-    """Prompts of ``length`` tokens; every second one is a token short.
-
-    TRL pads all prompts of a generation to the longest, so the short ones make masks real and no tensor smaller.
-    """
+    """Prompts of ``length`` tokens."""
     from datasets import Dataset
 
-    return Dataset.from_dict({"prompt": [text_of(max(1, length - index % 2)) for index in range(rows)]})
+    return Dataset.from_dict({"prompt": [text_of(length)] * rows})
+
+
+def first_group_shortened(filled: Configs) -> EditRows:
+    """The first prompt of a generation loses a token, where there are others: masks are real, and no tensor is smaller.
+
+    TRL pads all prompts of a generation to the longest. Together with completions of which only the first has its full
+    length (``generation``), every row of such a batch is padded, whatever order it is shuffled into.
+    """
+    training = filled.training
+    group = min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
+
+    def shorten(rows: list[Any]) -> list[Any]:
+        if len(rows) <= group:
+            return rows
+        return [{**row, "prompt": without_last(row["prompt"])} for row in rows[:group]] + rows[group:]
+
+    return shorten
 
 
 def true_generation(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
@@ -11,13 +12,9 @@ from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
 from autotrain_mem.rehearsal.formats import columns_read
 from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.model_config import lacks_tokenizer
 from autotrain_mem.rehearsal.rows import check_rows
 from autotrain_mem.spec import DataProfile, Job
-
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
-    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
-)
 
 
 def profile(job: Job, output_dir: str) -> DataProfile:
@@ -39,6 +36,7 @@ def profile(job: Job, output_dir: str) -> DataProfile:
             f"No row of {dataset.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
+    _check_some_are_kept(job, lengths)
     evaluated = _lengths(job, filled, splits[filled.script.dataset_test_split]) if job.is_evaluated else []
     return DataProfile(rows_by_length=dict(lengths), longest_evaluated=max(evaluated, default=0))
 
@@ -47,21 +45,28 @@ FEWEST_TOKENS = {False: 2, True: 1}
 """A row is trained on by predicting its second token from its first; a prompt needs one, to begin with."""
 
 
+def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
+    """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
+    max_length, shortest = job.arguments.get("max_length"), min(lengths)
+    if job.method != "reward" or not isinstance(max_length, int) or max_length >= shortest:
+        return
+    raise EmptyDatasetError(
+        f"--max_length {max_length} drops every pair of {dataset.dataset_name(job)}: reward training drops pairs with "
+        f"a longer side, and the shortest pair has {shortest} tokens.",
+        hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
+    )
+
+
 def load_tokenizer(model: str, **options: Any) -> Any:
     """The model's tokenizer. Raises ModelNotFoundError when there is none."""
     from transformers import AutoProcessor
 
-    if _lacks_tokenizer(pathlib.Path(model)):
+    if lacks_tokenizer(pathlib.Path(model)):
         raise _no_tokenizer(model)
     try:
         return AutoProcessor.from_pretrained(model, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise _no_tokenizer(model) from error
-
-
-def _lacks_tokenizer(folder: pathlib.Path) -> bool:
-    """transformers 5 would make up a tokenizer with an empty vocabulary, whose lengths are wrong."""
-    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
 
 
 def _no_tokenizer(model: str) -> ModelNotFoundError:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, unwatched
 from autotrain_mem.spec import Block, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
@@ -161,8 +162,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device  # asked only of fake tensors, twice as often as anything is computed
-        self._operators += 1
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # it hands over wholes, such as linear, whose parts would go unseen
+            with self:
+                parts: Any = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        self._operators += 1
         out = self._execute(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             self._see(out)

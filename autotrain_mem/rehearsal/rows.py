@@ -13,14 +13,7 @@ _CONVERSATION = (
     'A conversation is a list of at least one message, {"role": "user", "content": "..."} or {"from": "human", '
     '"value": "..."}. '
 )
-_HINTS = {
-    "input_ids": "Tokenized rows are lists of at least one whole number. ",
-    "chosen_ids": "Tokenized rows are lists of at least one whole number. ",
-    "prompt": "Prompts and completions are all texts, or all conversations. " + _CONVERSATION,
-    "chosen": "The chosen and the rejected are both texts, or both conversations. " + _CONVERSATION,
-    "messages": _CONVERSATION,
-    "conversations": _CONVERSATION,
-}
+_TOKENIZED = "Tokenized rows are lists of at least one whole number. "
 
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
@@ -48,7 +41,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
             hint="Save the file as UTF-8.",
         ) from error
     if bad:
-        raise _bad_rows(kept[bad[0]], bad, name)
+        raise _bad_rows({column: kept[bad[0]][column] for column in columns}, bad, name)
 
 
 def undecodable_line(path: pathlib.Path) -> str:
@@ -67,11 +60,24 @@ def undecodable_line(path: pathlib.Path) -> str:
 def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFormatError:
     others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
     values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
-    column = next(iter(first))
     return DatasetFormatError(
         f"{name} cannot be trained on: in {_place(pathlib.Path(name), bad[0])}, {values}{others}.",
-        hint=_HINTS.get(column, f"Every value of {column} is a text, not null and not a number. ") + _MENDED,
+        hint=_right_values(tuple(first)) + _MENDED,
     )
+
+
+def _right_values(columns: tuple[str, ...]) -> str:
+    """What stands in these columns where nothing is wrong."""
+    check = _CHECKS.get(columns)
+    if check in (_are_token_ids, _are_both_token_ids):
+        return _TOKENIZED
+    if check is _is_conversation:
+        return _CONVERSATION
+    if check is _are_alike and len(columns) > 1:
+        return f"{', '.join(columns[:-1])} and {columns[-1]} are all texts, or all conversations. {_CONVERSATION}"
+    if check is _are_alike:
+        return f"Prompts are texts, or conversations. {_CONVERSATION}"
+    return f"Every value of {columns[0]} is a text, not null and not a number. "
 
 
 def _kind(value: Any) -> str:

@@ -74,7 +74,7 @@ def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_
         recorder = Recorder(values.run, workspace=workspaces(compute_capability))
         with cuda_lens(recorder, compute_capability), liger_stand_ins(), generation_by_its_ends(), vllm_stand_in():
             trainer = play.build()
-            _set_collator(trainer, lambda collate: _host_collator(collate, play.edit_rows, values.arrive, recorder))
+            trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
             with play.directions(trainer):
                 _train(trainer, recorder)
     return recorder.trace((*not_counted, *NOT_IMITATED))
@@ -109,15 +109,8 @@ class Watch:
         Args:
             edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
         """
-        _set_collator(trainer, lambda collate: _host_collator(collate, edit_rows, dict, self.recorder))
+        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, self.recorder)
         _train(trainer, self.recorder, **options)
-
-
-def _set_collator(trainer: Any, wrap: Callable[[Collate], Collate]) -> None:
-    """PPO has made its dataloader when it is built; other trainers make theirs when they train."""
-    for holder, name in ((trainer, "data_collator"), (getattr(trainer, "dataloader", None), "collate_fn")):
-        if holder is not None:
-            setattr(holder, name, wrap(getattr(holder, name)))
 
 
 def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:

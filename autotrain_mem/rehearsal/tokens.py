@@ -7,6 +7,8 @@ from typing import Any
 ORDINARY_TOKEN = 5
 """An id that is neither padding nor an end; every model's vocabulary holds it."""
 
+PADDING_TOKEN = 2
+
 
 def stub_tokenizer(padding_side: str = "right") -> Any:
     """A tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids."""
@@ -16,13 +18,23 @@ def stub_tokenizer(padding_side: str = "right") -> Any:
     words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="t1", pad_token="t2", unk_token="t0", padding_side=padding_side
+        tokenizer_object=words,
+        eos_token="t1",
+        pad_token=f"t{PADDING_TOKEN}",
+        unk_token="t0",
+        padding_side=padding_side,
     )
 
 
 def text_of(tokens: int) -> str:
     """A text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so that two may be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
+
+
+def without_last(text: str) -> str:
+    """A text of :func:`text_of` with one token less, but never none."""
+    words = text.split()
+    return text_of(max(1, len(words) - 1))
 
 
 def shorten_last_row(rows: list[Any]) -> list[Any]:

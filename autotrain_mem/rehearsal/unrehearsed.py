@@ -4,7 +4,7 @@ whose share is only named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotrain_mem.errors import UsageError
@@ -28,35 +28,59 @@ REFUSED = {
 
 
 def refuse(given: Mapping[str, Any]) -> None:
-    """Raise UsageError, once, for all arguments that a rehearsal would mispredict."""
+    """Raise UsageError, once, for all arguments that a rehearsal would mispredict or a run could not use."""
+    problems = [
+        *_quantization(given),
+        *_half_precision(given),
+        *_vllm(given),
+        *_padding_free(given),
+        *_optimizer(given),
+        *_unrehearsed(given),
+    ]
+    if problems:
+        raise UsageError(
+            " ".join(message for message, _ in problems), hint="\n".join(dict.fromkeys(hint for _, hint in problems))
+        )
+
+
+Problems = Iterator[tuple[str, str]]
+"""What is wrong, and what to do about it."""
+
+
+def _unrehearsed(given: Mapping[str, Any]) -> Problems:
     refused = [name for name in REFUSED if given.get(name)]
-    _check_quantization(given)
-    _check_vllm(given)
-    if given.get("padding_free") and not given.get("packing"):
-        raise UsageError(
-            "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
-            hint="Give --packing true, which is padding-free with its default strategy.",
-        )
-    _check_optimizer(given)
     if refused:
-        raise UsageError(
+        yield (
             f"Not rehearsed yet, so that no plan can be made with {', '.join(f'--{name}' for name in refused)}.",
-            hint="\n".join(f"--{name}  {REFUSED[name]}" for name in refused),
+            "\n".join(f"--{name}  {REFUSED[name]}" for name in refused),
         )
 
 
-def _check_quantization(given: Mapping[str, Any]) -> None:
+def _padding_free(given: Mapping[str, Any]) -> Problems:
+    if given.get("padding_free") and not given.get("packing"):
+        yield (
+            "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
+            "Give --packing true, which is padding-free with its default strategy.",
+        )
+
+
+def _quantization(given: Mapping[str, Any]) -> Problems:
     """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
-    quantized = next((name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)), None)
-    if quantized and not given.get("use_peft"):
-        raise UsageError(
-            f"--{quantized} without LoRA would train nothing: rounded weights take no gradient steps.",
-            hint=f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized} away.",
+    quantized = [name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
+    if len(quantized) == 2:
+        yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
+    elif quantized and not given.get("use_peft"):
+        yield (
+            f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
+            f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized[0]} away.",
         )
+
+
+def _half_precision(given: Mapping[str, Any]) -> Problems:
     if given.get("fp16") and given.get("dtype") == "float16":
-        raise UsageError(
+        yield (
             "--fp16 with --dtype float16: the gradient scaler refuses gradients in float16.",
-            hint="Give --dtype float32 with --fp16 (mixed precision), or --bf16 with --dtype bfloat16.",
+            "Give --dtype float32 with --fp16 (mixed precision), or --bf16 with --dtype bfloat16.",
         )
 
 
@@ -68,25 +92,25 @@ _UNREHEARSED_OPTIMIZERS = (
 )
 
 
-def _check_optimizer(given: Mapping[str, Any]) -> None:
+def _optimizer(given: Mapping[str, Any]) -> Problems:
     if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
-        raise UsageError(
+        yield (
             f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
-            hint="--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
+            "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
         )
-    if given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
-        raise UsageError(
+    elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
+        yield (
             f"--optimizer_offload does not know --optim {given['optim']}.",
-            hint=f"It takes --optim {', '.join(OFFLOADED)}.",
+            f"It takes --optim {', '.join(OFFLOADED)}.",
         )
 
 
-def _check_vllm(given: Mapping[str, Any]) -> None:
+def _vllm(given: Mapping[str, Any]) -> Problems:
     """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
     if given.get("use_vllm") and given.get("expandable_segments"):
-        raise UsageError(
+        yield (
             "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
-            hint="Leave --expandable_segments away.",
+            "Leave --expandable_segments away.",
         )
 
 

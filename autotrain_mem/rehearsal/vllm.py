@@ -26,6 +26,8 @@ SAMPLED_LOGPROB = -1.0
 def vllm_stand_in() -> Iterator[None]:
     """Within, TRL finds a vLLM, in server and colocate mode, that answers with completions of full length.
 
+    As in ``generation``, all but the first are a token shorter, so that masks are real and no tensor is smaller.
+
     ``trl.generation.VLLMGeneration`` itself runs for real: it merges adapters to hand weights over, and it gathers and
     slices. Stood in for are the engine, whose memory is a pool of its own, and the client of a server.
     """
@@ -53,12 +55,15 @@ class _Engine:
         )
 
     def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        return [self._answer(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
+        numbers = iter(range(len(prompts) * sampling_params.n))
+        return [self._answer(prompt["prompt_token_ids"], sampling_params, numbers) for prompt in prompts]
 
-    def _answer(self, prompt: list[int], sampling: Any) -> Any:
-        tokens = [prompt[-1]] * sampling.max_tokens
-        chosen = [{token: SimpleNamespace(rank=1, logprob=SAMPLED_LOGPROB)} for token in tokens]
-        completions = [SimpleNamespace(token_ids=tokens, logprobs=chosen) for _ in range(sampling.n)]
+    def _answer(self, prompt: list[int], sampling: Any, numbers: Iterator[int]) -> Any:
+        completions = []
+        for _ in range(sampling.n):
+            tokens = _completion(prompt, sampling.max_tokens, next(numbers))
+            chosen = [{token: SimpleNamespace(rank=1, logprob=SAMPLED_LOGPROB)} for token in tokens]
+            completions.append(SimpleNamespace(token_ids=tokens, logprobs=chosen))
         return SimpleNamespace(prompt_token_ids=prompt, outputs=completions)
 
     def reset_prefix_cache(self) -> None: ...
@@ -81,7 +86,8 @@ class _Client:
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int, **options: Any) -> dict[str, Any]:
-        completions = [[prompt[-1]] * max_tokens for prompt in prompts for _ in range(n)]
+        asked = [prompt for prompt in prompts for _ in range(n)]
+        completions = [_completion(prompt, max_tokens, number) for number, prompt in enumerate(asked)]
         return {
             "prompt_ids": prompts,
             "completion_ids": completions,
@@ -99,6 +105,10 @@ class _Client:
                 waiting = _send(in_flight, waiting)
         if waiting:
             _send(in_flight, waiting)
+
+
+def _completion(prompt: list[int], max_tokens: int, number: int) -> list[int]:
+    return [prompt[-1]] * max(1, max_tokens - (number > 0))
 
 
 def _send(in_flight: deque[torch.Tensor], size_bytes: int) -> int:

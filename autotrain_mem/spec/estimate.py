@@ -39,12 +39,19 @@ class Estimate:
     hardware: Hardware
     memory: MemoryEstimate
     budget_bytes: int
+    vllm_share_bytes: int = 0
+    """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own, from its start
+    to its end."""
+
+    @property
+    def outside_bytes(self) -> int:
+        """What the run holds outside the trainer's own allocator."""
+        return self.hardware.non_torch_bytes + self.vllm_share_bytes
 
     @property
     def required_bytes(self) -> int:
-        """What must fit the budget: allocated bytes, the allowance for reserved ones, and what lies outside torch."""
-        memory = self.memory
-        return memory.peak_allocated_bytes + memory.reserve_allowance_bytes + self.hardware.non_torch_bytes
+        """What must fit the budget: allocated bytes, the allowance for reserved ones, and what lies outside."""
+        return self.memory.peak_allocated_bytes + self.memory.reserve_allowance_bytes + self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -60,6 +67,7 @@ class Estimate:
             "peak_reserved_bytes": None,
             "reserve_allowance_bytes": memory.reserve_allowance_bytes,
             "non_torch_bytes": self.hardware.non_torch_bytes,
+            "vllm_share_bytes": self.vllm_share_bytes,
             "required_bytes": self.required_bytes,
             "budget_bytes": self.budget_bytes,
             "fits": self.fits,

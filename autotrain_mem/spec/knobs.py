@@ -46,6 +46,8 @@ class Knobs:
     """Completions of one prompt, which form a group (GRPO, RLOO): the effective batch holds whole groups."""
     local_rollout_forward_batch_size: int | None = None
     """Rows that PPO generates and scores at once."""
+    per_device_eval_batch_size: int | None = None
+    """Rows of a micro-batch of evaluation; None where nothing is evaluated and the user gave none."""
 
     @property
     def effective_batch_size(self) -> int:
@@ -58,10 +60,12 @@ class Knobs:
         return self.max_completion_length or self.response_length or 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Wire form, which is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "max_length"}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Knobs:
+        """Read what :meth:`to_json` wrote."""
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
 
@@ -82,8 +86,9 @@ OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
-    """The knobs worth telling: those that every method has, the method's own, and every switch that is on."""
-    told = (*_EVERY, *_OF_METHOD[method])
+    """The knobs worth telling: those that every method has, the method's own, and whatever else is in use."""
+    evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
+    told = (*_EVERY, *_OF_METHOD[method], *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     return (*told, *on)
 

@@ -257,7 +257,7 @@ def test_a_killed_worker_is_named_with_its_signal(
     (deep / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(files)
     with Worker() as own:
-        own.help_text()  # it has started
+        own.help_text("sft")  # it has started
         monkeypatch.setattr(api, "Worker", lambda: own)
         threading.Thread(target=_kill_soon, args=(own.pid,), daemon=True).start()
         ran = autofit(*f"{ESTIMATE} --model deep".split())

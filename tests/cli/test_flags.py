@@ -40,7 +40,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def _given(worker: Worker, *argv: str) -> dict[str, object]:
     own = flags.read("autofit sft", argv)
-    return dict(worker.parse(own.rest, own.config, own.environment, flags.own_names())[0])
+    return dict(worker.parse("sft", own.rest, own.config, own.environment, flags.own_names())[0])
 
 
 def test_dashes_and_underscores_are_the_same(worker: Worker) -> None:
@@ -109,7 +109,7 @@ def test_transformers_new_name_is_the_old_knob(worker: Worker) -> None:
 def test_defaults_are_those_of_the_installed_trl(worker: Worker) -> None:
     from trl import SFTConfig
 
-    defaults = worker.parse([], {}, {}, ())[1]
+    defaults = worker.parse("sft", [], {}, {}, ())[1]
     config = SFTConfig(output_dir="nowhere", use_cpu=True, bf16=False)
     assert defaults == Knobs(
         per_device_train_batch_size=config.per_device_train_batch_size,

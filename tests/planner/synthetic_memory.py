@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -21,8 +21,9 @@ def space_of(
     *, longest: int | None = None, context_length: int | None = None, defaults: Knobs = TRL, **words: object
 ) -> Space:
     """``space_of(per_device_train_batch_size=4, fit="lossless")``: a job in the user's words, made a space."""
-    limits = {name: words.pop(name) for name in ("effective_batch_size", "fit", "forbid") if name in words}
-    job = Job(method="sft", model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
+    of_job = ("method", "effective_batch_size", "fit", "forbid")
+    limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
+    job = Job(model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
     return make_space(defaults, job, context_length=context_length, longest=longest)
 
 
@@ -39,6 +40,10 @@ class LinearMemory:
     """Per token, without checkpointing; a sixth with it."""
     loss_bytes: int = 200_000
     """Per token, in the backward pass."""
+    evaluated_bytes: int = 0
+    """Per token, in evaluation."""
+    rollout_bytes: int = 0
+    """Per row that is generated at once."""
     noise: float = 0.0
     longest: int | None = None
     calls: list[Knobs] = field(default_factory=list)
@@ -50,19 +55,22 @@ class LinearMemory:
     def estimate(self, knobs: Knobs) -> Estimate:
         owners = self._owners(knobs)
         static = sum(owners[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE))
-        foreach = owners[Owner.GRADIENTS]
+        foreach = 0 if knobs.optimizer_offload else owners[Owner.GRADIENTS]
         backward = static + owners[Owner.ACTIVATIONS] + owners[Owner.TEMPORARY]
-        phases = {Phase.LOAD: owners[Owner.WEIGHTS], Phase.BACKWARD: backward, Phase.OPTIMIZER_STEP: static + foreach}
-        if static + foreach > backward:
-            owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: foreach}
-        peak_phase = max(phases, key=phases.__getitem__)
+        peaks = {Phase.GENERATE: static + (knobs.local_rollout_forward_batch_size or 0) * self.rollout_bytes}
+        peaks |= {Phase.BACKWARD: backward, Phase.OPTIMIZER_STEP: static + foreach}
+        evaluated = (knobs.per_device_eval_batch_size or 0) * self._length(knobs) * self.evaluated_bytes
+        peaks |= {Phase.EVALUATE: static + evaluated}
+        peak_phase = max(peaks, key=peaks.__getitem__)
+        if peak_phase is not Phase.BACKWARD:
+            owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: peaks[peak_phase] - static}
         memory = MemoryEstimate(
-            peak_allocated_bytes=phases[peak_phase],
+            peak_allocated_bytes=peaks[peak_phase],
             peak_phase=peak_phase,
-            phases=phases,
+            phases={Phase.LOAD: owners[Owner.WEIGHTS]} | peaks,
             owners_at_peak=owners,
             modules_at_peak=(),
-            reserve_allowance_bytes=int(phases[peak_phase] * (0.03 + self.noise * self._stray(knobs))),
+            reserve_allowance_bytes=int(peaks[peak_phase] * (0.03 + self.noise * self._stray(knobs))),
             not_counted=(),
             rehearsal_seconds=1.0,
         )
@@ -71,16 +79,20 @@ class LinearMemory:
     def _owners(self, knobs: Knobs) -> dict[Owner, int]:
         width = 2 if knobs.dtype == "bfloat16" else 4
         trained = self.parameters // 100 if knobs.use_peft else self.parameters
-        lengths = [length for length in (knobs.max_length, self.longest) if length is not None]
-        tokens = knobs.per_device_train_batch_size * min(lengths, default=4096)
+        tokens = knobs.per_device_train_batch_size * self._length(knobs)
         activation = self.activation_bytes // (6 if knobs.gradient_checkpointing else 1)
+        moments = 0 if knobs.optimizer_offload else 2 if "8bit" in knobs.optim else 2 * width
+        half_bytes = 1 if knobs.load_in_4bit else 2 if knobs.load_in_8bit else 2 * width
         return {
-            Owner.WEIGHTS: self.parameters * width,
+            Owner.WEIGHTS: self.parameters * half_bytes // 2,
             Owner.GRADIENTS: trained * width,
-            Owner.OPTIMIZER_STATE: trained * (2 if "8bit" in knobs.optim else 2 * width),
-            Owner.ACTIVATIONS: tokens * activation,
+            Owner.OPTIMIZER_STATE: trained * moments,
+            Owner.ACTIVATIONS: tokens * activation // (4 if knobs.activation_offloading else 1),
             Owner.TEMPORARY: tokens * self.loss_bytes,
         }
+
+    def _length(self, knobs: Knobs) -> int:
+        return min((length for length in (knobs.max_length, self.longest) if length is not None), default=4096)
 
     def _hardware(self) -> Hardware:
         total = self.budget_bytes + 1 * GIB
@@ -93,29 +105,54 @@ class LinearMemory:
 
 
 def brute_force(space: Space, model: LinearMemory) -> tuple[Harm, float] | None:
-    """Least harm at which anything fits, and the least cost there, by asking for every point. Lengths left out."""
-    fitting = [(harm, relative_cost(space, knobs)) for harm, knobs in every_point(space) if model.estimate(knobs).fits]
-    return min(fitting, default=None)
+    """The first rung on which anything fits, and the least cost there, by asking for every point. Lengths left out."""
+    for harm, settings in every_setting(space):
+        points = [knobs for setting in settings for knobs in _time_points(space, setting)]
+        if costs := [relative_cost(space, knobs) for knobs in points if model.estimate(knobs).fits]:
+            return harm, min(costs)
+    return None
 
 
-def every_point(space: Space) -> Iterator[tuple[Harm, Knobs]]:
-    """Every allowed point at the length asked for, written out independently of the ladder's table."""
-    free = {name for name in ("dtype", "optim", "use_peft") if name not in space.pinned}
-    rounding = space.fit != "lossless"
-    bf16 = rounding and "dtype" in free and "bf16_weights" not in space.forbid
-    eight_bit = rounding and "optim" in free and "8bit_optimizer" not in space.forbid
-    lora = space.fit == "all" and "use_peft" in free and "lora" not in space.forbid
-    for dtype, optim in product(_either(bf16, space.base.dtype, "bfloat16"), _either(eight_bit, space.base.optim, "8")):
-        setting = replace(space.base, dtype=dtype, optim="adamw_8bit" if optim == "8" else optim)
-        harm = Harm.TIME if setting == space.base else Harm.ROUNDING
-        yield from ((harm, knobs) for knobs in _time_points(space, setting))
-    if lora and not space.base.use_peft:
-        setting = replace(space.base, use_peft=True, dtype="bfloat16" if bf16 else space.base.dtype)
-        yield from ((Harm.WHAT_IS_TRAINED, knobs) for knobs in _time_points(space, setting))
+def every_setting(space: Space) -> Iterator[tuple[Harm, list[Knobs]]]:
+    """Every allowed setting in the order of climbing, written out independently of the ladder's table."""
+
+    def free(knob: str, lever: str) -> bool:
+        return knob not in space.pinned and lever not in space.forbid
+
+    base, rounding, everything = space.base, space.fit != "lossless", space.fit == "all"
+    activations = free("activation_offloading", "activation_offloading")
+    on_host = free("optimizer_offload", "optimizer_offload") and base.optim.startswith("adamw_torch")
+    bf16 = rounding and free("dtype", "bf16_weights")
+    eight_bit = rounding and free("optim", "8bit_optimizer")
+    offloaded = {
+        "activation_offloading": (base.activation_offloading, True)[: 1 + activations],
+        "optimizer_offload": (base.optimizer_offload, True)[: 1 + on_host],
+    }
+    rounded = {"dtype": (base.dtype, "bfloat16")[: 1 + bf16], "optim": (base.optim, "adamw_8bit")[: 1 + eight_bit]}
+    yield Harm.TIME, [base]
+    yield Harm.TIME, _every(base, offloaded)
+    yield Harm.ROUNDING, _every(base, rounded)
+    on_both = _every(base, offloaded | ({"dtype": rounded["dtype"]} if on_host else rounded))
+    yield Harm.ROUNDING, on_both
+    adapter = base if base.use_peft else replace(base, use_peft=True, dtype="bfloat16" if bf16 else base.dtype)
+    if not everything or not (base.use_peft or free("use_peft", "lora")):
+        return
+    trained = [] if base.use_peft else [adapter]
+    frozen = replace(adapter, dtype="bfloat16" if bf16 else base.dtype)
+    if free("load_in_8bit", "8bit_base") and not base.load_in_4bit:
+        trained.append(replace(frozen, load_in_8bit=True))
+    if free("load_in_4bit", "4bit_base") and not base.load_in_8bit:
+        nested = base.use_bnb_nested_quant if "use_bnb_nested_quant" in space.pinned else True
+        trained.append(replace(frozen, load_in_4bit=True, use_bnb_nested_quant=nested))
+    for setting in trained:
+        yield Harm.WHAT_IS_TRAINED, [setting]
+    if trained and activations:
+        yield Harm.WHAT_IS_TRAINED, [replace(trained[-1], activation_offloading=True)]
 
 
-def _either(may_move: bool, base: str, other: str) -> tuple[str, ...]:
-    return (base, other) if may_move else (base,)
+def _every(base: Knobs, choices: Mapping[str, tuple[object, ...]]) -> list[Knobs]:
+    values = product(*choices.values())
+    return [replace(base, **dict(zip(choices, chosen, strict=True))) for chosen in values]  # type: ignore[arg-type]
 
 
 def _time_points(space: Space, setting: Knobs) -> Iterator[Knobs]:

@@ -10,6 +10,7 @@ from autotrain_mem.planner.ladder import LEVERS
 from autotrain_mem.planner.search import search
 from autotrain_mem.units import GIB
 
+ON_THE_DEVICE: dict[str, object] = {"activation_offloading": False, "optimizer_offload": False}
 FULL: dict[str, object] = {
     "use_peft": False,
     "dtype": "float32",
@@ -37,7 +38,8 @@ without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 G
 
 
 def test_error_does_the_next_sum_for_the_user() -> None:
-    error = error_of(3 * GIB, fit="rounding", per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    error = error_of(3 * GIB, fit="rounding", **batch, **ON_THE_DEVICE)
     assert f"{error.message}\n{error.hint}" == GOLDEN
 
 
@@ -47,18 +49,24 @@ def test_parts_of_the_message_add_up_to_what_it_needs() -> None:
     assert sum(parts.values()) + sum(mebibytes) / 1024 == pytest.approx(8.41, abs=0.02)  # each is rounded
 
 
+QUANTIZED = ("8bit_base", "4bit_base")
+NO_BITS: dict[str, object] = {"load_in_8bit": False, "load_in_4bit": False}
+
+
 @pytest.mark.parametrize(
     ("budget_gib", "words", "flags"),
     [
-        (2.7, FULL, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
+        (2.7, FULL | ON_THE_DEVICE, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
         (
             2.7,
-            {"forbid": frozenset({"gradient_checkpointing"}), "max_length": 1024},
+            {"forbid": frozenset({"gradient_checkpointing", *QUANTIZED, "activation_offloading"}), "max_length": 1024},
             "--gradient_checkpointing true --use_peft",
         ),
-        (11, {"fit": "lossless"}, "--dtype bfloat16  ("),
-        (9, {"fit": "lossless"}, "--dtype bfloat16 --optim adamw_8bit"),
-        (2.45, {"fit": "lossless"}, "--use_peft --dtype bfloat16 --max_length 576  ("),
+        (10, {"fit": "lossless"} | ON_THE_DEVICE, "--optimizer_offload  ("),
+        (8, {"fit": "lossless"}, "--dtype bfloat16 --optim adamw_8bit  ("),
+        (5, {"fit": "lossless"}, "--optimizer_offload --dtype bfloat16  ("),
+        (2.3, {"fit": "lossless"}, "--use_peft --load_in_8bit --dtype bfloat16  ("),
+        (1.5, {"fit": "lossless"}, "--use_peft --load_in_4bit --use_bnb_nested_quant --dtype bfloat16  ("),
     ],
 )
 def test_limits_give_way_in_the_order_of_harm(budget_gib: float, words: dict[str, object], flags: str) -> None:
@@ -66,13 +74,16 @@ def test_limits_give_way_in_the_order_of_harm(budget_gib: float, words: dict[str
 
 
 def test_pins_that_need_not_give_way_are_kept() -> None:
-    error = error_of(11 * GIB, fit="lossless", per_device_train_batch_size=8, gradient_accumulation_steps=1)
-    assert error.hint == "nearest that fits: --dtype bfloat16  (10.3 GiB)"
+    error = error_of(11 * GIB, fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE)
+    assert error.hint == "nearest that fits: --optimizer_offload  (10.3 GiB)"
+
+
+ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
 
 
 def test_batch_flags_give_way_to_the_effective_batch() -> None:
-    words = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024, "optim": "adamw_torch"}
-    error = error_of(int(2.7 * GIB), per_device_train_batch_size=8, gradient_accumulation_steps=2, **words)
+    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    error = error_of(int(2.7 * GIB), optim="adamw_torch", **batch, **ADAPTER)
     assert error.hint == (
         "nearest that fits: --effective_batch_size 16, "
         "without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"
@@ -80,16 +91,22 @@ def test_batch_flags_give_way_to_the_effective_batch() -> None:
 
 
 def test_forbidden_micro_batch_is_answered_with_the_exact_split() -> None:
-    words = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024, "forbid": frozenset({"micro_batch"})}
-    error = error_of(int(2.7 * GIB), **words)
+    error = error_of(int(2.7 * GIB), forbid=frozenset({"micro_batch"}), **ADAPTER)
     assert error.hint == (
         "nearest that fits: --per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)"
     )
 
 
 def test_nothing_that_helps_is_said_and_a_larger_card_advised() -> None:
-    error = error_of(2 * GIB)
+    error = error_of(GIB // 2)
     assert error.hint == "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`"
+
+
+def test_weights_that_exceed_the_card_end_the_error_in_few_rehearsals() -> None:
+    model = LinearMemory(budget_bytes=GIB // 2)
+    with pytest.raises(DoesNotFitError):
+        search(space_of(), model)
+    assert len(model.calls) == 5  # float32, bfloat16, its adapter, 8 and 4 bits
 
 
 def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
@@ -101,13 +118,24 @@ def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, obj
     return followed
 
 
+EVALUATED: dict[str, object] = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
+PINS = FULL | ON_THE_DEVICE | NO_BITS | EVALUATED
+
+
+def test_a_pinned_evaluation_that_alone_does_not_fit_is_named() -> None:
+    model = LinearMemory(budget_bytes=2 * GIB, evaluated_bytes=400_000)
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space_of(**FULL | {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | EVALUATED), model)  # type: ignore[arg-type]
+    assert raised.value.hint.startswith("nearest that fits: --per_device_eval_batch_size 1 ")
+
+
 @given(
-    st.integers(int(2.2 * GIB), 24 * GIB),
+    st.integers(GIB // 2, 24 * GIB),
     st.dictionaries(
         st.sampled_from(("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size")),
         st.sampled_from((8,)),
     ),
-    st.sets(st.sampled_from(sorted(FULL)), min_size=1),
+    st.sets(st.sampled_from(sorted(PINS)), min_size=1, max_size=8),
     st.frozensets(st.sampled_from(sorted(LEVERS)), max_size=2),
     st.sampled_from(("all", "rounding", "lossless")),
 )
@@ -115,14 +143,14 @@ def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, obj
 def test_following_the_hint_leads_to_a_plan_that_fits(
     budget: int, batch: dict[str, int], pins: set[str], forbid: frozenset[str], fit: str
 ) -> None:
-    words: dict[str, object] = {**batch, **{name: FULL[name] for name in pins}, "forbid": forbid, "fit": fit}
+    words: dict[str, object] = {**batch, **{name: PINS[name] for name in pins}, "forbid": forbid, "fit": fit}
     if len(batch) == 3:
         del words["effective_batch_size"]
-    model = LinearMemory(budget_bytes=budget)
+    model = LinearMemory(budget_bytes=budget, evaluated_bytes=400_000)
     try:
         search(space_of(**words), model)  # type: ignore[arg-type]
     except DoesNotFitError as error:
-        assert len(model.calls) <= 16
+        assert len(model.calls) <= 24
         if error.hint.startswith("nearest"):
             followed = search(space_of(**suggested(error, words)), model)  # type: ignore[arg-type]
             assert followed.estimate.fits

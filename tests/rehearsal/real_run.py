@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
-import numpy
-import pytest
 import torch
+from transformers import GenerationMixin
 
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
 from autotrain_mem.rehearsal.stage import Watch
@@ -37,7 +39,13 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
-NEEDS_TRL = {"ppo": pytest.mark.skipif(not hasattr(__import__("trl"), "__version__"), reason="")}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"use_peft": True},
+    "4-bit": {"use_peft": True, "load_in_4bit": True},
+    "8-bit": {"use_peft": True, "load_in_8bit": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,21 +78,30 @@ def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
     """The same play with the model's own weights, on true tensors; returns the trainer too."""
     play = make_play(one.job, one.knobs, one.length, str(output_dir))
     torch.manual_seed(0)
-    numpy.random.seed(0)  # PPO draws its micro-batches with it
     watch = Watch()
-    with watch.curtain():
+    with watch.curtain(), _ends_as_rehearsed():
         trainer = play.build()
-        _never_end(trainer)
         with play.directions(trainer):
             watch.train(trainer, edit_rows=play.edit_rows)
     return watch.recorder.trace(), trainer
 
 
-def _never_end(trainer: Any) -> None:
-    """PPO's sampling takes no minimum; a real policy would draw an end sooner or later."""
-    policy = getattr(trainer, "policy_model", None)
-    if policy is not None:
-        policy.generation_config.eos_token_id = None
+@contextmanager
+def _ends_as_rehearsed() -> Iterator[None]:
+    """Of completions that all have full length, those that end early in a rehearsal do here too."""
+    sample = GenerationMixin._sample
+
+    def sample_and_end(model: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
+        result = sample(model, *args, generation_config=generation_config, **options)
+        ids = result if isinstance(result, torch.Tensor) else result.sequences
+        end = [generation_config.eos_token_id, generation_config.pad_token_id]
+        if None not in end:
+            with torch._C._DisableTorchDispatch():
+                ids[1:, -2:] = torch.tensor(end)
+        return result
+
+    with patch.object(GenerationMixin, "_sample", sample_and_end):
+        yield
 
 
 def difference(one: Case, fake: Trace, real: Trace) -> str:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, GenerationMixin
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import generation
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.materialize import build_on_meta, materialize
+from autotrain_mem.rehearsal.materialize import materialize
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import fake_tensors
 from autotrain_mem.rehearsal.values import KnownValues
@@ -85,9 +85,8 @@ def generate(
     model: Any, recorder: Recorder, batch: dict[str, torch.Tensor], tokens: int, autocast: bool, **options: Any
 ) -> Run:
     """Always to full length: a real model may draw an end."""
-    config = GenerationConfig(
-        max_new_tokens=tokens, min_new_tokens=tokens, eos_token_id=EOS, pad_token_id=PAD, **options
-    )
+    full = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": EOS, "pad_token_id": PAD}
+    config = GenerationConfig(**{**full, **options})
     recorder.adopt_model(model)
     with recorder.recording(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         recorder.adopt_batch(batch.values())
@@ -121,7 +120,10 @@ def rehearsed(
     batch = prompts(rows, length, padded)
     with fake_tensors() as mode, generation_by_its_ends():
         values = KnownValues(mode)
-        model = materialize(build_on_meta(config(family), dtype=dtype, attn_implementation=None)).train()
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
+        model.tie_weights()
+        model = materialize(model).train()
         model = with_adapter(model) if adapter else model
         return generate(model, Recorder(values.run), values.arrive(batch), tokens, autocast, **options)
 
@@ -196,14 +198,32 @@ def test_a_cache_of_an_unknown_kind_is_rehearsed_step_by_step(monkeypatch: pytes
     assert fake.events == real.events
 
 
-def test_completions_are_known_ordinary_and_of_full_length() -> None:
-    run = rehearsed("qwen2", 2, 8, 20, do_sample=True)
+def completions(run: Run, prompt: int) -> list[list[int]]:
     assert isinstance(run.sequences, FakeTensor)
     with generation_by_its_ends():
-        rows = run.sequences.tolist()
+        return [row[prompt:] for row in run.sequences.tolist()]
+
+
+def test_the_prompt_is_still_known() -> None:
+    rows = completions(rehearsed("qwen2", 2, 8, 20, do_sample=True), 0)
     assert [row[:8] for row in rows] == prompts(2, 8, padded=True)["input_ids"].tolist()
-    assert all(len(row) == 28 for row in rows)
-    assert not {EOS, PAD, BOS} & {token for row in rows for token in row[8:]}
+
+
+def test_the_first_completion_has_full_length_and_the_others_end_a_token_early() -> None:
+    first, *others = completions(rehearsed("qwen2", 3, 8, 20, do_sample=True), 8)
+    assert len(first) == 20
+    assert not {EOS, PAD, BOS} & set(first)
+    assert others == [[*first[:18], EOS, PAD]] * 2
+
+
+def test_completions_that_nothing_ends_are_all_of_full_length() -> None:
+    """PPO without a stop token."""
+    ids = rehearsed("qwen2", 2, 8, 20, do_sample=True, eos_token_id=None)
+    assert not {EOS, PAD} & {token for row in completions(ids, 8) for token in row}
+
+
+def test_a_completion_of_one_token_does_not_end_early() -> None:
+    assert not {EOS, PAD} & {token for row in completions(rehearsed("qwen2", 2, 8, 1), 8) for token in row}
 
 
 @pytest.mark.parametrize("special", [256, [255, 256, 257]])

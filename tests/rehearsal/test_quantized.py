@@ -342,16 +342,14 @@ def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **c
 
 
 def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
-    with without_weights(), cuda_bitsandbytes():
-        return stage.rehearse_play(stage.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
+    return stage.rehearse_play(stage.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
 
 
 def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
     torch.manual_seed(0)
     watch = stage.Watch()
-    trainer = build_trainer(folder, name, output_dir, **config)
-    with cuda_bitsandbytes():
-        watch.train(trainer)
+    with watch.curtain():
+        watch.train(build_trainer(folder, name, output_dir, **config))
     return watch.recorder.trace()
 
 

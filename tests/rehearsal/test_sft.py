@@ -14,8 +14,9 @@ from tiny import tiny_config, tiny_folder
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.estimator.replay import estimate_memory
 from autotrain_mem.rehearsal import worker
-from autotrain_mem.rehearsal.materialize import load_config
-from autotrain_mem.rehearsal.methods import sft
+from autotrain_mem.rehearsal.configs import REHEARSED_STEPS
+from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_job
+from autotrain_mem.rehearsal.tokens import shorten_last_row
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
 
 pytestmark = pytest.mark.slow
@@ -54,9 +55,7 @@ def rehearse(
 ) -> Trace:
     """One rehearsal, its scratch folder beside the model's."""
     job = Job(method="sft", model=str(model), dataset=None, arguments=arguments or {})
-    trace = sft.rehearse(job, some_knobs(**changes), load_config(job.model), length, str(model.parent / "scratch"))
-    assert isinstance(trace, Trace)
-    return trace
+    return rehearse_job(job, some_knobs(**changes), length, str(model.parent / "scratch"))
 
 
 def total(trace: Trace, owner: Owner) -> int:
@@ -96,9 +95,9 @@ def test_rows_are_not_truncated_without_max_length(folder: pathlib.Path) -> None
 
 def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
     rows = [{"input_ids": [5, 5, 5], "labels": [5, 5, 5]} for _ in range(3)]
-    assert [len(row["input_ids"]) for row in sft.pad_last_row(rows)] == [3, 3, 2]
-    assert [len(row["labels"]) for row in sft.pad_last_row(rows)] == [3, 3, 2]
-    assert sft.pad_last_row(rows[:1]) == rows[:1]
+    assert [len(row["input_ids"]) for row in shorten_last_row(rows)] == [3, 3, 2]
+    assert [len(row["labels"]) for row in shorten_last_row(rows)] == [3, 3, 2]
+    assert shorten_last_row(rows[:1]) == rows[:1]
     assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
 
 
@@ -136,7 +135,7 @@ def test_weights_and_gradients_have_the_bytes_of_the_dtype(dtype: str, itemsize:
     weights = [block for block in trace.blocks if block.owner is Owner.WEIGHTS and block.module.endswith("weight")]
     biases = [block for block in trace.blocks if block.owner is Owner.WEIGHTS and block.module.endswith("bias")]
     assert sum(block.size_bytes for block in (*weights, *biases)) == parameter_bytes("qwen2", itemsize)
-    assert total(trace, Owner.GRADIENTS) == sft.REHEARSED_STEPS * parameter_bytes("qwen2", itemsize)
+    assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * parameter_bytes("qwen2", itemsize)
 
 
 def test_the_auto_dtype_is_what_the_config_says(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -211,7 +210,7 @@ def test_lora_trains_adapters_only(folder: pathlib.Path) -> None:
     assert names(trace, Owner.GRADIENTS)
     assert all("lora_" in name for name in names(trace, Owner.GRADIENTS))
     adapters = sum(b.size_bytes for b in trace.blocks if b.owner is Owner.WEIGHTS and "lora_" in b.module)
-    assert total(trace, Owner.GRADIENTS) == sft.REHEARSED_STEPS * adapters
+    assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * adapters
     scalars = 4 * len(names(trace, Owner.GRADIENTS))  # adamw counts its steps in one float per tensor
     assert total(trace, Owner.OPTIMIZER_STATE) == 2 * adapters + scalars
 
@@ -272,7 +271,9 @@ def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
 
 def ask(model: pathlib.Path, *flags: str) -> Trace:
     """A rehearsal as the command has it done: flags are read, and the worker is asked."""
-    parsed = worker.parse({"argv": flags, "config": {}, "environment": {}, "also_known": ()}, "")
+    parsed = worker.parse(
+        {"method": "sft", "argv": flags, "config": {}, "environment": {}, "also_known": ()}, ""
+    )
     given = parsed["given"]
     job = Job(method="sft", model=str(model), dataset=None, arguments=given)
     request = {
@@ -281,6 +282,7 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
         "knobs": {**some_knobs().to_json(), **{name: given[name] for name in parsed["defaults"] if name in given}},
         "length": LENGTH,
         "options": {"trust_remote_code": False},
+        "compute_capability": (8, 0),
     }
     return Trace.from_json(worker.rehearse(request, str(model.parent / "scratch"))["trace"])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -73,9 +73,27 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_rejected
 
 
-def stage_directions(trainer: Any, filled: Configs) -> AbstractContextManager[None]:
-    """Nothing to arrange: the trainer's data are all there is."""
-    return nullcontext()
+@contextmanager
+def stage_directions(trainer: Any, filled: Configs) -> Iterator[None]:
+    """Let autograd see a view as it sees one of real tensors.
+
+    DPO writes into its log-probabilities, which are a view. Backward, such a write goes by ``as_strided``, with zeros
+    of the base's size; for tensors of Python's own kind, as fake ones are, the view is repeated instead
+    (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from trl.trainer import dpo_trainer
+
+    log_softmax = dpo_trainer.selective_log_softmax
+
+    def strided(logits: Any, index: Any) -> Any:
+        if not isinstance(logits, FakeTensor):
+            return log_softmax(logits, index)
+        chosen = log_softmax(logits, index.unsqueeze(-1))
+        return chosen.as_strided(index.shape, chosen.stride()[:-1])
+
+    with patch.object(dpo_trainer, "selective_log_softmax", strided):
+        yield
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:

@@ -57,7 +57,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 def rows_editor(filled: Configs) -> EditRows:
     """The rows are prompts still, and are padded when they are tokenized."""
-    return list
+    return online.first_group_shortened(filled)
 
 
 def stage_directions(trainer: Any, filled: Configs) -> AbstractContextManager[None]:

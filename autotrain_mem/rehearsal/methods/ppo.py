@@ -17,7 +17,7 @@ from autotrain_mem.rehearsal.configs import (
     trusts_remote_code,
 )
 from autotrain_mem.rehearsal.methods.method import EditRows
-from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
+from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, PADDING_TOKEN
 from autotrain_mem.spec import Knobs
 
 NAME = "PPO"
@@ -81,15 +81,17 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Prompts of ``length`` tokens, enough for every rollout; every second one is a token short and so padded."""
+    """Prompts of ``length`` tokens, enough for every rollout.
+
+    All begin with padding, as most of a real rollout's do: TRL makes masks of the ids, whatever order it shuffles into.
+    """
     from datasets import Dataset
 
-    prompts = [[ORDINARY_TOKEN] * max(1, length - index % 2) for index in range(rows)]
-    return Dataset.from_dict({"input_ids": prompts})
+    return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """The rows are padded as they are."""
+    """The rows are padded already."""
     return list
 
 
@@ -108,7 +110,10 @@ def stage_directions(trainer: Any, filled: Configs) -> Iterator[None]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
-    """Tokens of every prompt."""
+    """Tokens of every prompt; also refuses what the trainer would refuse once it is built."""
+    from autotrain_mem.trainers import ppo_checks
+
+    ppo_checks.refuse(filled.training, tokenizer)
     return [len(ids) for ids in _tokenized(split, tokenizer)["input_ids"]]
 
 

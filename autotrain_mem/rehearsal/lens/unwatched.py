@@ -1,0 +1,83 @@
+"""What torch does in place when nobody watches, and out of place under any mode: told to the recorder, which is one.
+
+Autograd adds up the gradients of a tensor that is used twice in the buffer of the first one, if nothing else holds it
+(``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``), and some backward formulas write into the zeros that
+they have just made (``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
+``value_selecting_reduction_backward``, ``masked_select_backward``). For subclasses of tensors, and whenever a dispatch
+mode is on (``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), they take new memory instead: one tensor
+more at every residual connection, and twice the logits where a loss gathers. Here such an operator is exchanged for the
+one that runs without a recorder; it writes only into what nothing else holds, so real tensors keep their true values.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_ATEN = torch.ops.aten
+_SUM = _ATEN.add.Tensor
+
+IN_PLACE = {
+    _SUM: _ATEN.add_.Tensor,
+    _ATEN.scatter_add.default: _ATEN.scatter_add_.default,
+    _ATEN.scatter.src: _ATEN.scatter_.src,
+    _ATEN.index_put.default: _ATEN.index_put_.default,
+    _ATEN.masked_scatter.default: _ATEN.masked_scatter_.default,
+}
+"""What a mode makes autograd run -> what it runs otherwise."""
+
+_NODES = ("GatherBackward", "IndexBackward", "MaxBackward", "MinBackward", "SortBackward", "TopkBackward")
+_MORE_NODES = ("MedianBackward", "KthvalueBackward", "ModeBackward", "MaskedSelectBackward", "CummaxBackward")
+_WRITING_NODES = (*_NODES, *_MORE_NODES)
+"""Backward formulas that write into zeros of their own."""
+
+
+def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
+    """The operator that would run if no mode were on; call it for those of :data:`IN_PLACE` only."""
+    if torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
+        return operator
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return operator
+    if operator is _SUM:
+        return IN_PLACE[operator] if _is_accumulation(args) else operator
+    return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
+
+
+def _is_accumulation(args: tuple[Any, ...]) -> bool:
+    """Whether a sum is one that autograd makes itself, and may write over its first part."""
+    if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
+        return False
+    return _holders(args) == _sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])
+
+
+Holders = tuple[int, int, int]
+
+
+def _holders(args: tuple[Any, ...]) -> Holders:
+    """How many hold the first argument, its storage and its Python object, as counted in a mode."""
+    tensor = args[0]
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)
+
+
+@functools.cache
+def _sole_holders() -> Holders:
+    """The counts of a gradient that only autograd's buffer holds: those of a small graph, since versions differ."""
+    found: list[Holders] = []
+
+    class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _SUM:
+                found.append(_holders(args))
+            return func(*args, **(kwargs or {}))
+
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.enable_grad(), Counting():
+        twice = torch.ones(2, requires_grad=True) * 1.0
+        (twice.exp() * twice.sin()).sum().backward()
+    (holders,) = found
+    return holders

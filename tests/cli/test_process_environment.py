@@ -1,0 +1,70 @@
+"""What the training process is given to see: one card or none, and how its allocator is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem import api
+from autotrain_mem.spec import Hardware
+
+CARD = Hardware(
+    name="a card",
+    origin="detected",
+    total_bytes=2**34,
+    free_bytes=2**34,
+    non_torch_bytes=2**28,
+    uuid="GPU-1",
+)
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def _environment(
+    card: Hardware = CARD, given: Mapping[str, str] | None = None, *, expandable: bool = True, simulate: bool = False
+) -> dict[str, str]:
+    knobs = replace(TRL_DEFAULTS, expandable_segments=expandable)
+    return api._process_environment(card, knobs, given or {}, simulate=simulate)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_expandable_segments_reach_the_allocator_of_a_real_card() -> None:
+    assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_the_allocator_is_left_alone_unless_asked() -> None:
+    assert _environment(expandable=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_users_shell_sets_for_the_allocator_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    assert _environment()["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_env_block_sets_for_the_allocator_stays(name: str) -> None:
+    environment = _environment(given={name: "max_split_size_mb:64", "SOME": "1"})
+    assert environment["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert environment["SOME"] == "1"
+
+
+def test_the_env_block_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    environment = _environment(given={"PYTORCH_ALLOC_CONF": "max_split_size_mb:32"})
+    assert environment["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:32,expandable_segments:True"
+
+
+@pytest.mark.parametrize("simulate", [True, False])
+def test_without_a_card_none_is_seen_and_threads_sleep(simulate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    card = CARD if simulate else replace(CARD, origin="cpu", uuid=None)
+    environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=simulate)
+    assert environment == {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
