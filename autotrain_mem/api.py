@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.errors import InterruptedByUser, ModelNotFoundError, NoGpuError
+from autotrain_mem.alternatives import with_alternatives
+from autotrain_mem.errors import DoesNotFitError, InterruptedByUser, ModelNotFoundError, NoGpuError
 from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import detect
@@ -83,7 +85,11 @@ class Rehearsals:
         length = row_length(self.job, knobs, longest)
         trace = self.worker.rehearse(self.job, knobs, length, self.compute_capability)
         return Estimate(
-            knobs=knobs, hardware=self.hardware, memory=estimate_memory(trace), budget_bytes=self.budget_bytes
+            knobs=knobs,
+            hardware=self.hardware,
+            memory=estimate_memory(trace),
+            budget_bytes=self.budget_bytes,
+            vllm_share_bytes=vllm_share_bytes(self.job, self.hardware),
         )
 
 
@@ -124,7 +130,13 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
         told(Attempt(knobs=knobs, required_bytes=tried.required_bytes, budget_bytes=tried.budget_bytes))
         return tried
 
-    found = search(space, predict)
+    def predict_other(other: Job, knobs: Knobs) -> Estimate:
+        return replace(rehearsals, job=other).predict(knobs, longest)
+
+    try:
+        found = search(space, predict)
+    except DoesNotFitError as error:
+        raise with_alternatives(error, job, space, predict_other) from error
     max_length = found.estimate.knobs.max_length
     return Plan(
         method=job.method,
@@ -134,6 +146,7 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
         truncated_tokens_fraction=None if profile is None else profile.truncated_tokens_fraction(max_length),
         truncated_rows_fraction=None if profile is None else profile.truncated_rows_fraction(max_length),
         seconds=time.perf_counter() - started,
+        prompt_length=row_length(job, found.estimate.knobs, longest) if job.is_online else None,
     )
 
 

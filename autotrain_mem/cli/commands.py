@@ -85,6 +85,11 @@ def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsa
     given, defaults = worker.parse(method, own.rest, own.config, own.environment, flags.own_names(), own.switches)
     job = _job(own, method, given)
     use_cpu = bool(given.get("use_cpu"))
+    if given.get("use_liger_kernel") and (use_cpu or own.simulate):
+        raise UsageError(
+            "--use_liger_kernel needs a GPU to train on: its kernels do not run on a CPU.",
+            hint="Leave --use_liger_kernel away, or plan for a card with --plan_only.",
+        )
     if use_cpu and own.gpu is not None:
         raise UsageError(
             "--use_cpu and --gpu exclude each other.", hint="To try a card out on the CPU: --gpu NAME --simulate."
@@ -105,11 +110,7 @@ def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsa
 
 
 def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
-    if own.prompt_length is not None and (method not in ONLINE_METHODS or own.prompt_length < 1):
-        raise UsageError(
-            f"--prompt_length {own.prompt_length} says nothing here.",
-            hint=f"It takes 1 or more, and belongs to {', '.join(ONLINE_METHODS)}; other methods take --max_length.",
-        )
+    _check_prompt_length(own.prompt_length, method)
     model = own.model or given.get("model_name_or_path")
     if not model:
         raise UsageError(
@@ -126,6 +127,16 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
         fit=own.fit,
         forbid=own.forbid,
     )
+
+
+def _check_prompt_length(tokens: int | None, method: str) -> None:
+    if tokens is not None and method not in ONLINE_METHODS:
+        raise UsageError(
+            f"--prompt_length is for {', '.join(ONLINE_METHODS)}, whose data are prompts; {method} has none.",
+            hint="Give --max_length, the longest that a row may be.",
+        )
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--prompt_length {tokens} is no number of tokens.", hint="It takes 1 or more.")
 
 
 def search(rehearsals: api.Rehearsals, *, to_train: bool) -> Plan:
@@ -172,8 +183,9 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
 
 
 def _help(worker: api.Worker, method: str, prog: str) -> int:
+    trls = worker.help_text(method)
     sys.stdout.write(flags.make_parser(prog).format_help())
-    sys.stdout.write("\nTRL's own flags, all of which work here:\n\n" + worker.help_text(method))
+    sys.stdout.write(f"\nTRL's own flags, all of which work here:\n\n{trls}")
     return 0
 
 

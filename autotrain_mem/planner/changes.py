@@ -9,6 +9,7 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Attempt, Harm, Knobs, Lever
+from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
 MICRO_BATCH = "micro_batch"
@@ -24,6 +25,10 @@ _WITHOUT = {
     "optimizer_offload": "without offloading it needs",
 }
 """What the least demanding point without the lever stands for."""
+
+
+_REASON_OF = {("reward", "max_length"): "pairs with a side of more tokens are dropped"}
+"""What a lever does in a method that goes its own way."""
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
@@ -70,8 +75,9 @@ def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
     if row.name in _WITHOUT:
         needed = _needed_without(row, space, knobs, memo)
     else:
-        needed = _next_that_failed(knobs, memo.attempts) if row.name == MICRO_BATCH else ""
-    return f"{needed}: {row.reason}" if needed else row.reason
+        needed = _next_that_failed(space, knobs, memo.attempts) if row.name == MICRO_BATCH else ""
+    reason = _REASON_OF.get((space.method, row.name), row.reason)
+    return f"{needed}: {reason}" if needed else reason
 
 
 def _why_let_go(row: LadderRow) -> str:
@@ -87,7 +93,7 @@ _COMPARED = (
 """What two attempts must share to differ by their micro-batch; rounding is left out, of which a plan may take less."""
 
 
-def _next_that_failed(knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
+def _next_that_failed(space: Space, knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
     """The next larger micro-batch, which was rehearsed and did not fit; empty where the search had no need to try."""
     larger = [
         attempt
@@ -99,8 +105,8 @@ def _next_that_failed(knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
     if not larger:
         return ""
     failed = min(larger, key=lambda attempt: (attempt.knobs.per_device_train_batch_size, attempt.required_bytes))
-    rows = failed.knobs.per_device_train_batch_size
-    return f"{rows} rows at once need {_against(failed.required_bytes, failed.budget_bytes)}"
+    rows = f"{failed.knobs.per_device_train_batch_size} {ROW_NOUNS.get(space.method, 'rows')}"
+    return f"{rows} at once need {_against(failed.required_bytes, failed.budget_bytes)}"
 
 
 def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:

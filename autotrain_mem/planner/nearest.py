@@ -12,6 +12,7 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs, Phase
+from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
 _PHASES = {
@@ -39,7 +40,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = min(memo.estimates, key=lambda estimate: estimate.required_bytes)
     found = nearest(space, memo)
-    message = f"{_headline(space, least)}\n{_needs(least)}\n{_budget(least)}"
+    message = f"{_headline(space, least)}\n{_needs(least)},\n{_settings(space, least.knobs)}\n{_budget(least)}"
     if found is None:
         hint = "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`"
     else:
@@ -150,22 +151,25 @@ def _needs(least: Estimate) -> str:
     parts |= {"allocator": memory.reserve_allowance_bytes, "outside torch": least.hardware.non_torch_bytes}
     parts |= {"vLLM's share": least.vllm_share_bytes}
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    return (
-        f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed}),\n{_settings(least)}"
-    )
+    return f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed})"
 
 
-def _settings(least: Estimate) -> str:
-    knobs = least.knobs
+def _settings(space: Space, knobs: Knobs) -> str:
     length = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
     if knobs.completion_length:
         length = f"completions of {knobs.completion_length} tokens"
-    checkpointing = "with" if knobs.gradient_checkpointing else "without"
-    split = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps} rows"
-    return (
-        f"          at the least demanding settings allowed: {split}, {length}, "
-        f"{checkpointing} gradient checkpointing, {knobs.dtype}, {knobs.optim}"
-    )
+    split = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+    said = [
+        f"{split} {ROW_NOUNS.get(space.method, 'rows')}",
+        length,
+        f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
+        *(text for name, text in _OFFLOADED.items() if getattr(knobs, name)),
+        *(knobs.dtype, knobs.optim),
+    ]
+    return f"          at the least demanding settings allowed: {', '.join(said)}"
+
+
+_OFFLOADED = {"activation_offloading": "activations offloaded", "optimizer_offload": "optimizer offloaded"}
 
 
 def _budget(least: Estimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import difflib
 import functools
@@ -12,17 +13,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import MissingExtraError, UsageError
 from autotrain_mem.rehearsal.configs import on_cpu
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.unrehearsed import refuse
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.job import METHODS
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""
 
 _ELSEWHERE = {
     "batch_size": "per_device_train_batch_size",
+    "max_completion_length": "response_length",
+    "max_new_tokens": "max_completion_length",
+    "max_prompt_length": "prompt_length",
+    "response_length": "max_completion_length",
+    "reward_model": "reward_model_path",
+    "reward_model_path": "reward_model_name_or_path",
+    "reward_model_name_or_path": "reward_model_path",
     "epochs": "num_train_epochs",
     "lora": "use_peft",
     "lora_rank": "lora_r",
@@ -32,13 +41,13 @@ _ELSEWHERE = {
     "seq_len": "max_length",
     "steps": "max_steps",
 }
-"""What other trainers call it: names too far from TRL's for a comparison of letters."""
+"""What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""
 
-_DIVIDED = (
+DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""What TRL's GRPO and RLOO configs divide by each other as they are made."""
+"""What TRL's GRPO and RLOO configs divide by each other as they are made, when the plan may not have decided yet."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
@@ -199,9 +208,12 @@ def _unknown_names(method: str, unknown: Sequence[str], known: Sequence[str], ki
         if name.startswith("no_") and name[3:] in known:
             lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
             continue
-        near = _nearest(name, known)
+        near, others = _nearest(name, known), _methods_with(name)
+        facts = [f"a flag of {' and '.join(others)}"] if others else []
         if near:
-            lines.append(f"{token}: did you mean {' or '.join(prefix + item for item in near)}?")
+            facts.append(f"did you mean {' or '.join(prefix + item for item in near)}?")
+        if facts:
+            lines.append(f"{token}: {'; '.join(facts)}")
     plural = "s" if len(unknown) > 1 else ""
     hint = "\n".join(lines) or f"See {_help(method)} for all of them."
     return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
@@ -211,8 +223,19 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
     """At most two, by letters; underscores do not count, as in ``batchsize``."""
     by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
     near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
-    meant = [_ELSEWHERE.get(by_letters[letters], by_letters[letters]) for letters in near]
-    return list(dict.fromkeys(meant))[:2]
+    names = [by_letters[letters] for letters in near]
+    meant = [item if item in known else _ELSEWHERE[item] for item in names]
+    return [item for item in dict.fromkeys(meant) if item in known][:2]
+
+
+def _methods_with(name: str) -> list[str]:
+    """The methods whose parser knows the name. Slow, and asked only where a command ends with it."""
+    found = []
+    for method in METHODS:
+        with contextlib.suppress(MissingExtraError):
+            if any(action.dest == name for action in method_of(method).make_parser()._actions):
+                found.append(method)
+    return found
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:
@@ -221,8 +244,7 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
     Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
     """
     method = method_of(name)
-    left = copy.deepcopy(dict(given)).items()
-    values = {key: value for key, value in left if value != "auto" and key not in _DIVIDED}
+    values = copy.deepcopy(undivided(given))
     try:
         filled = method.configs({**on_cpu(values), "report_to": "none"})
     except (ValueError, TypeError, ImportError, OSError) as error:
@@ -233,6 +255,11 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
     method.check(filled, to_train=False)
     _check_reporters(given.get("report_to") or [])
     _check_resume(given)
+
+
+def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be said to TRL's configs before there is a plan."""
+    return {name: value for name, value in given.items() if value != "auto" and name not in DIVIDED}
 
 
 def _check_resume(given: Mapping[str, Any]) -> None:

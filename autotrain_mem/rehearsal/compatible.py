@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.errors import UnsupportedModelError, UsageError
-from autotrain_mem.rehearsal.configs import on_cpu
-from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.errors import MissingExtraError, UnsupportedModelError, UsageError
 from autotrain_mem.rehearsal.model_config import check_reward_model
 from autotrain_mem.spec import Job
 
@@ -26,14 +27,31 @@ def check_compatible(job: Job, config: Any, compute_capability: tuple[int, int])
         _check_liger(job, config)
 
 
+_PACKAGES = {"use_liger_kernel": ("liger_kernel", "pip install 'autotrain_mem[liger]'")}
+"""Argument -> the package that it needs to train, though not to be rehearsed, and how to install it."""
+
+
+def check_installed(given: Mapping[str, Any]) -> None:
+    """A plan can be made without a package that the training needs.
+
+    Raises:
+        MissingExtraError: names it.
+    """
+    for name, (package, command) in _PACKAGES.items():
+        if given.get(name) and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(
+                f"--{name} needs the package {package} to train.", hint=f"{command}, or leave it away."
+            )
+
+
 def _check_quantization(job: Job, config: Any) -> None:
-    from trl import get_quantization_config
+    from trl import ModelConfig, get_quantization_config
 
     from autotrain_mem.rehearsal.quantized import checkpoint_quantization, refuse_unrehearsed
 
-    given = {name: value for name, value in job.arguments.items() if value != "auto"}
-    filled = method_of(job.method).configs({**on_cpu(given), "report_to": "none"})
-    refuse_unrehearsed(config, get_quantization_config(filled.model))
+    names = {field.name for field in fields(ModelConfig)}
+    model = ModelConfig(**{name: value for name, value in job.arguments.items() if name in names})
+    refuse_unrehearsed(config, get_quantization_config(model))
     if checkpoint_quantization(config) and not job.arguments.get("use_peft"):
         raise UnsupportedModelError(
             "The checkpoint is quantized, and rounded weights take no gradient steps.",

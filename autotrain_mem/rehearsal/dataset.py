@@ -164,7 +164,7 @@ def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
         raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
     columns = split.column_names
     if not columns_read(job.method, columns, filled):
-        trainer = method_of(job.method).NAME
+        trainer = f"{method_of(job.method).NAME}Trainer"
         raise DatasetFormatError(
             f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
             hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",

@@ -35,7 +35,10 @@ def format_name(columns: Sequence[str]) -> str:
 
 def formats_wanted(method: str, filled: Configs) -> str:
     """``prompts (prompt) or tokenized rows (input_ids)``: what the method reads."""
-    *first, last = [f"{_KINDS.get(needed, 'plain text')} ({', '.join(needed)})" for needed in _formats(method, filled)]
+    columns: dict[str, list[str]] = {}
+    for needed in _formats(method, filled):
+        columns.setdefault(_KINDS.get(needed, "plain text"), []).append(", ".join(needed))
+    *first, last = [f"{kind} ({' or '.join(sets)})" for kind, sets in columns.items()]
     text = " (--dataset_text_field names another column of text)" if method == "sft" else ""
     return (f"{', '.join(first)} or {last}" if first else last) + text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,12 +67,15 @@ def true_generation(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any
 
 
 @contextmanager
-def generation_every_step(trainer: Any) -> Iterator[None]:
+def generation_every_step(trainer: Any, accumulation: int) -> Iterator[None]:
     """Make every optimizer step of a rehearsal begin with a generation.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
     _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
     is the first to meet the optimizer's state.
+
+    Args:
+        accumulation: Micro-steps of an optimizer step of the real run.
     """
     from transformers import TrainerCallback
 
@@ -83,7 +86,26 @@ def generation_every_step(trainer: Any) -> Iterator[None]:
             trainer._step = -(-trainer._step // every) * every
 
     trainer.add_callback(Forward())
+    trainer._generate_and_score_completions = _asked_with(accumulation, trainer)
     yield
+
+
+def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
+    """TRL scores completions before it trains on them only where an optimizer step may separate the two.
+
+    It asks by the accumulation (trl/trainer/grpo_trainer.py: _generate_and_score_completions), which a rehearsal cuts.
+    """
+    generate_and_score = trainer._generate_and_score_completions
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        rehearsed = trainer.args.gradient_accumulation_steps
+        trainer.args.gradient_accumulation_steps = accumulation
+        try:
+            return generate_and_score(*args, **kwargs)
+        finally:
+            trainer.args.gradient_accumulation_steps = rehearsed
+
+    return asked
 
 
 def prompt_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.rehearsal import dataset
+from autotrain_mem.rehearsal.arguments import undivided
 from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
 from autotrain_mem.rehearsal.formats import columns_read
 from autotrain_mem.rehearsal.methods.method import method_of
@@ -80,7 +81,7 @@ def _no_tokenizer(model: str) -> ModelNotFoundError:
 def _arguments(job: Job, output_dir: str) -> dict[str, Any]:
     """The job's own, without what would need a GPU, a network or a real model."""
     return {
-        **on_cpu({name: value for name, value in job.arguments.items() if value != "auto"}),
+        **on_cpu(undivided(job.arguments)),
         "output_dir": output_dir,
         "report_to": "none",
         "eval_strategy": "no",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, unwatched
+from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, sole_holders, unwatched
 from autotrain_mem.spec import Block, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
@@ -80,6 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self, execute: Execute = _run, device: Device | None = None, workspace: Workspace | None = None
     ) -> None:
         super().__init__()
+        sole_holders()
         self._execute = execute
         self._device = device
         self._workspace = workspace
@@ -169,6 +170,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             if parts is not NotImplemented:
                 return parts
         self._operators += 1
+        if func in IN_PLACE:
+            func = unwatched(func, args)
         out = self._execute(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             self._see(out)

@@ -45,7 +45,7 @@ def make_play(job: Job, knobs: Knobs, length: int, output_dir: str) -> Play:
     return Play(
         build=lambda: build_trainer(job, knobs, filled, rows, evaluated, tokenizer),
         edit_rows=method.rows_editor(filled),
-        directions=lambda trainer: method.stage_directions(trainer, filled),
+        directions=lambda trainer: method.stage_directions(trainer, filled, knobs),
     )
 
 

@@ -5,12 +5,13 @@ fail.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.errors import RewardFunctionError, UsageError
@@ -51,19 +52,34 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
     module_name, _, function_name = name.rpartition(".")
     hint = f"Give --reward_funcs one of {', '.join(known)}, or module.function with the module in this folder."
     if not module_name:
-        raise UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=hint)
+        raise UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=_meant(name, known) + hint)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # the user's module runs as it is imported, and may raise anything
-        raise UsageError(
-            f"--reward_funcs {name}: {type(error).__name__}: {error}",
-            hint=hint if isinstance(error, (ModuleNotFoundError, AttributeError)) else f"Mend {module_name}.",
-        ) from error
+    module = _imported_module(name, module_name, hint)
+    function = getattr(module, function_name, None)
+    if function is None:
+        names = {f"{module_name}.{each}" for each, value in vars(module).items() if inspect.isfunction(value)}
+        raise UsageError(f"--reward_funcs: {module_name} has no {function_name!r}.", hint=_meant(name, names) + hint)
     if not callable(function):
         raise UsageError(f"--reward_funcs {name} is no function.", hint=hint)
     return _naming_itself(name, function)
+
+
+def _imported_module(name: str, module_name: str, hint: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # the user's module runs as it is imported, and may raise anything
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
+            raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
+        raise UsageError(
+            f"--reward_funcs {name}: {module_name} cannot be imported: {type(error).__name__}: {error}",
+            hint=f"Mend {module_name}, or install what it names.",
+        ) from error
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]}?\n" if near else ""
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:

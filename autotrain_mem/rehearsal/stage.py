@@ -36,6 +36,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
     Experts of other dtypes than bfloat16 take the path without grouped_mm, which has no fake kernel for them.
+    A copy of a fake tensor (PEFT copies the modules that are trained whole) stays in this mode: it would copy that too.
     """
 
     def takes_bfloat16(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
@@ -46,6 +47,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         conversion_by_assignment(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
         patch.object(FakeTensor, "numpy", numbers),
+        patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True),
         patch.object(moe, "_can_use_grouped_mm", takes_bfloat16),
     ):
         yield mode

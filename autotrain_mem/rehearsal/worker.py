@@ -50,12 +50,14 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> nothing, when it has all that training needs beside a device, weights and data."""
+    from autotrain_mem.rehearsal.arguments import undivided
+    from autotrain_mem.rehearsal.compatible import check_installed
     from autotrain_mem.rehearsal.configs import on_cpu
     from autotrain_mem.rehearsal.methods.method import method_of
 
-    method = method_of(request["job"]["method"])
-    given = {name: value for name, value in request["job"]["arguments"].items() if value != "auto"}
+    method, given = method_of(request["job"]["method"]), undivided(request["job"]["arguments"])
     method.check(method.configs({**on_cpu(given), "report_to": "none"}), to_train=True)
+    check_installed(given)
     return {}
 
 

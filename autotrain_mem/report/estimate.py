@@ -19,13 +19,14 @@ LARGEST_MODULES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sum:
-    """The shown figures, in steps of the scale: the owners sum to the peak, and the three of the second sum to it."""
+    """The shown figures, in steps of the scale: the owners sum to the peak, and this and what follows to the need."""
 
     scale: Scale
     owners: tuple[int, ...]
     peak: int
     allowance: int
     non_torch: int
+    vllm_share: int
     needed: int
 
 
@@ -61,22 +62,34 @@ def _sum(estimate: Estimate) -> _Sum:
     memory = estimate.memory
     scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
     needed = scale.steps(estimate.required_bytes)
-    sizes = [memory.peak_allocated_bytes, memory.reserve_allowance_bytes, estimate.hardware.non_torch_bytes]
-    peak, allowance, non_torch = scale.share(needed, sizes)
+    outside = [estimate.hardware.non_torch_bytes, estimate.vllm_share_bytes]
+    sizes = [memory.peak_allocated_bytes, memory.reserve_allowance_bytes, *outside]
+    peak, allowance, non_torch, vllm_share = scale.share(needed, sizes)
     owners = scale.share(peak, [memory.owners_at_peak.get(owner, 0) for owner in Owner])
-    return _Sum(scale=scale, owners=tuple(owners), peak=peak, allowance=allowance, non_torch=non_torch, needed=needed)
+    return _Sum(
+        scale=scale,
+        owners=tuple(owners),
+        peak=peak,
+        allowance=allowance,
+        non_torch=non_torch,
+        vllm_share=vllm_share,
+        needed=needed,
+    )
 
 
 def _sum_table(estimate: Estimate, shown: _Sum) -> Table:
-    """Each total is the sum of the figures shown above it."""
+    """Each total is the sum of the figures shown above it; owners of nothing are left out."""
     peak_phase = wording.PHASES[estimate.memory.peak_phase]
-    rows = [("+", wording.OWNERS[owner], steps, "") for owner, steps in zip(Owner, shown.owners, strict=True)]
+    owned = [each for each in zip(Owner, shown.owners, strict=True) if estimate.memory.owners_at_peak.get(each[0])]
+    rows = [("+", wording.OWNERS[owner], steps, "") for owner, steps in owned]
     rows += [
         ("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"),
         ("+", "allowance for reserved", shown.allowance, "what the allocator keeps beyond what is allocated"),
         ("+", "outside torch", shown.non_torch, _outside_torch(estimate.hardware)),
-        ("=", "needed", shown.needed, ""),
     ]
+    if estimate.vllm_share_bytes:
+        rows.append(("+", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
+    rows.append(("=", "needed", shown.needed, ""))
     made = table("", "", shown.scale.unit, "", right=(2,))
     for sign, name, steps, note in rows:
         text = Text(note, style=f"not bold {QUIET}")

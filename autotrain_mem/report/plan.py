@@ -12,7 +12,7 @@ from autotrain_mem.report import wording
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, GOOD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Attempt, Harm, Knobs, Lever, Plan
-from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.job import ONLINE_METHODS, ROW_NOUNS
 from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.units import format_bytes
 
@@ -26,7 +26,8 @@ def plan_view(plan: Plan, *, defaults: Knobs | None) -> RenderableType:
     Args:
         defaults: TRL's own values, which the table marks changes against; None leaves the comparison out.
     """
-    parts: list[RenderableType] = [_decision(plan), *_loud_lines(plan), Text(_batch_line(plan)), _truncation(plan)]
+    parts: list[RenderableType] = [_decision(plan), *_loud_lines(plan), Text(_batch_line(plan)), _data_line(plan)]
+    parts += _vllm_line(plan)
     parts += [Text(), title("settings"), Block(_settings_table(plan, defaults), 2)]
     if plan.levers:
         parts += [Text(), title("changed, least harm first")]
@@ -47,18 +48,27 @@ def _flags(plan: Plan) -> list[RenderableType]:
 
 
 def attempts_view(plan: Plan) -> RenderableType:
-    """One line for each point that the search rehearsed, with the settings in which they differ."""
+    """One line for each point that the search rehearsed, with what it has that the first had not."""
     if not plan.attempts:
         return Text("nothing else was tried")
-    tried = [attempt.knobs for attempt in plan.attempts]
-    varying = [name for name in wording.differing(tried) if name not in (_ROWS, _STEPS)]
-    made = table("", "batch", *varying, "needs", "", right=(0, 2 + len(varying)))
+    first = plan.attempts[0].knobs
+    recomputed = {attempt.knobs.gradient_checkpointing for attempt in plan.attempts}
+    made = table("", "batch", "settings", "needs", "fits", right=(0, 3))
     for number, attempt in enumerate(plan.attempts, start=1):
-        values = [wording.value(getattr(attempt.knobs, name)) for name in varying]
-        needed = format_bytes(attempt.required_bytes)
-        add(made, str(number), wording.batch(attempt.knobs), *values, needed, _outcome(attempt, plan))
+        star = " *" if len(recomputed) > 1 and not attempt.knobs.gradient_checkpointing else ""
+        settings, needed = wording.difference(attempt.knobs, first), format_bytes(attempt.required_bytes)
+        add(made, str(number), f"{wording.batch(attempt.knobs)}{star}", settings, needed, _outcome(attempt, plan))
     heading = title(f"tried against a budget of {format_bytes(plan.estimate.budget_bytes)}")
-    return Block(Group(heading, Block(made, 2), _same_in_all(tried[0], varying)))
+    notes = [hanging(f"as asked for  {wording.settings(first, _asked_for(recomputed))}")]
+    notes += [Text("*             without gradient checkpointing")] if len(recomputed) > 1 else []
+    return Block(Group(heading, Block(made, 2), *notes))
+
+
+def _asked_for(recomputed: set[bool]) -> list[str]:
+    """What all attempts that are as asked for share: neither the batches, nor checkpointing where it varies."""
+    varying = {_ROWS, _STEPS, "per_device_eval_batch_size", "local_rollout_forward_batch_size"}
+    varying |= {"gradient_checkpointing"} if len(recomputed) > 1 else set()
+    return [field.name for field in fields(Knobs) if field.name not in varying]
 
 
 def _decision(plan: Plan) -> Text:
@@ -68,32 +78,42 @@ def _decision(plan: Plan) -> Text:
 
 def _loud_lines(plan: Plan) -> list[RenderableType]:
     """What a user must not overlook: the plan trains something else than was asked for."""
-    adapter = any(_is_adapter(lever) for lever in plan.levers)
-    return [Text(wording.ADAPTER_ONLY, style=LOUD)] if adapter else []
+    return [Text(loud, style=LOUD) for lever in plan.levers if (loud := _loud(lever))]
 
 
-def _is_adapter(lever: Lever) -> bool:
-    return lever.name == "use_peft" and bool(lever.after)
+def _loud(lever: Lever) -> str:
+    return wording.LOUD.get(lever.name, "") if lever.after is True else ""
 
 
 def _batch_line(plan: Plan) -> str:
     device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
     parts = f"your batch {plan.knobs.effective_batch_size} = {wording.batch(plan.knobs)} x 1 {device}"
-    return f"{parts}  (rows at once x accumulation x devices)"
+    return f"{parts}  ({ROW_NOUNS.get(plan.method, 'rows')} at once x accumulation x devices)"
 
 
-def _truncation(plan: Plan) -> Text:
+def _vllm_line(plan: Plan) -> list[RenderableType]:
+    share = plan.estimate.vllm_share_bytes
+    said = f"vLLM takes {format_bytes(share)} of the card for itself: --vllm_gpu_memory_utilization says how much"
+    return [Text(said)] if share else []
+
+
+def _data_line(plan: Plan) -> Text:
+    """What becomes of the data: how long their rows are, and what is cut of them."""
     rows, tokens = plan.truncated_rows_fraction, plan.truncated_tokens_fraction
-    if rows is None or tokens is None:
-        return Text("the dataset was not read: how much of it is truncated is not known")
+    was_read = rows is not None and tokens is not None
     if plan.method in ONLINE_METHODS:
-        return Text(f"completions of {plan.knobs.completion_length} tokens after the longest prompt; none is truncated")
+        lengths = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
+        return Text(f"{lengths}: no prompt is truncated" if was_read else f"{lengths} are assumed: no data were read")
+    if rows is None or tokens is None:
+        lost = "dropped" if plan.method == "reward" else "truncated"
+        return Text(f"the dataset was not read: how much of it is {lost} is not known")
     if plan.method == "reward":
         return _dropped(plan, rows)
+    noun = ROW_NOUNS.get(plan.method, "rows")
     if not rows:
-        return Text("no row is truncated")
+        return Text(f"no {noun.removesuffix('s')} is truncated")
     cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
-    said = f"truncates {wording.percent(rows)} of the rows, which cuts {wording.percent(tokens)} of the tokens"
+    said = f"truncates {wording.percent(rows)} of the {noun}, which cuts {wording.percent(tokens)} of the tokens"
     return Text(said, style=LOUD if cuts else "")
 
 
@@ -123,20 +143,13 @@ def _lever_lines(lever: Lever) -> list[RenderableType]:
     moved = f"{lever.name}  {wording.value(lever.before)} -> {wording.value(lever.after)}"
     style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
     lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (wording.HARMS[lever.harm], style))]
-    if _is_adapter(lever):
-        lines.append(Block(Text(wording.ADAPTER_ONLY, style=style), 2))
+    if loud := _loud(lever):
+        lines.append(Block(Text(loud, style=style), 2))
     return [*lines, Block(Text(lever.why), 2)]
 
 
 def _outcome(attempt: Attempt, plan: Plan) -> Text:
     if not attempt.fits:
-        return Text("does not fit", style=BAD)
+        return Text("no", style=BAD)
     chosen = attempt.knobs == plan.knobs
-    return Text("fits, chosen" if chosen else "fits", style=f"bold {GOOD}" if chosen else "")
-
-
-def _same_in_all(knobs: Knobs, varying: list[str]) -> RenderableType:
-    same = [field.name for field in fields(Knobs) if field.name not in (*varying, _ROWS, _STEPS)]
-    if not same:
-        return Text("nothing is the same in all")
-    return hanging(f"the same in all  {wording.settings(knobs, same)}")
+    return Text("chosen" if chosen else "yes", style=f"bold {GOOD}" if chosen else "")

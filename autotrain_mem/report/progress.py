@@ -23,6 +23,7 @@ PLAIN_LINES = 10
 """Lines that a whole run prints where there is no terminal."""
 
 _ALWAYS_SAID = ("per_device_train_batch_size", "gradient_checkpointing")
+_NEVER_SAID = ("per_device_eval_batch_size",)  # it follows the micro-batch
 
 
 def _is_live(console: Console) -> bool:
@@ -157,7 +158,7 @@ class SearchProgress:
 
     def _settings(self, knobs: Knobs, first: Knobs) -> str:
         """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""
-        changed = [name for name in wording.differing([first, knobs]) if name not in _ALWAYS_SAID]
+        changed = [name for name in wording.differing([first, knobs]) if name not in (*_ALWAYS_SAID, *_NEVER_SAID)]
         more = wording.settings(knobs, ["gradient_checkpointing", *changed])
         return f"micro-batch {knobs.per_device_train_batch_size}, {more}"
 

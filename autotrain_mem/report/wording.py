@@ -40,6 +40,12 @@ HARMS = {
 }
 
 ADAPTER_ONLY = "trains an adapter (LoRA), not the whole model"
+LOUD = {
+    "use_peft": ADAPTER_ONLY,
+    "load_in_8bit": "rounds the frozen base model to 8 bits, which changes its outputs a little",
+    "load_in_4bit": "rounds the frozen base model to 4 bits, which changes its outputs",
+}
+"""Levers that a user must not overlook, by the knob that they move, and what they mean."""
 
 FLAG_LINE_WIDTH = 74
 """Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
@@ -89,10 +95,10 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         names: Only what these knobs say; None for all of them.
     """
     said = {
-        "per_device_train_batch_size": f"{batch(knobs)} rows",
+        "per_device_train_batch_size": f"{batch(knobs)} {'completions' if knobs.completion_length else 'rows'}",
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
         "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
-        "packing": f"packing {'on' if knobs.packing else 'off'}",
+        "packing": "packing on" if knobs.packing else "",
         "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
         "dtype": knobs.dtype,
         "optim": knobs.optim,
@@ -100,12 +106,49 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "load_in_8bit": "8-bit base" if knobs.load_in_8bit else "",
         "activation_offloading": "activations offloaded" if knobs.activation_offloading else "",
         "optimizer_offload": "optimizer offloaded" if knobs.optimizer_offload else "",
+        "expandable_segments": "expandable segments" if knobs.expandable_segments else "",
+        "num_generations": f"groups of {knobs.num_generations}" if knobs.num_generations else "",
+        "local_rollout_forward_batch_size": _at_once("generated", knobs.local_rollout_forward_batch_size),
+        "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),
     }
     if knobs.completion_length:
-        said["max_length"] = f"completions of {knobs.completion_length} tokens"
-        del said["packing"]
-    said = {name: text for name, text in said.items() if text}
-    return ", ".join(text for name, text in said.items() if names is None or name in names)
+        name = "max_completion_length" if knobs.max_completion_length else "response_length"
+        said["max_length"] = f"{name} {knobs.completion_length}"
+    return ", ".join(text for name, text in said.items() if text and (names is None or name in names))
+
+
+def _at_once(done: str, rows: int | None) -> str:
+    return "" if rows is None else f"{done} {rows} at a time"
+
+
+def difference(knobs: Knobs, asked: Knobs) -> str:
+    """What one attempt has that the first had not, short enough for a column: ``4-bit LoRA, activations on host``.
+
+    Batches and checkpointing are said elsewhere.
+    """
+    offloaded = [name for name in _OFFLOADED if getattr(knobs, name) and not getattr(asked, name)]
+    base = _base(knobs)
+    said = [
+        base if base != _base(asked) else "",
+        knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
+        knobs.optim if knobs.optim != asked.optim else "",
+        "both on host" if len(offloaded) > 1 else "".join(map(_OFFLOADED.__getitem__, offloaded)),
+        f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
+        _at_once("generated", knobs.local_rollout_forward_batch_size if _generates_more(knobs) else None),
+    ]
+    return ", ".join(filter(None, said)) or "as asked for"
+
+
+_OFFLOADED = {"activation_offloading": "activations on host", "optimizer_offload": "optimizer on host"}
+
+
+def _base(knobs: Knobs) -> str:
+    bits = "4-bit " if knobs.load_in_4bit else "8-bit " if knobs.load_in_8bit else ""
+    return f"{bits}LoRA" if knobs.use_peft else ""
+
+
+def _generates_more(knobs: Knobs) -> bool:
+    return (knobs.local_rollout_forward_batch_size or 0) > knobs.per_device_train_batch_size
 
 
 def batch(knobs: Knobs) -> str:

@@ -16,6 +16,9 @@ METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "ppo")
 ONLINE_METHODS = ("grpo", "rloo", "ppo")
 """Methods that sample completions as they train: their data are prompts, which TRL never truncates."""
 
+ROW_NOUNS = {"reward": "pairs", "dpo": "pairs"} | dict.fromkeys(ONLINE_METHODS, "completions")
+"""What a batch counts, where that is not rows."""
+
 EXAMPLE_DATASETS = {
     "sft": "trl-lib/Capybara",
     "reward": "trl-lib/ultrafeedback_binarized",

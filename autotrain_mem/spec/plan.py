@@ -46,6 +46,8 @@ class Plan:
     """Share of the dataset's tokens that max_length cuts; None when the dataset was not read."""
     truncated_rows_fraction: float | None
     seconds: float
+    prompt_length: int | None = None
+    """Tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
 
     @property
     def knobs(self) -> Knobs:
@@ -62,5 +64,6 @@ class Plan:
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "truncated_tokens_fraction": self.truncated_tokens_fraction,
             "truncated_rows_fraction": self.truncated_rows_fraction,
+            "prompt_length": self.prompt_length,
             "seconds": round(self.seconds, 3),
         }

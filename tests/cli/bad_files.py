@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.quickstart import data
+
 Row = dict[str, Any]
 
 DATASETS = {
@@ -47,6 +49,25 @@ CONFIGS = {
     "wrong_length.yaml": b"model: tiny\ngpu: 300MiB\nmax_length: 12.5\n",
 }
 
+REWARDS = """
+def short(completions, **kwargs):
+    return [-len(str(completion)) for completion in completions]
+
+def raises(completions, **kwargs):
+    return [completion["answer"] for completion in completions]
+
+def one(completions, **kwargs):
+    return [1.0]
+
+def number(completions, **kwargs):
+    return 1.0
+
+def words(completions, **kwargs):
+    return ["good"] * len(completions)
+
+THRESHOLD = 0.5
+"""
+
 _SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
     "cut_short": '{"model_type": ',
@@ -57,6 +78,7 @@ MODELS = {
     "no_class": json.dumps({"model_type": "qwen2", **_SMALL}),
     "wrong_size": json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": "x"}),
     "bert": json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"], **_SMALL}),
+    "mamba": json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 512}),
     "t5": json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64}),
 }
 
@@ -70,16 +92,38 @@ def write(folder: Path, rows: list[Row]) -> None:
         (folder / name / "config.json").write_text(config)
     for name in ("no_config", "no_files"):
         (folder / name).mkdir()
+    (folder / "my_rewards.py").write_text(REWARDS)
+    (folder / "broken_rewards.py").write_text("import a_package_that_nobody_has\n")
     _write_models(folder)
     _write_good(folder, rows)
+    _write_methods_data(folder)
 
 
 def _write_models(folder: Path) -> None:
-    """The tiny model without its chat template, and without its tokenizer."""
-    shutil.copytree(folder / "tiny", folder / "no_template")
+    """The tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded."""
+    config = json.loads((folder / "tiny" / "config.json").read_text())
+    for name in ("no_template", "same_pad", "judge"):
+        shutil.copytree(folder / "tiny", folder / name)
     (folder / "no_template" / "chat_template.jinja").unlink()
-    (folder / "no_tokenizer").mkdir()
-    shutil.copy(folder / "tiny" / "config.json", folder / "no_tokenizer")
+    judge = config | {"architectures": ["Qwen2ForSequenceClassification"]}
+    four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    made = {"no_tokenizer": config, "judge": judge, "quantized": config | {"quantization_config": four_bits}}
+    for name, changed in made.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(changed))
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    settings = folder / "same_pad" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<|im_end|>"}))
+
+
+def _write_methods_data(folder: Path) -> None:
+    """Pairs and prompts, among them a prompt beyond the model's context."""
+    data.write_rows(folder / "pairs.jsonl", data.preferences(40, seed=0))
+    data.write_rows(folder / "prompts.jsonl", data.questions(40, seed=0))
+    data.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
+    data.write_rows(folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in data.preferences(4, seed=0)])
+    data.write_rows(folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}])
 
 
 def _write_good(folder: Path, rows: list[Row]) -> None:

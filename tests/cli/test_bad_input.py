@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import bad_methods
 import pytest
 from command_line import Autofit, Ran
 
@@ -22,10 +23,7 @@ TINY = "--model tiny --gpu 300MiB"
 PLAN = f"plan sft {TINY}"
 DATA = f"{PLAN} --dataset data.jsonl"
 ESTIMATE = "estimate sft --gpu 300MiB"
-REFUSED_FLAGS = (
-    "--load_in_4bit --load_in_8bit --use_liger_kernel --activation_offloading --fp16 --deepspeed ds.json "
-    "--fsdp full_shard --auto_find_batch_size"
-)
+REFUSED_FLAGS = "--load_in_4bit --padding_free --deepspeed ds.json --fsdp full_shard --auto_find_batch_size"
 
 CASES = {
     # what was typed
@@ -35,7 +33,7 @@ CASES = {
     "opposite_of_flag": (2, f"sft {TINY} --no_use_peft"),
     "stray_words": (2, f"sft {TINY} extra words"),
     "unknown_command": (2, "stf --model tiny"),
-    "unknown_method": (2, "plan dpo"),
+    "unknown_method": (2, "plan gpro"),
     "no_method": (2, "plan --model tiny"),
     "gpus_flag": (2, "gpus --foo"),
     "no_model": (2, "sft"),
@@ -127,7 +125,7 @@ CASES = {
     },
     # the plan and its rehearsal
     "batch_does_not_split": (40, f"{DATA} --effective_batch_size 10 --per_device_train_batch_size 4"),
-    "does_not_fit": (41, "plan sft --model tiny --gpu 7MiB --dataset data.jsonl --max_length 512 --fit lossless"),
+    "does_not_fit": (41, "plan sft --model tiny --gpu 14MiB --dataset data.jsonl --max_length 512 --fit lossless"),
     "does_not_fit_pinned": (
         41,
         "plan sft --model tiny --gpu 40MiB --dataset data.jsonl --per_device_train_batch_size 8 --max_length 512 "
@@ -142,9 +140,11 @@ CASES = {
     "quickstart_folder_exists": (2, "quickstart --folder tiny"),
     "quickstart_unknown_flag": (2, "quickstart --foo"),
     "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run"),
+    **bad_methods.CASES,
 }
 
 ELSEWHERE = {
+    3: "tests/trainers/test_ppo.py, test_help_of_a_method_that_is_not_installed_prints_no_half",
     1: "test_debug_shows_a_traceback_and_nothing_else_does",
     12: "tests/machine/test_detect.py",
     51: "test_a_killed_worker_is_named_with_its_signal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from autotrain_mem.cli import flags
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.job import METHODS
+from autotrain_mem.spec.knobs import knob_names
 
 YAML = """\
 model_name_or_path: tiny
@@ -106,21 +110,18 @@ def test_transformers_new_name_is_the_old_knob(worker: Worker) -> None:
     assert _given(worker, "--gradient_checkpointing", "false") == {"gradient_checkpointing": False}
 
 
-def test_defaults_are_those_of_the_installed_trl(worker: Worker) -> None:
-    from trl import SFTConfig
-
-    defaults = worker.parse("sft", [], {}, {}, ())[1]
-    config = SFTConfig(output_dir="nowhere", use_cpu=True, bf16=False)
-    assert defaults == Knobs(
-        per_device_train_batch_size=config.per_device_train_batch_size,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
-        max_length=config.max_length,
-        gradient_checkpointing=config.gradient_checkpointing,
-        packing=config.packing,
-        use_peft=False,
-        dtype="float32",
-        optim=str(getattr(config.optim, "value", config.optim)),
-    )
+@pytest.mark.parametrize("method", METHODS)
+def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) -> None:
+    defaults = worker.parse(method, [], {}, {}, ())[1]
+    filled = method_of(method).configs({"output_dir": "nowhere", "use_cpu": True, "bf16": False})
+    compared = []
+    for name in (field.name for field in fields(Knobs)):
+        config = next((each for each in (filled.training, filled.model) if hasattr(each, name)), None)
+        if config is not None:
+            expected = getattr(config, name)
+            assert getattr(defaults, name) == getattr(expected, "value", expected), name
+            compared.append(name)
+    assert set(knob_names(method, defaults)) <= set(compared)
 
 
 def test_zero_is_an_answer() -> None:

@@ -1,105 +1,68 @@
-"""A rehearsal against the same training for real: the same allocations, in the same order, with the same bytes."""
+"""A rehearsal against the same training for real: the same allocations, in the same order, with the same bytes.
+
+Here every two of trainer, weights, model and checkpointing meet at least once; ``scripts/parity`` runs all of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import pathlib
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from nouns import TRL_DEFAULTS
+from ppo_runs import NEEDS_PPO
+from real_run import OF_METHOD, VARIANTS, assert_alike, case
 from tiny import FAMILIES, tiny_folder
 
-from autotrain_mem.rehearsal.materialize import load_config
-from autotrain_mem.rehearsal.methods import sft
-from autotrain_mem.rehearsal.stage import Watch
-from autotrain_mem.spec import Job, Knobs, Trace
+pytestmark = pytest.mark.slow
 
-LENGTH = 48
-
-VARIANTS = {
-    "full": {},
-    "lora": {"use_peft": True},
-    "lora-dropout-all-linear": {"use_peft": True, "lora_dropout": 0.1, "lora_target_modules": "all-linear"},
-}
+Folder = Callable[[str], pathlib.Path]
+Combination = tuple[str, str, str, bool]
 
 
-def knobs(**changes: Any) -> Knobs:
-    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": LENGTH}
-    return replace(TRL_DEFAULTS, **(small | changes))
+def combinations() -> list[Combination]:
+    """Every trainer with every model; weights and checkpointing go round."""
+    variants = list(VARIANTS)
+    return [
+        (method, variants[(row + column) % len(variants)], family, (row + column // 2) % 2 == 0)
+        for row, method in enumerate(OF_METHOD)
+        for column, family in enumerate(FAMILIES)
+    ]
 
 
-def train_for_real(job: Job, chosen: Knobs, length: int, output_dir: str) -> Trace:
-    """What ``sft.rehearse`` does, with real weights and real tensors."""
-    import torch
-
-    filled = sft.configs(sft.rehearsal_arguments(job, chosen, output_dir))
-    import transformers
-
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, chosen.dtype))
-    trainer = sft.build_trainer(filled, model, sft.worst_rows(chosen, length), processing_class=sft.stub_tokenizer())
-    watch = Watch(edit_rows=list if chosen.packing else sft.pad_last_row)
-    watch.train(trainer)
-    return watch.recorder.trace()
-
-
-def births(trace: Trace) -> list[tuple[str, str, int]]:
-    return [(phase.value, block.owner.value, block.size_bytes) for phase, sign, block in trace.walk() if sign > 0]
+@pytest.mark.parametrize(
+    ("method", "variant", "family", "checkpointing"),
+    [
+        pytest.param(*one, id="-".join(map(str, one)), marks=[NEEDS_PPO] if one[0] == "ppo" else [])
+        for one in combinations()
+    ],
+)
+def test_a_rehearsal_allocates_what_the_real_run_allocates(
+    method: str, variant: str, family: str, checkpointing: bool, folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    one = case(method, folder(family), gradient_checkpointing=checkpointing, **VARIANTS[variant])
+    assert_alike(one, tmp_path)
 
 
-def first_difference(rehearsed: Trace, real: Trace) -> str:
-    """Empty when the two are alike; else the first place where they part, with the module."""
-    pairs = itertools.zip_longest(_named(rehearsed), _named(real), fillvalue=("", "", 0, "nothing more"))
-    for index, (fake, true) in enumerate(pairs):
-        if fake[:3] != true[:3]:
-            return f"birth {index}: rehearsed {fake}, real {true}"
-    return ""
+def test_every_two_of_the_four_meet() -> None:
+    values = (OF_METHOD, VARIANTS, FAMILIES, (True, False))
+    for first, second in itertools.combinations(range(4), 2):
+        met = {(one[first], one[second]) for one in combinations()}
+        assert met == set(itertools.product(values[first], values[second]))
 
 
-def _named(trace: Trace) -> list[tuple[str, str, int, str]]:
-    return [(p.value, b.owner.value, b.size_bytes, b.module) for p, sign, b in trace.walk() if sign > 0]
+@pytest.mark.newest
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
+def test_the_newest_trl_is_rehearsed_as_it_runs(method: str, folder: Folder, tmp_path: pathlib.Path) -> None:
+    assert_alike(case(method, folder("qwen2"), use_peft=method != "reward"), tmp_path)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     root = tmp_path_factory.mktemp("models")
-    return {family: tiny_folder(root / family, family) for family in FAMILIES}
 
+    def made(family: str) -> pathlib.Path:
+        path = root / family
+        return path if path.exists() else tiny_folder(path, family)
 
-@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_rehearsal_allocates_what_the_real_run_allocates(
-    family: str, variant: str, checkpointing: bool, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    arguments = {"bf16": True, **VARIANTS[variant]}
-    job = Job(method="sft", model=str(folders[family]), dataset=None, arguments=arguments)
-    chosen = knobs(use_peft=variant != "full", gradient_checkpointing=checkpointing)
-    rehearsed = sft.rehearse(job, chosen, load_config(job.model), LENGTH, str(tmp_path / "fake"))
-    real = train_for_real(job, chosen, LENGTH, str(tmp_path / "real"))
-    assert not first_difference(rehearsed, real)
-    assert births(rehearsed) == births(real)
-
-
-@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
-def test_a_packed_rehearsal_allocates_what_the_real_run_allocates(
-    strategy: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    arguments = {"bf16": True, "packing_strategy": strategy}
-    job = Job(method="sft", model=str(folders["qwen2"]), dataset=None, arguments=arguments)
-    chosen = knobs(use_peft=False, gradient_checkpointing=True, packing=True)
-    rehearsed = sft.rehearse(job, chosen, load_config(job.model), LENGTH, str(tmp_path / "fake"))
-    real = train_for_real(job, chosen, LENGTH, str(tmp_path / "real"))
-    assert not first_difference(rehearsed, real)
-
-
-def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(
-    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    job = Job(method="sft", model=str(folders["qwen2"]), dataset=None, arguments={"packing_strategy": "bfd"})
-    chosen = knobs(use_peft=False, gradient_checkpointing=True, packing=True)
-    trace = sft.rehearse(job, chosen, load_config(job.model), LENGTH, str(tmp_path))
-    tokens = LENGTH * chosen.per_device_train_batch_size  # bfd flattens the micro-batch into one row
-    assert tokens**2 in [block.size_bytes for block in trace.blocks], "no boolean mask of tokens x tokens"
+    return made

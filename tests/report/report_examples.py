@@ -133,6 +133,7 @@ LEVERS = (
 SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=64)
 
 PLAN = Plan(
+    method="sft",
     estimate=estimate(),
     levers=LEVERS,
     attempts=(
@@ -147,6 +148,7 @@ PLAN = Plan(
 )
 
 UNCHANGED_PLAN = Plan(
+    method="sft",
     estimate=estimate(HOST, scale=0.1, knobs=DEFAULTS),
     levers=(),
     attempts=(attempt(DEFAULTS, 1.8),),
@@ -154,6 +156,108 @@ UNCHANGED_PLAN = Plan(
     truncated_rows_fraction=0.0,
     seconds=6.0,
 )
+
+ASKED = replace(DEFAULTS, per_device_train_batch_size=1, gradient_accumulation_steps=128)
+IN_BF16 = replace(ASKED, dtype="bfloat16")
+FOUR_BIT = replace(IN_BF16, use_peft=True, load_in_4bit=True, use_bnb_nested_quant=True)
+ON_HOST = replace(FOUR_BIT, activation_offloading=True)
+SHORTER = replace(ON_HOST, max_length=512, per_device_eval_batch_size=1)
+
+LONG_SEARCH = Plan(
+    method="sft",
+    estimate=estimate(knobs=SHORTER),
+    levers=(
+        Lever(
+            name="per_device_eval_batch_size",
+            before=8,
+            after=1,
+            harm=Harm.NONE,
+            why="evaluation takes no more rows at once than training does: the same results, in more batches",
+        ),
+        Lever(
+            name="activation_offloading",
+            before=False,
+            after=True,
+            harm=Harm.TIME,
+            why="without offloading it needs at least 12.2 GiB, the budget is 11.2 GiB: what the backward pass needs "
+            "waits in host memory: the same gradients, with copies both ways",
+        ),
+        *LEVERS[1:3],
+        Lever(
+            name="load_in_4bit",
+            before=False,
+            after=True,
+            harm=Harm.WHAT_IS_TRAINED,
+            why="LoRA without a 4-bit base needs at least 14.0 GiB, the budget is 11.2 GiB: the frozen base model's "
+            "linear weights take half a byte each (nf4, with scales quantized too)",
+        ),
+        replace(LEVERS[3], after=512),
+    ),
+    attempts=(
+        attempt(ASKED, 122.2),
+        attempt(replace(ASKED, activation_offloading=True, optimizer_offload=True), 63.9),
+        attempt(replace(IN_BF16, optim="adamw_8bit"), 49.5),
+        attempt(replace(IN_BF16, optim="adamw_8bit", activation_offloading=True), 48.8),
+        attempt(replace(IN_BF16, activation_offloading=True, optimizer_offload=True), 33.3),
+        attempt(replace(IN_BF16, use_peft=True), 20.1),
+        attempt(replace(IN_BF16, use_peft=True, load_in_8bit=True), 14.0),
+        attempt(replace(FOUR_BIT, gradient_checkpointing=False), 29.9),
+        attempt(FOUR_BIT, 12.2),
+        attempt(replace(ON_HOST, max_length=1000), 11.9),
+        attempt(SHORTER, 8.51),
+    ),
+    truncated_tokens_fraction=0.25,
+    truncated_rows_fraction=0.5,
+    seconds=93.0,
+)
+
+SAMPLING_OWNERS = {
+    **dict.fromkeys(Owner, 0),
+    Owner.WEIGHTS: 3_087_428_608,
+    Owner.KV_CACHE: 1_812_332_544,
+    Owner.TEMPORARY: 866_465_792,
+    Owner.OTHER: 139_776,
+}
+
+
+def sampling(knobs: Knobs, *, vllm_share_bytes: int = 0) -> Estimate:
+    """An estimate of a run that peaks while it generates."""
+    load, peak = SAMPLING_OWNERS[Owner.WEIGHTS], sum(SAMPLING_OWNERS.values())
+    phases = {Phase.LOAD: load, Phase.GENERATE: peak, Phase.SCORE: peak - GIB, Phase.BACKWARD: peak - GIB // 2}
+    made = memory(SAMPLING_OWNERS, peak_phase=Phase.GENERATE, phases=phases, modules_at_peak=())
+    return replace(estimate(knobs=knobs), memory=made, vllm_share_bytes=vllm_share_bytes)
+
+
+GRPO_KNOBS = replace(CHOSEN, max_length=None, max_completion_length=512, num_generations=8)
+GRPO_PLAN = replace(
+    PLAN,
+    method="grpo",
+    estimate=sampling(GRPO_KNOBS, vllm_share_bytes=RTX3060.total_bytes * 3 // 10),
+    levers=LEVERS[:3],
+    attempts=(attempt(GRPO_KNOBS, 10.2),),
+    truncated_tokens_fraction=None,
+    truncated_rows_fraction=None,
+    prompt_length=512,
+)
+
+PPO_KNOBS = replace(CHOSEN, max_length=None, response_length=53, local_rollout_forward_batch_size=16)
+PPO_PLAN = replace(
+    GRPO_PLAN,
+    method="ppo",
+    estimate=sampling(PPO_KNOBS),
+    attempts=(
+        attempt(replace(PPO_KNOBS, local_rollout_forward_batch_size=4, use_peft=False, dtype="float32"), 55.0),
+        attempt(replace(PPO_KNOBS, local_rollout_forward_batch_size=4), 6.0),
+        attempt(replace(PPO_KNOBS, local_rollout_forward_batch_size=64), 12.0),
+        attempt(PPO_KNOBS, 7.0),
+    ),
+    truncated_tokens_fraction=0.0,
+    truncated_rows_fraction=0.0,
+    prompt_length=311,
+)
+
+DPO_PLAN = replace(PLAN, method="dpo", estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True)))
+REWARD_PLAN = replace(PLAN, method="reward")
 
 REPORT = Report(
     output_dir="runs/[first] try",

@@ -6,7 +6,6 @@ import io
 import os
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,24 @@ from report_examples import (
     CHOSEN,
     DEFAULTS,
     DOES_NOT_FIT,
+    DPO_PLAN,
+    GRPO_KNOBS,
+    GRPO_PLAN,
     HOST,
     IMAGINED,
+    LONG_SEARCH,
     NO_GPU,
     PLAN,
+    PPO_PLAN,
     REPORT,
+    REWARD_PLAN,
     RTX3060,
     SHARED,
     UNCHANGED_PLAN,
     V100,
     estimate,
     memory,
+    sampling,
 )
 from rich.console import Console, RenderableType
 
@@ -43,7 +49,7 @@ from autotrain_mem.report.console import (
     plan_view,
     report_view,
 )
-from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec import Estimate, Owner
 from autotrain_mem.units import GIB, MIB
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -53,6 +59,15 @@ VIEWS = {
     "estimate_does_not_fit_a_shared_card": estimate_view(estimate(SHARED, scale=1.5)),
     "estimate_in_mib": estimate_view(estimate(IMAGINED, scale=0.03)),
     "estimate_cpu": estimate_view(estimate(HOST, scale=0.1, knobs=DEFAULTS)),
+    "estimate_vllm": estimate_view(GRPO_PLAN.estimate),
+    "estimate_sampling": estimate_view(sampling(GRPO_KNOBS)),
+    "plan_quantized": plan_view(LONG_SEARCH, defaults=replace(DEFAULTS, per_device_eval_batch_size=8)),
+    "plan_grpo": plan_view(GRPO_PLAN, defaults=None),
+    "plan_ppo": plan_view(PPO_PLAN, defaults=None),
+    "plan_dpo": plan_view(DPO_PLAN, defaults=None),
+    "plan_reward": plan_view(REWARD_PLAN, defaults=None),
+    "attempts_many": attempts_view(LONG_SEARCH),
+    "attempts_ppo": attempts_view(PPO_PLAN),
     "plan": plan_view(PLAN, defaults=DEFAULTS),
     "plan_unchanged": plan_view(UNCHANGED_PLAN, defaults=DEFAULTS),
     "attempts": attempts_view(PLAN),
@@ -105,14 +120,14 @@ def test_colour_adds_nothing_but_colour(name: str) -> None:
 
 def shown_sums(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
     """Figures of the sum table in hundredths: by name, and the lines that begin with a sign, in order."""
-    rows = re.findall(r"^([+= ])  (\S[a-z ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
+    rows = re.findall(r"^([+= ])  (\S[A-Za-z' ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
     figures = [(sign, name, int(number.replace(".", ""))) for sign, name, number in rows]
     return {name: number for _, name, number in figures}, [(sign, number) for sign, _, number in figures if sign != " "]
 
 
 def assert_adds_up(text: str) -> None:
     figures, signed = shown_sums(text)
-    assert len(figures) == len(Owner) + 6
+    assert {"peak allocated", "allowance for reserved", "outside torch", "needed", "budget"} <= set(figures)
     running = 0
     for sign, number in signed:
         if sign == "+":
@@ -220,26 +235,10 @@ def test_an_unread_dataset_is_not_called_untruncated() -> None:
     assert "the dataset was not read" in rendered(plan_view(unread, defaults=DEFAULTS))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("max_length", [768, None])
-def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -> None:
-    from trl.scripts.sft import make_parser
-
-    knobs = replace(CHOSEN, max_length=max_length, gradient_checkpointing=False)
-    flags = " ".join(line.removesuffix("\\") for line in wording.flag_lines(knobs)).split()
-    parsed = make_parser(prog="trl sft").parse_args([*flags, "--model_name_or_path", "any", "--output_dir", "any"])
-    assert Knobs.from_json(vars(parsed)) == knobs
-
-
 def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
     text = rendered(VIEWS["plan"], 80)
-    for line in wording.flag_lines(CHOSEN):
+    for line in wording.flag_lines("sft", CHOSEN):
         assert f"  {line}\n" in text
-
-
-def test_the_attempts_show_each_setting_that_varies_and_no_other() -> None:
-    heading = rendered(VIEWS["attempts"]).splitlines()[1].split()
-    assert heading == ["batch", "use_peft", "dtype", "needs"]
 
 
 def test_exactly_one_attempt_is_the_chosen_one() -> None:
@@ -374,27 +373,3 @@ def test_an_interrupted_run_leaves_the_terminal_as_it_was(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         interrupted(console)
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
-
-
-# Words.
-
-
-def test_durations_carry_over_where_they_round_up() -> None:
-    said = [wording.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
-    assert said == ["0.0 s", "41.3 s", "59.9 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
-
-
-def test_a_share_that_is_there_never_reads_as_zero() -> None:
-    assert [wording.percent(share) for share in (0.0, 0.0001, 0.0321, 1.0)] == [
-        "0.0 %",
-        "less than 0.1 %",
-        "3.2 %",
-        "100.0 %",
-    ]
-
-
-def test_every_harm_owner_and_phase_has_its_word() -> None:
-    assert set(wording.OWNERS) == set(Owner)
-    assert set(wording.PHASES) == set(Phase)
-    harms = list(wording.HARMS)
-    assert all(less < more for less, more in pairwise(harms))

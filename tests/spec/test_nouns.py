@@ -28,6 +28,8 @@ from autotrain_mem.spec import (
     Report,
     Trace,
 )
+from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
+from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.units import GIB, MIB
 
 
@@ -64,12 +66,13 @@ json_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(
 @given(
     st.builds(
         Job,
-        method=st.just("sft"),
+        method=st.sampled_from(METHODS),
         model=st.text(min_size=1),
         dataset=st.none() | st.text(),
         arguments=st.dictionaries(st.text(), json_values | st.lists(json_values)),
         environment=st.dictionaries(st.text(), st.text()),
         effective_batch_size=st.none() | st.integers(1),
+        prompt_length=st.none() | st.integers(1),
         fit=st.sampled_from(["all", "rounding", "lossless"]),
         forbid=st.frozensets(st.text()),
     )
@@ -89,10 +92,46 @@ def test_a_job_comes_back_as_it_went(job: Job) -> None:
         use_peft=st.booleans(),
         dtype=st.sampled_from(["float32", "bfloat16", "float16", "auto"]),
         optim=st.text(),
+        load_in_4bit=st.booleans(),
+        load_in_8bit=st.booleans(),
+        use_bnb_nested_quant=st.booleans(),
+        activation_offloading=st.booleans(),
+        optimizer_offload=st.booleans(),
+        expandable_segments=st.booleans(),
+        max_completion_length=st.none() | st.integers(1),
+        response_length=st.none() | st.integers(1),
+        num_generations=st.none() | st.integers(1),
+        local_rollout_forward_batch_size=st.none() | st.integers(1),
+        per_device_eval_batch_size=st.none() | st.integers(1),
     )
 )
 def test_knobs_come_back_as_they_went(knobs: Knobs) -> None:
     assert Knobs.from_json(over_the_wire(knobs.to_json())) == knobs
+
+
+def test_every_knob_is_drawn_above() -> None:
+    """A knob that is added without a line there would go untested."""
+    assert {field.name for field in dataclasses.fields(Knobs)} == set(KNOBS.to_json()) | {
+        *("max_completion_length", "response_length", "num_generations"),
+        *("local_rollout_forward_batch_size", "per_device_eval_batch_size"),
+    }
+
+
+def test_a_knob_that_does_not_apply_overlays_nothing() -> None:
+    """TRL's configs would take the null for a value; a max_length of null is one."""
+    unlimited = dataclasses.replace(KNOBS, max_length=None)
+    assert [name for name, value in unlimited.to_json().items() if value is None] == ["max_length"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_knobs_told_are_the_methods_own_and_what_is_on(method: str) -> None:
+    told = knob_names(method, KNOBS)
+    assert len(told) == len(set(told))
+    assert "per_device_eval_batch_size" not in told
+    switched = dataclasses.replace(KNOBS, load_in_4bit=True, optimizer_offload=True, per_device_eval_batch_size=1)
+    assert set(knob_names(method, switched)) - set(told) == {
+        *("load_in_4bit", "optimizer_offload", "per_device_eval_batch_size")
+    }
 
 
 @given(
@@ -166,6 +205,7 @@ def test_an_estimate_has_the_promised_keys() -> None:
         "peak_allocated_bytes",
         "peak_reserved_bytes",
         "non_torch_bytes",
+        "vllm_share_bytes",
         "budget_bytes",
         "fits",
         "peak_phase",
@@ -203,6 +243,12 @@ def test_what_is_required_is_allocated_plus_allowance_plus_what_lies_outside_tor
     assert ESTIMATE.to_json()["required_bytes"] == ESTIMATE.required_bytes
 
 
+def test_what_a_vllm_takes_is_required_too() -> None:
+    shared = dataclasses.replace(ESTIMATE, vllm_share_bytes=7 * GIB)
+    assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
+    assert shared.to_json()["vllm_share_bytes"] == 7 * GIB
+
+
 def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
     required = ESTIMATE.required_bytes
     for budget, fits in ((required, True), (required - 1, False)):
@@ -214,15 +260,18 @@ def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     lever = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
     attempt = Attempt(knobs=KNOBS, required_bytes=5, budget_bytes=4)
     plan = Plan(
+        method="grpo",
         estimate=ESTIMATE,
         levers=(lever,),
         attempts=(attempt,),
         truncated_tokens_fraction=0.25,
         truncated_rows_fraction=None,
         seconds=1.23456,
+        prompt_length=77,
     )
     written = over_the_wire(plan.to_json())
     assert written["schema"] == "autofit.plan/1"
+    assert (written["method"], written["prompt_length"]) == ("grpo", 77)
     assert written["effective_batch_size"] == 8
     assert written["estimate"] == over_the_wire(ESTIMATE.to_json())
     assert written["levers"] == [
@@ -275,3 +324,16 @@ def test_a_budget_is_never_negative() -> None:
 @pytest.mark.parametrize(("given", "pinned"), [({}, False), ({"max_length": "auto"}, False), ({"max_length": 9}, True)])
 def test_a_length_is_pinned_by_a_number_only(given: dict[str, Any], pinned: bool) -> None:
     assert Job(method="sft", model="m", dataset=None, arguments=given).pins_length is pinned
+
+
+@pytest.mark.parametrize("method", ONLINE_METHODS)
+def test_a_prompts_length_is_pinned_by_its_own_flag(method: str) -> None:
+    job = Job(method=method, model="m", dataset=None, arguments={"max_length": 9})
+    assert not job.pins_length
+    assert dataclasses.replace(job, prompt_length=9).pins_length
+
+
+@pytest.mark.parametrize(("strategy", "evaluated"), [({}, False), ("no", False), ("steps", True), ("epoch", True)])
+def test_a_job_is_evaluated_where_a_strategy_says_when(strategy: object, evaluated: bool) -> None:
+    arguments = {"eval_strategy": strategy} if strategy else {}
+    assert Job(method="sft", model="m", dataset=None, arguments=arguments).is_evaluated is evaluated

@@ -52,7 +52,7 @@ def _is_accumulation(args: tuple[Any, ...]) -> bool:
     """Whether a sum is one that autograd makes itself, and may write over its first part."""
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return False
-    return _holders(args) == _sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])
+    return _holders(args) == sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])
 
 
 Holders = tuple[int, int, int]
@@ -66,8 +66,11 @@ def _holders(args: tuple[Any, ...]) -> Holders:
 
 
 @functools.cache
-def _sole_holders() -> Holders:
-    """The counts of a gradient that only autograd's buffer holds: those of a small graph, since versions differ."""
+def sole_holders() -> Holders:
+    """The counts of a gradient that only autograd's buffer holds: those of a small graph, since versions differ.
+
+    To be called once before anything is recorded: within an operator no graph can be made.
+    """
     found: list[Holders] = []
 
     class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here

@@ -74,7 +74,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 @contextmanager
-def stage_directions(trainer: Any, filled: Configs) -> Iterator[None]:
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Let autograd see a view as it sees one of real tensors.
 
     DPO writes into its log-probabilities, which are a view. Backward, such a write goes by ``as_strided``, with zeros

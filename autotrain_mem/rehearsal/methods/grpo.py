@@ -60,9 +60,9 @@ def rows_editor(filled: Configs) -> EditRows:
     return online.first_group_shortened(filled)
 
 
-def stage_directions(trainer: Any, filled: Configs) -> AbstractContextManager[None]:
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
     """A generation in every rehearsed step."""
-    return online.generation_every_step(trainer)
+    return online.generation_every_step(trainer, knobs.gradient_accumulation_steps)
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:

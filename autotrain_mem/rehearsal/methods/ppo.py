@@ -96,7 +96,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 @contextmanager
-def stage_directions(trainer: Any, filled: Configs) -> Iterator[None]:
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Train on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
 
     The rollout itself keeps its size, which the trainer gave to its dataloader when it was built

@@ -62,7 +62,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_rejected
 
 
-def stage_directions(trainer: Any, filled: Configs) -> AbstractContextManager[None]:
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
     """Nothing to arrange: the trainer's data are all there is."""
     return nullcontext()
 

@@ -1,0 +1,107 @@
+"""Every name that the package gives to TRL is one that the installed TRL has, and every default it counts on is its."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+
+import pytest
+from nouns import TRL_DEFAULTS
+from test_contract import TREES
+
+from autotrain_mem import alternatives
+from autotrain_mem.estimator import vllm_share
+from autotrain_mem.planner.ladder import LADDER, LEVERS
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.job import METHODS
+from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+
+HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
+INSTALLED_METHODS = [method for method in METHODS if HAS_PPO or method != "ppo"]
+
+
+@functools.cache
+def trl_fields(method: str) -> frozenset[str]:
+    """Every keyword that the four dataclasses of one method take."""
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
+    kinds = [filled.script, filled.training, filled.model, filled.dataset]
+    return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind) if field.init)
+
+
+def every_trl_field() -> frozenset[str]:
+    return frozenset().union(*map(trl_fields, INSTALLED_METHODS))
+
+
+EVERYTHING_ON = dataclasses.replace(
+    TRL_DEFAULTS,
+    per_device_eval_batch_size=8,
+    **{field.name: True for field in dataclasses.fields(Knobs) if field.default is False},
+)
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) -> None:
+    """But for switches that a method lacks, which no lever of it moves (see the next test)."""
+    own_and_offline = {*OWN_KNOBS, "activation_offloading", "packing"}
+    assert set(knob_names(method, TRL_DEFAULTS)) <= trl_fields(method)
+    assert sorted(set(knob_names(method, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
+    moved = {knob for row in LADDER if method in row.methods for knob in (*row.knobs, *row.also)}
+    assert sorted(moved - {*OWN_KNOBS} - trl_fields(method)) == []
+
+
+def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
+    of_ppo = set() if HAS_PPO else {"response_length", "local_rollout_forward_batch_size"}
+    knobs = {field.name for field in dataclasses.fields(Knobs)}
+    assert sorted(knobs - {*OWN_KNOBS} - of_ppo - every_trl_field()) == []
+
+
+def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None:
+    from autotrain_mem.trainers.host_optimizer import SUPPORTED
+
+    assert LEVERS["optimizer_offload"].needs["optim"] == SUPPORTED
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl(method: str) -> None:
+    from autotrain_mem.rehearsal.configs import rehearsal_arguments
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    emitted = rehearsal_arguments(Job(method=method, model="m", dataset=None), TRL_DEFAULTS, "folder")
+    changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
+    others = {field.name for field in dataclasses.fields(Knobs)}
+    assert sorted({*emitted, *changed} - others - trl_fields(method)) == []
+
+
+def test_every_argument_that_a_rehearsal_leaves_out_is_a_field_of_the_installed_trl() -> None:
+    from autotrain_mem.rehearsal import configs
+
+    assert sorted(configs._ONLY_FOR_REAL - every_trl_field()) == []
+
+
+def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() -> None:
+    """The dicts with ``use_cpu`` in them are arguments for TRL's dataclasses: all of their keys must exist."""
+    known = every_trl_field()
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict):
+                keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+                if "use_cpu" in keys:
+                    assert keys <= known, f"{module}:{node.lineno}: {keys - known}"
+
+
+@pytest.mark.parametrize("name", ["GRPOConfig", "RLOOConfig"])
+def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None:
+    import trl
+
+    defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
+    assert defaults["vllm_mode"] == vllm_share.DEFAULT_MODE
+    assert defaults["vllm_gpu_memory_utilization"] == vllm_share.DEFAULT_SHARE
+    assert defaults["num_generations"] <= alternatives.LARGEST_GROUP
