@@ -87,6 +87,7 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
         "autotrain_mem.rehearsal.generation",
         "autotrain_mem.rehearsal.pretrained",
         "autotrain_mem.rehearsal.quantized",
+        "autotrain_mem.rehearsal.quick_fakes",
         "autotrain_mem.rehearsal.vllm",
         "autotrain_mem.rehearsal.rehearse",
         "autotrain_mem.trainers.host_optimizer",

@@ -155,13 +155,15 @@ def _needs(least: Estimate) -> str:
 
 
 def _settings(space: Space, knobs: Knobs) -> str:
-    length = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
+    batch = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+    noun = ROW_NOUNS.get(space.method, "rows")
     if knobs.completion_length:
-        length = f"completions of {knobs.completion_length} tokens"
-    split = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+        rows = f"{batch} {noun} of {knobs.completion_length} tokens"
+    else:
+        limit = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
+        rows = f"{batch} {noun}, {limit}"
     said = [
-        f"{split} {ROW_NOUNS.get(space.method, 'rows')}",
-        length,
+        rows,
         f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
         *(text for name, text in _OFFLOADED.items() if getattr(knobs, name)),
         *(knobs.dtype, knobs.optim),

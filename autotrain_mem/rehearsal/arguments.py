@@ -209,7 +209,7 @@ def _unknown_names(method: str, unknown: Sequence[str], known: Sequence[str], ki
             lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
             continue
         near, others = _nearest(name, known), _methods_with(name)
-        facts = [f"a flag of {' and '.join(others)}"] if others else []
+        facts = [f"a flag of {', '.join(others)}"] if others else []
         if near:
             facts.append(f"did you mean {' or '.join(prefix + item for item in near)}?")
         if facts:

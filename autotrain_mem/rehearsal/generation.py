@@ -22,6 +22,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.utils import ModelOutput
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.values import know, known_value, real_tensors
 
 _DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
@@ -201,11 +202,13 @@ class _Ends:
 
 
 def _ordinary_token(config: Any, vocabulary: int) -> int:
-    """A token that ends nothing, pads nothing and is in the middle of the vocabulary, where special ones are not."""
+    """A token that ends nothing and pads nothing: the one that a rehearsal's tokenizer reads, so that a reward model is
+    given it back; else one in the middle of the vocabulary, where special ones are not."""
     special: set[Any] = set()
     for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
         special.update(ids if isinstance(ids, (list, tuple)) else [ids])
-    return next(token for token in range(vocabulary // 2, vocabulary) if token not in special)
+    candidates = (ORDINARY_TOKEN, *range(vocabulary // 2, vocabulary))
+    return next(token for token in candidates if token not in special)
 
 
 def _end_of_sequence(config: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A model with the real architecture and no weights: built on the meta device, then given fake tensors.
+"""A model with the real architecture and no weights: made on the meta device, then given fake tensors.
 
 Only config.json is needed. A rehearsed model keeps everything that the trainer looks at: class, config, tied weights,
 names, dtypes and which parameters train.
@@ -44,45 +44,6 @@ def load_config(model: str, **options: Any) -> Any:
     return config
 
 
-def build_on_meta(config: Any, *, dtype: str, attn_implementation: str | None) -> torch.nn.Module:
-    """The architecture that TRL would load (``trl.trainer.utils.create_model_from_path``), on the meta device.
-
-    Args:
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` for what the config says the checkpoint holds.
-        attn_implementation: None for the library's own choice.
-
-    Raises:
-        UnsupportedModelError: no causal language model of this architecture in the installed transformers.
-    """
-    import transformers
-    from transformers.initialization import no_init_weights
-
-    names = config.architectures or []
-    architecture = getattr(transformers, names[0], None) if names else None
-    if architecture is None:
-        architecture = transformers.AutoModelForCausalLM
-    torch_dtype = (config.dtype or torch.float32) if dtype == "auto" else getattr(torch, dtype)
-    build = architecture.from_config if hasattr(architecture, "from_config") else architecture._from_config
-    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    try:
-        with torch.device("meta"), no_init_weights():
-            model = build(config, dtype=torch_dtype, **options)
-        model.tie_weights()
-    except (ValueError, KeyError, ImportError) as error:
-        raise UnsupportedModelError(
-            f"A model of type {config.model_type!r} cannot be built for training: {error}",
-            hint="SFT needs a causal language model that transformers implements; see --attn_implementation for "
-            "attention that is not installed here.",
-        ) from error
-    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is not a causal language model: it has no output head over the vocabulary.",
-            hint="SFT trains causal language models, such as Qwen2ForCausalLM or LlamaForCausalLM.",
-        )
-    assert isinstance(model, torch.nn.Module)
-    return model
-
-
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
     """Give every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
     if getattr(model, "hf_quantizer", None) is not None:
@@ -102,22 +63,25 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def conversion_by_assignment() -> Iterator[None]:
-    """``module.to()`` assigns new parameters: on fake ones it would end in swap_tensors, which refuses them."""
+def conversion_in_place() -> Iterator[None]:
+    """``module.to()`` gives parameters new data, as on real ones: on fake ones it would end in swap_tensors.
 
-    def assign(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    That one refuses them. A parameter that two modules share stays one.
+    """
+
+    def apply(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
             child._apply(convert)
-        for name, old in module._parameters.items():
-            if old is not None:
+        for parameter in module._parameters.values():
+            if parameter is not None:
                 with torch.no_grad():
-                    new = convert(old)
-                if new is not old:
-                    module._parameters[name] = torch.nn.Parameter(new, old.requires_grad)
+                    new = convert(parameter)
+                if new is not parameter:
+                    parameter.data = new
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = convert(buffer)
         return module
 
-    with patch.object(torch.nn.Module, "_apply", assign):
+    with patch.object(torch.nn.Module, "_apply", apply):
         yield

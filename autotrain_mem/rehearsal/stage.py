@@ -10,16 +10,16 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers.integrations import moe
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.lens.cuda import NOT_IMITATED, cuda_lens
 from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
 from autotrain_mem.rehearsal.lens.workspaces import workspaces
-from autotrain_mem.rehearsal.materialize import conversion_by_assignment
+from autotrain_mem.rehearsal.materialize import conversion_in_place
 from autotrain_mem.rehearsal.phases import follow
 from autotrain_mem.rehearsal.pretrained import without_weights
+from autotrain_mem.rehearsal.quick_fakes import QuickFakeMode
 from autotrain_mem.rehearsal.recorder import Device, Recorder
 from autotrain_mem.rehearsal.values import KnownValues, numbers
 from autotrain_mem.rehearsal.vllm import vllm_stand_in
@@ -35,20 +35,15 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
     transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
-    Experts of other dtypes than bfloat16 take the path without grouped_mm, which has no fake kernel for them.
     A copy of a fake tensor (PEFT copies the modules that are trained whole) stays in this mode: it would copy that too.
     """
 
-    def takes_bfloat16(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
-        return weight.dtype is torch.bfloat16
-
     with (
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        conversion_by_assignment(),
+        QuickFakeMode(allow_non_fake_inputs=True) as mode,
+        conversion_in_place(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
         patch.object(FakeTensor, "numpy", numbers),
         patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True),
-        patch.object(moe, "_can_use_grouped_mm", takes_bfloat16),
     ):
         yield mode
 

@@ -22,6 +22,8 @@ took half of a rehearsal's time."""
 
 _NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_VIEW = torch.ops.aten.view.default
 _INDEX = torch.ops.aten.index.Tensor
 _NONZERO = torch.ops.aten.nonzero.default
 _IS_NAN = torch.ops.aten.isnan.default
@@ -99,6 +101,8 @@ class KnownValues:
         """Execute one operator: answer what needs a value, and compute what is known."""
         if operator is _SCALAR:
             return self._scalar(args[0])
+        if operator is _UNSAFE_VIEW:
+            operator = _VIEW  # the same below autograd, and a fake mode does not cache the other
         known = self._is_known(operator, args, kwargs)
         if torch.Tag.dynamic_output_shape in operator.tags:
             return self._dynamic(operator, args, kwargs, known)

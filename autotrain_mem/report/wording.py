@@ -132,7 +132,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
-        "both on host" if len(offloaded) > 1 else "".join(map(_OFFLOADED.__getitem__, offloaded)),
+        "activations and optimizer on host" if len(offloaded) > 1 else "".join(map(_OFFLOADED.__getitem__, offloaded)),
         f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
         _at_once("generated", knobs.local_rollout_forward_batch_size if _generates_more(knobs) else None),
     ]

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from synthetic_memory import LinearMemory, space_of
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.ladder import LEVERS
 from autotrain_mem.planner.search import search
+from autotrain_mem.spec import Estimate, Knobs
 from autotrain_mem.units import GIB
 
 ON_THE_DEVICE: dict[str, object] = {"activation_offloading": False, "optimizer_offload": False}
@@ -139,7 +141,7 @@ def test_a_pinned_evaluation_that_alone_does_not_fit_is_named() -> None:
     st.frozensets(st.sampled_from(sorted(LEVERS)), max_size=2),
     st.sampled_from(("all", "rounding", "lossless")),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_following_the_hint_leads_to_a_plan_that_fits(
     budget: int, batch: dict[str, int], pins: set[str], forbid: frozenset[str], fit: str
 ) -> None:
@@ -155,3 +157,30 @@ def test_following_the_hint_leads_to_a_plan_that_fits(
             followed = search(space_of(**suggested(error, words)), model)  # type: ignore[arg-type]
             assert followed.estimate.fits
             assert followed.estimate.knobs.effective_batch_size == space_of(**words).effective_batch_size  # type: ignore[arg-type]
+
+
+def test_an_error_names_vllms_share_among_the_parts() -> None:
+    model = LinearMemory(budget_bytes=GIB // 2)
+
+    def predict(knobs: Knobs) -> Estimate:
+        return replace(model(knobs), vllm_share_bytes=7 * GIB)
+
+    with pytest.raises(DoesNotFitError, match=r"outside torch 300\.0 MiB, vLLM's share 7\.00 GiB\)"):
+        search(space_of(), predict)
+
+
+def test_an_error_counts_what_the_method_trains_on_and_says_what_is_offloaded() -> None:
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space_of(method="dpo", activation_offloading=True, fit="lossless"), LinearMemory(budget_bytes=GIB // 2))
+    assert "1 x 8 pairs, max_length 1024" in raised.value.message
+    assert "with gradient checkpointing, activations offloaded" in raised.value.message
+
+
+def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() -> None:
+    words = {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | ON_THE_DEVICE
+    why = {}
+    for method in ("sft", "reward"):
+        found = search(space_of(method=method, **words), LinearMemory(budget_bytes=int(2.45 * GIB)))  # type: ignore[arg-type]
+        why[method] = next(lever.why for lever in found.levers if lever.name == "max_length")
+    assert why["sft"].endswith("rows are truncated to fewer tokens")
+    assert why["reward"].endswith("pairs with a side of more tokens are dropped")

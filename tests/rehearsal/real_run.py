@@ -15,6 +15,7 @@ from transformers import GenerationMixin
 
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
 from autotrain_mem.rehearsal.stage import Watch
+from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
 from autotrain_mem.spec.job import ONLINE_METHODS
 
@@ -88,15 +89,16 @@ def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
 
 @contextmanager
 def _ends_as_rehearsed() -> Iterator[None]:
-    """Of completions that all have full length, those that end early in a rehearsal do here too."""
+    """Completions that all have full length, of the tokens that a rehearsal has, ending where they do there."""
     sample = GenerationMixin._sample
 
-    def sample_and_end(model: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
-        result = sample(model, *args, generation_config=generation_config, **options)
+    def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
+        result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
         end = [generation_config.eos_token_id, generation_config.pad_token_id]
-        if None not in end:
-            with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch():
+            ids[:, prompt.shape[1] :] = ORDINARY_TOKEN
+            if None not in end:
                 ids[1:, -2:] = torch.tensor(end)
         return result
 
@@ -107,10 +109,10 @@ def _ends_as_rehearsed() -> Iterator[None]:
 def difference(one: Case, fake: Trace, real: Trace) -> str:
     """Empty when the two are alike, to the byte; else the first place where they part.
 
-    Where completions are sampled, a rehearsal takes the two ends of the generation: of it, the peak is compared, and
-    of everything else every birth.
+    Where completions are sampled, a rehearsal takes the two ends of the generation: of it, and of an evaluation, which
+    generates too, the peak is compared, and of everything else every birth.
     """
-    apart = Phase.GENERATE if one.job.method in ONLINE_METHODS else None
+    apart = (Phase.GENERATE, Phase.EVALUATE) if one.job.method in ONLINE_METHODS else ()
     pairs = itertools.zip_longest(births(fake, apart), births(real, apart), fillvalue=("", "", 0, "nothing more"))
     for index, (ours, theirs) in enumerate(pairs):
         if ours[:3] != theirs[:3]:
@@ -120,12 +122,12 @@ def difference(one: Case, fake: Trace, real: Trace) -> str:
     return ""
 
 
-def births(trace: Trace, apart: Phase | None = None) -> list[tuple[str, str, int, str]]:
-    """Phase, owner, size and module of every block in the order in which they were born, but for one phase's."""
+def births(trace: Trace, apart: tuple[Phase, ...] = ()) -> list[tuple[str, str, int, str]]:
+    """Phase, owner, size and module of every block in the order in which they were born, but for some phases."""
     return [
         (phase.value, block.owner.value, block.size_bytes, block.module)
         for phase, sign, block in trace.walk()
-        if sign > 0 and phase is not apart
+        if sign > 0 and phase not in apart
     ]
 
 

@@ -18,6 +18,7 @@ from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.materialize import materialize
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import fake_tensors
+from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, stub_tokenizer
 from autotrain_mem.rehearsal.values import KnownValues
 from autotrain_mem.spec import Phase, Trace
 
@@ -216,20 +217,27 @@ def test_the_first_completion_has_full_length_and_the_others_end_a_token_early()
     assert others == [[*first[:18], EOS, PAD]] * 2
 
 
-def test_completions_that_nothing_ends_are_all_of_full_length() -> None:
-    """PPO without a stop token."""
-    ids = rehearsed("qwen2", 2, 8, 20, do_sample=True, eos_token_id=None)
-    assert not {EOS, PAD} & {token for row in completions(ids, 8) for token in row}
+@pytest.mark.parametrize(
+    ("eos", "pad", "end"), [(None, PAD, []), (EOS, None, []), (7, PAD, [7, PAD]), ([8, 9], 3, [8, 3])]
+)
+def test_a_sequence_ends_early_where_a_token_ends_one_and_another_pads(eos: Any, pad: Any, end: list[int]) -> None:
+    """PPO without a stop token has none that ends one."""
+    assert generation._end_of_sequence(GenerationConfig(eos_token_id=eos, pad_token_id=pad)) == end
 
 
 def test_a_completion_of_one_token_does_not_end_early() -> None:
     assert not {EOS, PAD} & {token for row in completions(rehearsed("qwen2", 2, 8, 1), 8) for token in row}
 
 
-@pytest.mark.parametrize("special", [256, [255, 256, 257]])
-def test_a_special_token_in_the_middle_of_the_vocabulary_is_avoided(special: Any) -> None:
+def test_the_completions_are_of_the_token_that_the_rehearsals_tokenizer_reads() -> None:
+    first, *_ = completions(rehearsed("qwen2", 2, 8, 20), 8)
+    assert stub_tokenizer().decode(first).split() == [f"t{ORDINARY_TOKEN}"] * 20
+
+
+@pytest.mark.parametrize(("special", "expected"), [(256, ORDINARY_TOKEN), (ORDINARY_TOKEN, 256), ([5, 256, 257], 259)])
+def test_a_special_token_is_avoided(special: Any, expected: int) -> None:
     token = generation._ordinary_token(GenerationConfig(eos_token_id=special, pad_token_id=258), 512)
-    assert token == (257 if special == 256 else 259)
+    assert token == expected
 
 
 @pytest.mark.parametrize("name", ["scores", "logits"])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from ppo_runs import NEEDS_PPO
 from real_run import OF_METHOD, VARIANTS, assert_alike, case
-from tiny import FAMILIES, tiny_folder
+from tiny import FAMILIES
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,9 @@ def combinations() -> list[Combination]:
     ],
 )
 def test_a_rehearsal_allocates_what_the_real_run_allocates(
-    method: str, variant: str, family: str, checkpointing: bool, folder: Folder, tmp_path: pathlib.Path
+    method: str, variant: str, family: str, checkpointing: bool, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
-    one = case(method, folder(family), gradient_checkpointing=checkpointing, **VARIANTS[variant])
+    one = case(method, model_folder(family), gradient_checkpointing=checkpointing, **VARIANTS[variant])
     assert_alike(one, tmp_path)
 
 
@@ -53,16 +53,5 @@ def test_every_two_of_the_four_meet() -> None:
 
 @pytest.mark.newest
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
-def test_the_newest_trl_is_rehearsed_as_it_runs(method: str, folder: Folder, tmp_path: pathlib.Path) -> None:
-    assert_alike(case(method, folder("qwen2"), use_peft=method != "reward"), tmp_path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    root = tmp_path_factory.mktemp("models")
-
-    def made(family: str) -> pathlib.Path:
-        path = root / family
-        return path if path.exists() else tiny_folder(path, family)
-
-    return made
+def test_the_newest_trl_is_rehearsed_as_it_runs(method: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    assert_alike(case(method, model_folder("qwen2"), use_peft=method != "reward"), tmp_path)

@@ -1,7 +1,7 @@
 """What CUDA does otherwise than the CPU, imitated. Each rule with its source.
 
 The rehearsal runs on CPU tensors so that its result is the same everywhere; here is what that would get wrong.
-Two short rules first:
+Three short rules first:
 
 - foreach: on CUDA, optimizers and gradient clipping work on lists of tensors at once and hold temporaries for all of
   them together (``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which asks
@@ -9,6 +9,8 @@ Two short rules first:
 - dropout: on CUDA it is one fused kernel that keeps a mask of one byte per element
   (``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``); on the CPU the scaled noise
   is kept, in the input's own dtype.
+- experts: a mixture's grouped product has a fake kernel for bfloat16 only. In other dtypes transformers' own loop over
+  the experts stands in (``transformers/integrations/moe.py: _grouped_mm_fallback``), whose results have the same sizes.
 
 Larger rules have modules of their own, all of them composed here: autocast, attention, bitsandbytes, offloading to the
 host, the fused head of newer TRL, and ``empty_cache``. What kernels allocate inside one operator is told to the
@@ -25,6 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
+from transformers.integrations import moe
 
 from autotrain_mem.rehearsal.lens import attention, workspaces
 from autotrain_mem.rehearsal.lens.attention import cuda_attention
@@ -51,6 +54,10 @@ def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, i
 _plain_dropout = torch.nn.functional.dropout
 
 
+def _takes_bfloat16(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
+    return weight.dtype is torch.bfloat16
+
+
 @contextmanager
 def cuda_lens(recorder: Recorder, compute_capability: Capability) -> Iterator[None]:
     """Make CPU tensors, fake or real, take CUDA's paths: while a trainer is built, and while it trains.
@@ -60,6 +67,7 @@ def cuda_lens(recorder: Recorder, compute_capability: Capability) -> Iterator[No
     with (
         _foreach(),
         patch.object(torch.nn.functional, "dropout", _fused_dropout),
+        patch.object(moe, "_can_use_grouped_mm", _takes_bfloat16),
         cuda_autocast(),
         cuda_attention(compute_capability),
         cuda_bitsandbytes(),

@@ -1,0 +1,134 @@
+"""Every method from the command line to the trained model: each once, for real, on a simulated card.
+
+The reward run comes first where it is needed: its model is what GRPO and PPO train against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotrain_mem import api
+from autotrain_mem.cli import commands
+from autotrain_mem.machine import choose
+from autotrain_mem.quickstart import data
+from autotrain_mem.rehearsal.client import Worker
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2
+SHARED = (
+    f"--model tiny --gpu 300MiB --simulate --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
+    "--learning_rate 1e-3 --gradient_checkpointing false --output_dir trained/{method}"
+)
+OWN = {
+    "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
+    "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
+    "dpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4 --use_peft",
+    "grpo": "--dataset alike_prompts.jsonl --reward_model_name_or_path trained/reward --max_completion_length 12 "
+    "--per_device_train_batch_size 8",
+    "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
+    "--per_device_train_batch_size 8 --optimizer_offload",
+    "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
+    "--per_device_train_batch_size 4",
+}
+FILES = {method: "model.safetensors" for method in OWN} | dict.fromkeys(("sft", "dpo"), "adapter_model.safetensors")
+LOGGED = {"grpo": "reward", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
+PEAK_TOLERANCE = 0.02
+"""Every batch is the worst one: all rows are as long as the longest, less one token in every second."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command printed on stdout, what its trainer printed, and where its files are."""
+
+    told: dict[str, Any]
+    log: str
+    folder: Path
+
+
+Train = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def train(worker: Worker, files: Path) -> Iterator[Train]:
+    """Trains a method the first time that it is asked for."""
+    _write_alike(files)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(files)
+        patch.setattr(api, "Worker", lambda: worker)
+        patch.setattr(choose, "detect", lambda: ())
+
+        @functools.cache
+        def trained(method: str) -> Run:
+            if "trained/reward" in OWN[method]:
+                trained("reward")
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                commands.train(method, f"{SHARED.format(method=method)} {OWN[method]}".split())
+            folder = files / "trained" / method
+            return Run(json.loads(said.getvalue()), (folder / "train.log").read_text(), folder)
+
+        yield trained
+
+
+def _write_alike(folder: Path) -> None:
+    """One problem, again and again; every second time its last character is missing, so that batches are padded."""
+    pair = next(data.preferences(1, seed=3))
+    question = next(data.questions(1, seed=3))
+    problem = next(data.problems(1, seed=3))
+    rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "prompts": (question, "prompt")}
+    for name, (row, column) in rows.items():
+        *before, last = row[column]
+        shorter = {**row, column: [*before, {**last, "content": last["content"][:-1]}]}
+        data.write_rows(folder / f"alike_{name}.jsonl", [row, shorter] * 16)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_method_trains_to_its_last_step(method: str, train: Train) -> None:
+    run = train(method).told["run"]
+    assert run["steps"] == STEPS
+    assert isinstance(run["last_loss"], float)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_peak_of_a_method_is_the_predicted_one(method: str, train: Train) -> None:
+    run = train(method).told["run"]
+    assert run["measured_peak_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_what_was_trained_is_saved_with_its_tokenizer(method: str, train: Train, files: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = train(method).folder
+    saved = load_file(folder / FILES[method])
+    assert (folder / "tokenizer.json").is_file()
+    if method in ("sft", "dpo"):  # an adapter's second factor is zero before its first step
+        assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name)
+    else:
+        before = load_file(files / "tiny" / "model.safetensors")
+        assert any(not tensor.equal(before[name]) for name, tensor in saved.items() if name in before)
+
+
+@pytest.mark.parametrize("method", LOGGED)
+def test_what_a_method_aims_at_is_logged(method: str, train: Train) -> None:
+    assert f"'{LOGGED[method]}'" in train(method).log
+
+
+def test_the_value_model_is_saved_beside_the_policy(train: Train) -> None:
+    config = json.loads((train("ppo").folder / "value_model" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+
+
+def test_an_offloaded_optimizer_is_not_in_the_prediction(train: Train) -> None:
+    estimate = train("rloo").told["plan"]["estimate"]
+    assert estimate["owners_at_peak"].get("optimizer_state", 0) == 0

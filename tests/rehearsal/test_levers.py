@@ -1,0 +1,250 @@
+"""Every lever takes effect in a real run that is built as the product builds it: what is there is looked at, no flag.
+
+Activation offloading and the optimizer on the host: ``test_host`` and ``tests/trainers/test_host_optimizer``; attention's
+kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from real_run import case
+
+from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.rehearse import build_trainer
+
+pytestmark = pytest.mark.slow
+
+Folder = Callable[[str], pathlib.Path]
+Make = Callable[..., Any]
+
+TEXTS = [f"{number} and {number + 1} make {2 * number + 1}. " * (2 + number % 2) for number in range(8)]
+PAIRS = {"prompt": ["What is 1 + 1?"] * 8, "chosen": [" 2, I think"] * 8, "rejected": [" 3 or 4"] * 8}
+
+
+@pytest.fixture
+def make(model_folder: Folder, tmp_path: pathlib.Path) -> Make:
+    """``make("sft", use_peft=True, lora_r=4)``: a trainer of two steps, on real text, as autofit trains it."""
+
+    def made(method: str = "sft", family: str = "qwen2", **settings: Any) -> Any:
+        from datasets import Dataset
+
+        chosen = {name: value for name, value in settings.items() if name in _KNOBS}
+        given = {name: value for name, value in settings.items() if name not in _KNOBS}
+        one = case(method, model_folder(family), given, **chosen)
+        quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2}
+        run = {"output_dir": str(tmp_path), "max_steps": 2}
+        filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **one.knobs.to_json(), **run}))
+        rows = Dataset.from_dict({"text": TEXTS} if method == "sft" else PAIRS)
+        torch.manual_seed(0)
+        return build_trainer(one.job, one.knobs, filled, rows, None)
+
+    return made
+
+
+_KNOBS = frozenset(case("sft", "").knobs.to_json())
+
+
+def linears(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+
+
+# -- what the weights are ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, make: Make) -> None:
+    import bitsandbytes
+
+    trainer = make(use_peft=True, load_in_4bit=True, use_bnb_nested_quant=nested)
+    layers = [layer for layer in linears(trainer.model) if isinstance(layer, bitsandbytes.nn.Linear4bit)]
+    before = [layer.weight.detach().clone() for layer in layers]
+    trainer.train()
+    assert len(layers) == 2 * 7, "all linear layers of two decoder layers"
+    for layer, weight in zip(layers, before, strict=True):
+        assert layer.weight.dtype is torch.uint8
+        assert layer.weight.numel() == layer.in_features * layer.out_features // 2
+        assert layer.weight.quant_state.quant_type == "nf4"
+        assert (layer.weight.quant_state.state2 is not None) is nested
+        assert torch.equal(layer.weight, weight)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_4_bit_layers_compute_in_the_models_dtype(dtype: str, make: Make) -> None:
+    import bitsandbytes
+
+    model = make(use_peft=True, load_in_4bit=True, dtype=dtype).model
+    computed = {layer.compute_dtype for layer in linears(model) if isinstance(layer, bitsandbytes.nn.Linear4bit)}
+    assert computed == {getattr(torch, dtype)}
+
+
+def test_8_bit_weights_are_int8(make: Make) -> None:
+    import bitsandbytes
+
+    trainer = make(use_peft=True, load_in_8bit=True)
+    trainer.train()
+    layers = [layer for layer in linears(trainer.model) if isinstance(layer, bitsandbytes.nn.Linear8bitLt)]
+    assert len(layers) == 2 * 7
+    assert {layer.weight.dtype for layer in layers} == {torch.int8}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_trained_in_the_dtype_that_they_are_loaded_in(dtype: str, make: Make) -> None:
+    trainer = make(dtype=dtype, bf16=True)
+    trainer.train()
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {getattr(torch, dtype)}
+    state = {value.dtype for held in trainer.optimizer.state.values() for name, value in held.items() if name != "step"}
+    assert state == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torch.dtype, make: Make) -> None:
+    trainer = make(bf16=bf16)
+    seen = set()
+    trainer.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *call: seen.add(call[-1].dtype))
+    trainer.train()
+    assert seen == {expected}
+
+
+def test_on_a_cpu_fp16_becomes_bf16() -> None:
+    assert on_cpu({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
+
+
+# -- what is trained -----------------------------------------------------------------------------------------------
+
+
+def test_lora_adapts_the_given_modules_with_the_given_rank_and_changes_nothing_else(make: Make) -> None:
+    trainer = make(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "down_proj"])
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    adapted = {name.split(".lora_A")[0].rsplit(".", 1)[-1] for name in before if "lora_A" in name}
+    assert adapted == {"q_proj", "down_proj"}
+    assert {value.shape[0] for name, value in before.items() if "lora_A" in name} == {4}
+
+
+def test_an_architecture_that_peft_does_not_know_is_adapted_all_the_same(make: Make) -> None:
+    """Of a mixture of experts, in attention."""
+    trainer = make(family="qwen3_moe", use_peft=True)
+    adapted = {name.split(".lora_A")[0] for name, _ in trainer.model.named_parameters() if "lora_A" in name}
+    assert adapted
+
+
+def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_path: pathlib.Path) -> None:
+    from safetensors.torch import load_file
+
+    trainer = make("reward", use_peft=True)
+    trainer.train()
+    head = trainer.model.base_model.model.score
+    trained = head.modules_to_save["default"].weight
+    assert not torch.equal(trained, head.original_module.weight)
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    (name,) = (name for name in saved if "score" in name)
+    assert torch.equal(saved[name], trained)
+
+
+# -- optimizers ----------------------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, tuple[str, set[torch.dtype]]] = {
+    "adamw_torch_fused": ("AdamW", {torch.float32}),
+    "adamw_torch": ("AdamW", {torch.float32}),
+    "adafactor": ("Adafactor", {torch.float32}),
+    "sgd": ("SGD", set()),
+    "adamw_8bit": ("AdamW", {torch.uint8, torch.float32}),
+    "paged_adamw_8bit": ("AdamW", {torch.uint8, torch.float32}),
+    "lion_8bit": ("Lion", {torch.uint8, torch.float32}),
+}
+"""Class, and dtypes of its state: of 8-bit ones the moments, and their scales."""
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_the_optimizer_is_the_one_that_is_named(optim: str, make: Make) -> None:
+    trainer = make(optim=optim)
+    trainer.train()
+    name, dtypes = OPTIMIZERS[optim]
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    assert type(optimizer).__name__ == name
+    held = optimizer.state[trainer.model.model.layers[0].mlp.down_proj.weight]
+    tensors = {key: value for key, value in held.items() if isinstance(value, torch.Tensor) and key != "step"}
+    assert {value.dtype for value in tensors.values()} == dtypes
+    assert bool(optimizer.defaults.get("fused")) is (optim == "adamw_torch_fused")
+    assert bool(getattr(optimizer, "is_paged", False)) is optim.startswith("paged")
+
+
+# -- time for memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("checkpointing", "calls"), [(True, 2), (False, 1)])
+def test_gradient_checkpointing_runs_each_layer_again_in_the_backward_pass(
+    checkpointing: bool, calls: int, make: Make
+) -> None:
+    trainer = make(gradient_checkpointing=checkpointing)
+    count = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    trainer.model.model.layers[0].mlp.register_forward_pre_hook(counted)
+    trainer.train()
+    micro_steps = 2 * 2
+    assert count == calls * micro_steps
+
+
+def test_the_cache_is_emptied_as_often_as_asked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import trainer as trainer_module
+
+    emptied: list[None] = []
+    monkeypatch.setattr(trainer_module, "clear_device_cache", lambda *_: emptied.append(None))
+    make(torch_empty_cache_steps=1).train()
+    assert emptied
+
+
+# -- loss, attention, rows -----------------------------------------------------------------------------------------
+
+
+def test_the_chunked_loss_never_makes_whole_logits(make: Make) -> None:
+    largest = {}
+    for loss in ("chunked_nll", "nll"):
+        trainer = make(loss_type=loss)
+        sizes: list[int] = []
+        trainer.model.lm_head.register_forward_hook(lambda *call, sizes=sizes: sizes.append(call[-1].numel()))
+        trainer.train()
+        largest[loss] = max(sizes, default=0)
+    assert largest["chunked_nll"] == 0, "the head is not called as a whole"
+    assert largest["nll"] > 0
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_the_attention_that_is_named_is_the_one_that_runs(
+    name: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    make(attn_implementation=name).train()
+    assert bool(calls) is (name == "sdpa")
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_packed_rows_are_one_row_whose_documents_start_at_position_zero(packing: bool, make: Make) -> None:
+    trainer = make(packing=packing)
+    seen: list[dict[str, Any]] = []
+    trainer.model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    trainer.train()
+    assert {len(call["input_ids"]) for call in seen} == {1 if packing else 2}
+    starts = [(call["position_ids"] == 0).sum().item() for call in seen if call.get("position_ids") is not None]
+    assert (max(starts, default=0) > 1) is packing

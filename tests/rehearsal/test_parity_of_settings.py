@@ -1,0 +1,95 @@
+"""Settings beyond weights and checkpointing, each rehearsed and trained for real: all allocations are the same."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from real_run import LENGTH, assert_alike, births, case, peaks, rehearsed
+
+from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.spec.trace import CACHE_EMPTIED
+
+pytestmark = pytest.mark.slow
+
+Folder = Callable[[str], pathlib.Path]
+
+EVALUATED = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
+
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "packed-bfd": ("sft", {"packing_strategy": "bfd"}, {"packing": True}),
+    "packed-wrapped": ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
+    "dropout": ("sft", {"lora_dropout": 0.1, "lora_target_modules": "all-linear"}, {"use_peft": True}),
+    "bf16-weights": ("sft", {}, {"dtype": "bfloat16"}),
+    "no-mixed-precision": ("sft", {"bf16": False}, {}),
+    "whole-logits": ("sft", {"loss_type": "nll"}, {}),
+    "eager": ("sft", {"attn_implementation": "eager"}, {}),
+    "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
+    "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
+    "dpo-precomputed-adapter": ("dpo", {"precompute_ref_log_probs": True}, {"use_peft": True}),
+    "grpo-reference": ("grpo", {"beta": 0.1}, {}),
+    "grpo-adapter-off-twice": ("grpo", {"beta": 0.1, "num_iterations": 2}, {"use_peft": True}),
+    "grpo-one-prompt": ("grpo", {}, {"per_device_train_batch_size": 4, "num_generations": 8, "use_peft": True}),
+    "rloo-many-micro-steps": ("rloo", {}, {"gradient_accumulation_steps": 4, "num_generations": 4}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_rehearsal_allocates_what_the_real_run_allocates(
+    name: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    method, arguments, knobs = SETTINGS[name]
+    assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
+
+
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo"])
+def test_an_evaluation_is_rehearsed_with_its_own_peak(
+    method: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    one = case(method, model_folder("qwen2"), EVALUATED, use_peft=method == "grpo")
+    fake, real, _ = assert_alike(one, tmp_path)
+    assert peaks(fake)["evaluate"] == peaks(real)["evaluate"] > 0
+
+
+@pytest.mark.parametrize(("method", "peft"), [("sft", False), ("sft", True), ("grpo", True)])
+def test_a_mixture_of_experts_is_rehearsed_as_it_runs(
+    method: str, peft: bool, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    assert_alike(case(method, model_folder("qwen3_moe"), use_peft=peft), tmp_path)
+
+
+def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    folder = model_folder("qwen2")
+    one = case("grpo", folder, {"reward_model_name_or_path": str(folder)}, use_peft=True)
+    fake, _, _ = assert_alike(one, tmp_path)
+    names = {block.module for block in fake.blocks if block.owner is Owner.WEIGHTS}
+    assert "reward_model.score.weight" in names
+    rows, hidden, longest = 4, 64, LENGTH - 1  # a short prompt with the full completion, or the other way round
+    read = {size for phase, _, size, module in births(fake) if module == "reward_model.model.embed_tokens"}
+    assert rows * longest * hidden * 4 in read
+
+
+def test_an_emptied_cache_is_in_the_trace(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    one = case("sft", model_folder("qwen2"), {"torch_empty_cache_steps": 1})
+    fake, real, _ = assert_alike(one, tmp_path)
+    emptied = [list(trace.events).count(CACHE_EMPTIED) for trace in (fake, real)]
+    assert emptied[0] == emptied[1] > 0
+
+
+def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(
+    model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    one = case("sft", model_folder("qwen2"), {"packing_strategy": "bfd"}, packing=True)
+    tokens = LENGTH * one.knobs.per_device_train_batch_size  # bfd flattens the micro-batch into one row
+    sizes = [block.size_bytes for block in rehearsed(one, tmp_path).blocks]
+    assert tokens**2 in sizes, "no boolean mask of tokens x tokens"
+
+
+def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    """As nearly every real batch does: completions end at different tokens."""
+    one = case("grpo", model_folder("qwen2"), per_device_train_batch_size=4, num_generations=8)
+    trace = rehearsed(one, tmp_path)
+    forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
+    assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"

@@ -1,0 +1,133 @@
+"""PPO that does not fit: the error says what RLOO and GRPO would need, from one rehearsal each."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem import api
+from autotrain_mem.errors import DoesNotFitError, RehearsalError
+from autotrain_mem.spec import Block, Hardware, Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.units import GIB
+
+PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
+CARD = Hardware(name="toy8", origin="named", total_bytes=8 * GIB, free_bytes=8 * GIB, non_torch_bytes=0)
+NEEDED_GIB = {"ppo": 40, "rloo": 6, "grpo": 9}
+
+
+@dataclass
+class FakeWorker:
+    """Rehearses in no time: each method needs what the table says, whatever the knobs."""
+
+    asked: list[tuple[Job, Knobs, int]] = field(default_factory=list)
+    failing: frozenset[str] = frozenset()
+
+    def context_length(self, job: Job, compute_capability: tuple[int, int]) -> None:
+        return None
+
+    def rehearse(self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int]) -> Trace:
+        if job.method in self.failing:
+            raise RehearsalError("It raised.")
+        self.asked.append((job, knobs, length))
+        block = Block(size_bytes=NEEDED_GIB[job.method] * GIB, owner=Owner.ACTIVATIONS, module="")
+        return Trace(
+            blocks=(block,), events=array("q", [1]), phase_starts=((0, Phase.BACKWARD),), operators=1, seconds=0.0
+        )
+
+
+def failing_plan(worker: FakeWorker, job: Job) -> DoesNotFitError:
+    rehearsals = api.Rehearsals(worker=worker, job=job, defaults=PPO, hardware=CARD)  # type: ignore[arg-type]
+    with pytest.raises(DoesNotFitError) as raised:
+        api.plan(rehearsals)
+    return raised.value
+
+
+def ppo_job(effective: int | None = None, **words: Any) -> Job:
+    words = {"reward_model_path": "org/judge"} | words
+    return Job(
+        method="ppo", model="m", dataset=None, arguments=words, prompt_length=100, effective_batch_size=effective
+    )
+
+
+def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> None:
+    hint = failing_plan(FakeWorker(), ppo_job()).hint.splitlines()
+    flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
+    assert hint == [
+        "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`",
+        f"autofit rloo {flags} --effective_batch_size 8 would need 6.72 GiB at least, which fits: no value model",
+        f"autofit grpo {flags} --effective_batch_size 8 would need 10.1 GiB at least, which does not fit either: "
+        "neither a value model nor, at its default beta, a reference model",
+    ]
+
+
+def test_each_alternative_is_rehearsed_once_and_last() -> None:
+    worker = FakeWorker()
+    failing_plan(worker, ppo_job())
+    methods = [job.method for job, _, _ in worker.asked]
+    assert methods[-2:] == ["rloo", "grpo"]
+    assert set(methods[:-2]) == {"ppo"}
+
+
+def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_least() -> None:
+    worker = FakeWorker()
+    failing_plan(worker, ppo_job(response_length=77, gradient_accumulation_steps=3, learning_rate=1e-6))
+    job, knobs, length = worker.asked[-1]
+    assert length == 100
+    assert (knobs.max_completion_length, knobs.response_length) == (77, None)
+    assert (knobs.per_device_train_batch_size, knobs.effective_batch_size) == (1, 24)
+    assert knobs.load_in_4bit
+    assert job.arguments["learning_rate"] == 1e-6
+    assert "reward_model_path" not in job.arguments
+
+
+def test_what_the_user_pinned_is_pinned_in_an_alternative_too() -> None:
+    worker = FakeWorker()
+    failing_plan(worker, ppo_job(use_peft=False, dtype="float32"))
+    assert not worker.asked[-1][1].use_peft
+    assert worker.asked[-1][1].dtype == "float32"
+
+
+@pytest.mark.parametrize(("effective", "group"), [(1, 2), (2, 2), (6, 6), (7, 7), (11, 11), (12, 6), (64, 8)])
+def test_groups_of_an_alternative_divide_its_batch(effective: int, group: int) -> None:
+    worker = FakeWorker()
+    hint = failing_plan(worker, ppo_job(effective)).hint
+    assert (
+        re.findall(r"--num_generations (\d+) --effective_batch_size (\d+)", hint)
+        == [(str(group), str(max(2, effective)))] * 2
+    )
+
+
+def test_an_alternative_that_cannot_be_rehearsed_is_left_out() -> None:
+    hint = failing_plan(FakeWorker(failing=frozenset({"rloo"})), ppo_job()).hint
+    assert "autofit rloo" not in hint
+    assert "autofit grpo" in hint
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_other_methods_have_no_alternative(method: str) -> None:
+    worker = FakeWorker()
+    job = replace(ppo_job(64), method=method)
+    rehearsals = api.Rehearsals(
+        worker=worker,  # type: ignore[arg-type]
+        job=job,
+        defaults=replace(PPO, response_length=None, max_completion_length=53, num_generations=8),
+        hardware=replace(CARD, total_bytes=2 * GIB, free_bytes=2 * GIB),
+    )
+    with pytest.raises(DoesNotFitError):
+        api.plan(rehearsals)
+    assert {job.method for job, _, _ in worker.asked} == {method}
+
+
+def test_a_plan_for_prompts_says_how_long_it_takes_them_to_be() -> None:
+    rehearsals = api.Rehearsals(
+        worker=FakeWorker(),  # type: ignore[arg-type]
+        job=ppo_job(),
+        defaults=PPO,
+        hardware=replace(CARD, total_bytes=80 * GIB, free_bytes=80 * GIB),
+    )
+    assert api.plan(rehearsals).prompt_length == 100
