@@ -11,6 +11,7 @@ from autotrain_mem.planner.ladder import rungs
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Estimate, Job, Knobs
+from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import format_bytes
 
 ALTERNATIVES = {"rloo": "no value model", "grpo": "neither a value model nor, at its default beta, a reference model"}
@@ -37,9 +38,8 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     """``autofit rloo would need 9.10 GiB at least, which fits ...``; empty where it cannot be rehearsed."""
     other = _other_job(method, job, space)
     try:
-        other_space = make_space(
-            _other_defaults(space), other, context_length=space.context_length, longest=space.longest
-        )
+        facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
+        other_space = make_space(_other_defaults(space), other, facts, longest=space.longest)
         least = predict(other, least_demanding(other_space, rungs(other_space)[-1]))
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return ""

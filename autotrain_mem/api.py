@@ -101,9 +101,9 @@ def estimate(rehearsals: Rehearsals) -> Estimate:
     """
     job = rehearsals.job
     longest = _profile_longest(rehearsals) if _counts_for_estimate(job) else job.prompt_length
-    context_length = rehearsals.worker.context_length(job, rehearsals.compute_capability)
-    space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
-    return rehearsals.predict(space.base, longest or (None if job.is_online else context_length))
+    facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
+    space = make_space(rehearsals.defaults, job, facts, longest=longest)
+    return rehearsals.predict(space.base, longest or (None if job.is_online else facts.context_length))
 
 
 def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train: bool = False) -> Plan:
@@ -120,10 +120,10 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     started = time.perf_counter()
     job = rehearsals.job
     check_forbid(job.forbid)
-    context_length = rehearsals.worker.context_length(job, rehearsals.compute_capability)
+    facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
     profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
     longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
-    space = make_space(rehearsals.defaults, job, context_length=context_length, longest=longest)
+    space = make_space(rehearsals.defaults, job, facts, longest=longest)
 
     def predict(knobs: Knobs) -> Estimate:
         tried = rehearsals.predict(knobs, longest)

@@ -13,6 +13,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.errors import DoesNotFitError, RehearsalError
 from autotrain_mem.spec import Block, Hardware, Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
@@ -27,8 +28,8 @@ class FakeWorker:
     asked: list[tuple[Job, Knobs, int]] = field(default_factory=list)
     failing: frozenset[str] = frozenset()
 
-    def context_length(self, job: Job, compute_capability: tuple[int, int]) -> None:
-        return None
+    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+        return ModelFacts(context_length=None, is_quantized=False)
 
     def rehearse(self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int]) -> Trace:
         if job.method in self.failing:

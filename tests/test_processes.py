@@ -322,7 +322,7 @@ KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_len
 @pytest.mark.slow
 def test_a_worker_that_is_killed_in_mid_question_says_so_and_the_next_question_gets_a_new_one(job: Job) -> None:
     with Worker() as worker:
-        assert worker.context_length(job)
+        assert worker.describe(job, (8, 0)).context_length
         first = worker.pid
         # Before the question is sent the child waits for it; the rehearsal then imports TRL, which takes seconds.
         killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
@@ -331,7 +331,7 @@ def test_a_worker_that_is_killed_in_mid_question_says_so_and_the_next_question_g
             worker.rehearse(job, KNOBS, 16)
         killer.join()
         assert "host running out of memory" in caught.value.hint
-        assert worker.context_length(job)
+        assert worker.describe(job, (8, 0)).context_length
         assert worker.pid != first
         assert not is_running(first)
 
@@ -347,7 +347,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_the_next_question_gets_a_new_
             worker.rehearse(job, KNOBS, 16)
         assert ends(first)
         worker._time_limit_seconds = 60.0
-        assert worker.context_length(job)
+        assert worker.describe(job, (8, 0)).context_length
         assert worker.pid != first
     assert names_in(tmp_path) == [], "not even the interrupted question leaves a folder behind"
 
@@ -360,9 +360,9 @@ def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leave
     with Worker() as worker:
         first = worker.pid
         with pytest.raises(ModelNotFoundError) as caught:
-            worker.context_length(Job(method="sft", model=str(tmp_path), dataset=None))
+            worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0))
         assert "Traceback" in str(caught.value.__cause__), "for --debug"
-        assert worker.context_length(job)
+        assert worker.describe(job, (8, 0)).context_length
         assert worker.pid == first
     assert not is_running(first)
     assert names_in(tmp_path) == []
@@ -379,7 +379,7 @@ def test_a_worker_ends_when_its_parent_is_killed(job: Job) -> None:
         from autotrain_mem.rehearsal.client import Worker
         from autotrain_mem.spec import Job
         worker = Worker()
-        worker.context_length(Job.from_json({job.to_json()!r}))
+        worker.describe(Job.from_json({job.to_json()!r}), (8, 0))
         print(worker.pid, flush=True)
         time.sleep(600)
     """

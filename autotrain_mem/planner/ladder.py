@@ -38,6 +38,8 @@ class LadderRow:
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that other knobs must have."""
     methods: frozenset[str] = frozenset(METHODS)
+    quantizes: bool = False
+    """Quantizes the checkpoint's weights, which works once."""
     reason: str
     """One line for the user."""
 
@@ -126,6 +128,7 @@ LADDER = (
         to=True,
         along=("bf16_weights", "lora"),
         needs={"load_in_4bit": (False,)},
+        quantizes=True,
         reason="the frozen base model's linear weights take one byte each",
     ),
     LadderRow(
@@ -137,6 +140,7 @@ LADDER = (
         also={"use_bnb_nested_quant": True},
         along=("bf16_weights", "lora"),
         needs={"load_in_8bit": (False,)},
+        quantizes=True,
         reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
     ),
     LadderRow(
@@ -231,6 +235,7 @@ def allowed(row: LadderRow, space: Space) -> bool:
         and all(getattr(space.base, name) in values for name, values in row.needs.items())
         and all(_is_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid
+        and not (space.is_quantized and row.quantizes)
         and row.harm <= FURTHEST[space.fit]
         and space.pinned.isdisjoint(row.knobs)
     )

@@ -11,6 +11,7 @@ from typing import Any
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.planner.division import EVALUATED_ROWS, NAMED_AT_MOST, ROWS, STEPS, divisors, either, rows_allowed
 from autotrain_mem.spec import Fit, Job, Knobs
+from autotrain_mem.spec.model import ModelFacts
 
 AUTO = "auto"
 
@@ -35,6 +36,8 @@ class Space:
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     context_length: int | None = None
+    is_quantized: bool = False
+    """The checkpoint is quantized already."""
     longest: int | None = None
     """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
     rows_allowed: tuple[int, ...] | None = None
@@ -87,13 +90,13 @@ def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
     )
 
 
-def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest: int | None) -> Space:
+def make_space(defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | None) -> Space:
     """The space of one job.
 
     Args:
         defaults: What the installed TRL would take for each knob.
         job: The user's words; an argument given is pinned.
-        context_length: What the model can attend to, in tokens; None when its config does not say.
+        facts: Of the job's model.
         longest: Tokens of the longest row; None when the dataset was not read.
 
     Raises:
@@ -101,7 +104,7 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
         BatchSplitError: the pinned sizes do not make up the effective batch.
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
-    given = _pinned_arguments(job)
+    given, context_length = _pinned_arguments(job), facts.context_length
     _check_numbers(given, job.effective_batch_size)
     split = _base_split(defaults, job.effective_batch_size, given)
     overlaid = split.of(replace(_applying(defaults, job), **given))
@@ -119,6 +122,7 @@ def make_space(defaults: Knobs, job: Job, *, context_length: int | None, longest
         fit=job.fit,
         forbid=job.forbid,
         context_length=context_length,
+        is_quantized=facts.is_quantized,
         longest=longest,
         rows_allowed=allowed,
         method=job.method,

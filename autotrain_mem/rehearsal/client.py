@@ -10,6 +10,7 @@ from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import DataProfile, Job, Knobs, Trace
+from autotrain_mem.spec.model import ModelFacts
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -76,8 +77,8 @@ class Worker:
         text: str = self._ask("help", method=method)["help"]
         return text
 
-    def context_length(self, job: Job, compute_capability: tuple[int, int]) -> int | None:
-        """The model's context in tokens; None when its config states none.
+    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+        """What the model's config says.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
@@ -86,8 +87,7 @@ class Worker:
         answer = self._ask(
             "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
         )
-        length: int | None = answer["context_length"]
-        return length
+        return ModelFacts(context_length=answer["context_length"], is_quantized=answer["is_quantized"])
 
     def check_can_train(self, job: Job) -> None:
         """Raises UsageError when the job lacks something without which nothing can be trained."""

@@ -38,14 +38,18 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job and a card -> the model's context length in tokens (None when its config states none)."""
+    """A job and a card -> what its model's config says; refuses what cannot go together."""
     from autotrain_mem.rehearsal.compatible import check_compatible
     from autotrain_mem.rehearsal.model_config import read_config
+    from autotrain_mem.rehearsal.quantized import checkpoint_quantization
 
     job = Job.from_json(request["job"])
     config = read_config(job, **request["options"])
     check_compatible(job, config, tuple(request["compute_capability"]))
-    return {"context_length": getattr(config.get_text_config(), "max_position_embeddings", None)}
+    return {
+        "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
+        "is_quantized": bool(checkpoint_quantization(config)),
+    }
 
 
 def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -77,6 +81,8 @@ def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
     read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
+    gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
+    gc.freeze()  # what is imported stays, and need not be looked at again
     return {"trace": rehearse_trainer(job, knobs, request["length"], scratch, capability).to_json()}
 
 
@@ -110,8 +116,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
         return {**_failure(request["operation"], error).to_json(), "traceback": traceback.format_exc()}
-    finally:
-        gc.collect()  # a trainer is full of reference cycles; the next rehearsal starts without the last one's
 
 
 def _failure(operation: str, error: Exception) -> RehearsalError:

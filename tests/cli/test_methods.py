@@ -40,7 +40,7 @@ OWN = {
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
-FILES = {method: "model.safetensors" for method in OWN} | dict.fromkeys(("sft", "dpo"), "adapter_model.safetensors")
+FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(("sft", "dpo"), "adapter_model.safetensors")
 LOGGED = {"grpo": "reward", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
 PEAK_TOLERANCE = 0.02
 """Every batch is the worst one: all rows are as long as the longest, less one token in every second."""

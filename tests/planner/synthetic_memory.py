@@ -12,6 +12,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem.planner.points import relative_cost
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Estimate, Hardware, Harm, Job, Knobs, MemoryEstimate, Owner, Phase
+from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
 TRL = TRL_DEFAULTS
@@ -24,7 +25,7 @@ def space_of(
     of_job = ("method", "effective_batch_size", "fit", "forbid")
     limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
     job = Job(model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
-    return make_space(defaults, job, context_length=context_length, longest=longest)
+    return make_space(defaults, job, ModelFacts(context_length=context_length, is_quantized=False), longest=longest)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from autotrain_mem.planner.points import least_demanding, line
 from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import Space, batch_splits, make_space
 from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
 DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
@@ -25,7 +26,7 @@ DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
 def space_of(method: str, effective: int | None = None, **words: object) -> Space:
     job = Job(method=method, model="m", dataset=None, arguments=words, effective_batch_size=effective)
     defaults = replace(DEFAULTS[method], per_device_eval_batch_size=8)
-    return make_space(defaults, job, context_length=None, longest=100)
+    return make_space(defaults, job, ModelFacts(context_length=None, is_quantized=False), longest=100)
 
 
 def rows_of(space: Space) -> list[int]:

@@ -227,3 +227,10 @@ def test_lever_like_no_other_is_answered_with_the_list() -> None:
 
 def test_known_levers_may_be_forbidden() -> None:
     assert check_forbid(["lora", "lora"]) == {"lora"}
+
+
+def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
+    space = space_of(use_peft=True)
+    plain, quantized = (rungs(replace(space, is_quantized=known)) for known in (False, True))
+    assert any(rung.strongest.load_in_4bit for rung in plain)
+    assert not any(rung.strongest.load_in_4bit or rung.strongest.load_in_8bit for rung in quantized)
