@@ -328,7 +328,7 @@ def test_a_worker_that_is_killed_in_mid_question_says_so_and_the_next_question_g
         killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
         killer.start()
         with pytest.raises(WorkerDiedError, match="signal 9") as caught:
-            worker.rehearse(job, KNOBS, 16)
+            worker.rehearse(job, KNOBS, 16, (8, 0))
         killer.join()
         assert "host running out of memory" in caught.value.hint
         assert worker.describe(job, (8, 0)).context_length
@@ -344,7 +344,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_the_next_question_gets_a_new_
     with Worker(time_limit_seconds=2.0) as worker:  # enough to begin, not enough to import TRL and to rehearse
         first = worker.pid
         with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
-            worker.rehearse(job, KNOBS, 16)
+            worker.rehearse(job, KNOBS, 16, (8, 0))
         assert ends(first)
         worker._time_limit_seconds = 60.0
         assert worker.describe(job, (8, 0)).context_length

@@ -99,7 +99,7 @@ def parse(
         raise _unknown_tokens(method, extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
     given |= dict.fromkeys(switches, True)
-    refuse(given)
+    refuse(method, given)
     _check(method, given)
     knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
     return Parsed(given=given, defaults=knobs)

@@ -208,7 +208,8 @@ def _ordinary_token(config: Any, vocabulary: int) -> int:
     for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
         special.update(ids if isinstance(ids, (list, tuple)) else [ids])
     candidates = (ORDINARY_TOKEN, *range(vocabulary // 2, vocabulary))
-    return next(token for token in candidates if token not in special)
+    token: int = next(token for token in candidates if token not in special)
+    return token
 
 
 def _end_of_sequence(config: Any) -> list[int]:

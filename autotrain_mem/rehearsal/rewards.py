@@ -45,7 +45,7 @@ def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
         UsageError: no such function; says why for each.
     """
     known = built_in_rewards()
-    return [known[name] if name in known else _imported(name, known) for name in names]
+    return [_naming_itself(name, known[name]) if name in known else _imported(name, known) for name in names]
 
 
 def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
@@ -112,9 +112,9 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 
 
 def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Call every function of ours as TRL would, on a few rows with an empty-handed completion each.
+    """Call every function as TRL would, on a few rows with an empty-handed completion each.
 
-    TRL's own functions are not tried: they are known to work, and some need packages of their own.
+    TRL's own may need a package that is not here: a plan can do without.
 
     Args:
         rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
@@ -124,8 +124,13 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """
     known = built_in_rewards()
     for name, function in zip(names, reward_functions(names), strict=True):
-        if name not in known:
-            _check_rewards(name, _call(function, rows), len(rows))
+        try:
+            rewards = _call(function, rows)
+        except RewardFunctionError as error:
+            if name in known and isinstance(error.__cause__, ImportError):
+                continue
+            raise
+        _check_rewards(name, rewards, len(rows))
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -27,14 +27,14 @@ REFUSED = {
 """Argument -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
 
 
-def refuse(given: Mapping[str, Any]) -> None:
+def refuse(method: str, given: Mapping[str, Any]) -> None:
     """Raise UsageError, once, for all arguments that a rehearsal would mispredict or a run could not use."""
     problems = [
         *_quantization(given),
         *_half_precision(given),
         *_vllm(given),
         *_padding_free(given),
-        *_optimizer(given),
+        *_optimizer(method, given),
         *_unrehearsed(given),
     ]
     if problems:
@@ -92,11 +92,16 @@ _UNREHEARSED_OPTIMIZERS = (
 )
 
 
-def _optimizer(given: Mapping[str, Any]) -> Problems:
+def _optimizer(method: str, given: Mapping[str, Any]) -> Problems:
     if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
         yield (
             f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
             "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
+        )
+    if given.get("optimizer_offload") and method == "ppo":
+        yield (
+            "--optimizer_offload does not work with PPO, whose trainer makes its optimizer as it is built.",
+            ("Leave it away; --optim adamw_8bit keeps a quarter of the state."),
         )
     elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
         yield (

@@ -60,6 +60,7 @@ SETTINGS = {
     "half_precision_twice": (2, f"{_ESTIMATE} --fp16 --dtype float16"),
     "optimizer_not_rehearsed": (2, f"{_ESTIMATE} --optim adamw_torch_4bit"),
     "optimizer_not_offloaded": (2, f"{_ESTIMATE} --optimizer_offload --optim adafactor"),
+    "optimizer_offloaded_ppo": (2, f"{_PPO} --reward_model_path judge --optimizer_offload"),
     "grpo_max_length": (2, f"{_ONLINE} --max_length 64"),
     "grpo_max_prompt_length": (2, f"{_ONLINE} --max_prompt_length 64"),
     "ppo_max_completion_length": (2, f"{_PPO} --max_completion_length 64"),

@@ -82,9 +82,9 @@ def train(worker: Worker, files: Path) -> Iterator[Train]:
 
 def _write_alike(folder: Path) -> None:
     """One problem, again and again; every second time its last character is missing, so that batches are padded."""
-    pair = next(data.preferences(1, seed=3))
-    question = next(data.questions(1, seed=3))
-    problem = next(data.problems(1, seed=3))
+    pair = next(data.preferences(2, seed=0))
+    question = next(data.questions(2, seed=0))
+    problem = next(data.problems(2, seed=0))
     rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "prompts": (question, "prompt")}
     for name, (row, column) in rows.items():
         *before, last = row[column]

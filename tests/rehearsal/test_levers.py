@@ -1,7 +1,7 @@
 """Every lever takes effect in a real run that is built as the product builds it: what is there is looked at, no flag.
 
-Activation offloading and the optimizer on the host: ``test_host`` and ``tests/trainers/test_host_optimizer``; attention's
-kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
+Activation offloading and the optimizer on the host: ``test_host`` and ``tests/trainers/test_host_optimizer``;
+attention's kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
 """
 
 from __future__ import annotations

