@@ -48,6 +48,8 @@ __all__ = [
 Told = Callable[[Attempt], None]
 LONGEST_UNKNOWN = 1024
 """Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
+REWARD_MODELS = ("reward_model_path", "reward_model_name_or_path")
+"""What PPO, and what GRPO and RLOO, call the reward model."""
 PROMPT_UNKNOWN = 512
 """Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
 one (trl/trainer/grpo_config.py up to 0.24)."""
@@ -123,7 +125,8 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
     profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
     longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
-    space = make_space(rehearsals.defaults, job, facts, longest=longest)
+    shortest = None if profile is None else profile.shortest
+    space = make_space(rehearsals.defaults, job, facts, longest=longest, shortest=shortest)
 
     def predict(knobs: Knobs) -> Estimate:
         tried = rehearsals.predict(knobs, longest)
@@ -206,7 +209,9 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
     _training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
     rehearsals.worker.check_can_train(job)
-    _check_weights(pathlib.Path(job.model))
+    for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
+        if name:
+            _check_weights(pathlib.Path(name))
     launch.check_folder(output_dir(job), resuming=_resumes(job))
 
 
@@ -254,7 +259,7 @@ def _check_weights(model: pathlib.Path) -> None:
     if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
         raise ModelNotFoundError(
             f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
-            hint="--plan_only plans with the config alone. To train, give --model a folder made by save_pretrained.",
+            hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",
         )
 
 
@@ -340,12 +345,14 @@ def _how_to_go_on(folder: pathlib.Path) -> str:
 
 
 def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:
-    losses = end["losses"]
+    losses, rewards = end["losses"], end["rewards"]
     return Report(
         output_dir=folder,
         steps=end["steps"],
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
+        first_reward=rewards[0] if rewards else None,
+        last_reward=rewards[-1] if rewards else None,
         predicted_peak_bytes=chosen.estimate.memory.peak_allocated_bytes,
         measured_peak_bytes=end["peak_allocated_bytes"],
         seconds=end["seconds"],

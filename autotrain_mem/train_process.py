@@ -104,6 +104,7 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
         "interrupted": interrupted,
         "steps": trainer.state.global_step,
         "losses": narrator.losses,
+        "rewards": narrator.rewards,
         "peak_allocated_bytes": peak,
         "seconds": seconds,
     }

@@ -21,6 +21,7 @@ from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.report import REWARD_NAMES
 
 
 def estimate(method: str, argv: Sequence[str]) -> int:
@@ -164,10 +165,11 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
     """Draws the events of a run as a progress bar; yields what takes them."""
     started = time.monotonic()
     loss: float | None = None
+    reward: float | None = None
     with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as progress:
 
         def on_event(event: Mapping[str, Any]) -> None:
-            nonlocal started, loss
+            nonlocal started, loss, reward
             if event["event"] == "start":
                 started = time.monotonic()
                 progress.start(event["total_steps"])
@@ -175,9 +177,11 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 console.print("Interrupted: training ends after this step; Ctrl-C again ends it now.")
             elif event["event"] == "log":
                 loss = event["logs"].get("loss", loss)
+                reward = next((event["logs"][name] for name in REWARD_NAMES if name in event["logs"]), reward)
             elif event["event"] == "step":
-                progress.advance(event["step"], loss, event["peak_allocated_bytes"], time.monotonic() - started)
-                loss = None
+                seconds = time.monotonic() - started
+                progress.advance(event["step"], loss, event["peak_allocated_bytes"], seconds, reward)
+                loss = reward = None
 
         yield on_event
 

@@ -305,4 +305,5 @@ def _lengths(space: Space) -> tuple[int, ...]:
         return ()
     longest = space.row_tokens(space.base.max_length)
     fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
-    return (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
+    lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
+    return tuple(length for length in lengths if length >= (space.shortest or 0))

@@ -40,6 +40,8 @@ class Space:
     """The checkpoint is quantized already."""
     longest: int | None = None
     """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
+    shortest: int | None = None
+    """Tokens of the shortest pair of a reward job: below it ``max_length`` would drop every pair."""
     rows_allowed: tuple[int, ...] | None = None
     """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
     the effective batch."""
@@ -90,7 +92,9 @@ def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
     )
 
 
-def make_space(defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | None) -> Space:
+def make_space(
+    defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | None, shortest: int | None = None
+) -> Space:
     """The space of one job.
 
     Args:
@@ -98,6 +102,7 @@ def make_space(defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | N
         job: The user's words; an argument given is pinned.
         facts: Of the job's model.
         longest: Tokens of the longest row; None when the dataset was not read.
+        shortest: Of the shortest.
 
     Raises:
         UsageError: a number that is not a positive whole one; all of them in one message.
@@ -124,6 +129,7 @@ def make_space(defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | N
         context_length=context_length,
         is_quantized=facts.is_quantized,
         longest=longest,
+        shortest=shortest if job.method == "reward" else None,
         rows_allowed=allowed,
         method=job.method,
         model=job.model,

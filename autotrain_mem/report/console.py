@@ -60,17 +60,19 @@ def report_view(report: Report) -> RenderableType:
     """What a finished run did, and how good its prediction was."""
     steps = wording.counted(report.steps, "step")
     made = table("", "", show_header=False)
-    add(made, "loss", _losses(report))
+    add(made, "loss", _moved(report.first_loss, report.last_loss))
+    if report.first_reward is not None:
+        add(made, "reward", _moved(report.first_reward, report.last_reward))
     add(made, "peak", _peaks(report))
     add(made, "output folder", report.output_dir)
     headline = Text(f"trained {steps} in {wording.duration(report.seconds)}", style="bold")
     return Block(Group(headline, Block(made, 2)))
 
 
-def _losses(report: Report) -> str:
-    if report.first_loss is None or report.last_loss is None:
+def _moved(first: float | None, last: float | None) -> str:
+    if first is None or last is None:
         return "not logged"
-    return f"{report.first_loss:#.4g} -> {report.last_loss:#.4g}"
+    return f"{first:#.4g} -> {last:#.4g}"
 
 
 def _peaks(report: Report) -> str:

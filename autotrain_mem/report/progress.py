@@ -44,6 +44,7 @@ class TrainingProgress:
         self._budget_bytes = budget_bytes
         self._total_steps = 0
         self._loss: float | None = None
+        self._reward: float | None = None
         self._peak_bytes: int | None = None
         self._first: tuple[int, float] | None = None
         self._tenths_said = -1
@@ -74,7 +75,9 @@ class TrainingProgress:
         self._task = self._bar.add_task("", total=total_steps, facts="")
         self._bar.start()
 
-    def advance(self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float) -> None:
+    def advance(
+        self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float, reward: float | None = None
+    ) -> None:
         """Optimizer step number ``step`` is done.
 
         Args:
@@ -82,8 +85,10 @@ class TrainingProgress:
             loss: None when this step logged none.
             allocated_bytes: Now or at most so far; the largest one is shown. None where nothing measures it.
             seconds: Since training began.
+            reward: Mean reward of the completions; None when this step logged none.
         """
         self._note(loss, allocated_bytes)
+        self._reward = self._reward if reward is None else reward
         if self._first is None:
             self._first = (step, seconds)
         facts = "  ".join(self._facts(step, seconds))
@@ -107,6 +112,7 @@ class TrainingProgress:
 
     def _facts(self, step: int, seconds: float) -> list[str]:
         facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
+        facts += [] if self._reward is None else [f"reward {self._reward:#.4g}"]
         if self._peak_bytes is not None:
             facts.append(f"peak {_of(format_bytes(self._peak_bytes), format_bytes(self._budget_bytes))}")
         left = self._seconds_left(step, seconds)

@@ -30,6 +30,10 @@ class DataProfile:
     def longest(self) -> int:
         return max(self.rows_by_length)
 
+    @property
+    def shortest(self) -> int:
+        return min(self.rows_by_length)
+
     def truncated_rows_fraction(self, max_length: int | None) -> float:
         """Share of rows longer than ``max_length`` tokens."""
         if max_length is None:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 RUN_SCHEMA = "autofit.run/1"
+REWARD_NAMES = ("reward", "objective/scores")
+"""What the mean reward is called in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
+``trl/experimental/ppo/ppo_trainer.py: train``)."""
 RUN_NAME = "run.json"
 """The file in the output folder that holds a Report."""
 
@@ -18,6 +21,9 @@ class Report:
     steps: int
     first_loss: float | None
     last_loss: float | None
+    first_reward: float | None = None
+    """Mean reward of the completions, where they are rewarded; None elsewhere."""
+    last_reward: float | None = None
     predicted_peak_bytes: int
     measured_peak_bytes: int | None
     """Peak allocated bytes during training; None where nothing measures them (plain CPU training)."""
@@ -37,6 +43,8 @@ class Report:
             "steps": self.steps,
             "first_loss": self.first_loss,
             "last_loss": self.last_loss,
+            "first_reward": self.first_reward,
+            "last_reward": self.last_reward,
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "measured_peak_bytes": self.measured_peak_bytes,
             "prediction_error": self.prediction_error,

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotrain_mem.spec.report import REWARD_NAMES
+
 Send = Callable[[Mapping[str, Any]], None]
 
 
@@ -25,6 +27,7 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         self._allocated_bytes = allocated_bytes
         self.interrupted = False
         self.losses: list[float] = []
+        self.rewards: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here on an interrupt waits for the end of the step, so that no file is left half written."""
@@ -45,6 +48,7 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """The trainer logged; every number that it logs is passed on."""
         numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        self.rewards += [numbers[name] for name in REWARD_NAMES if name in numbers]
         if "loss" in numbers:
             self.losses.append(numbers["loss"])
         elif "train_loss" in numbers and not self.losses:

@@ -234,3 +234,10 @@ def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
     plain, quantized = (rungs(replace(space, is_quantized=known)) for known in (False, True))
     assert any(rung.strongest.load_in_4bit for rung in plain)
     assert not any(rung.strongest.load_in_4bit or rung.strongest.load_in_8bit for rung in quantized)
+
+
+def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None:
+    space = space_of(method="reward", longest=512)
+    lengths = {floor: rungs(replace(space, shortest=floor))[-1].lengths for floor in (None, 300)}
+    assert min(lengths[None]) < 300 <= min(lengths[300])
+    assert set(lengths[300]) < set(lengths[None])

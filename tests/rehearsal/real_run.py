@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from transformers import GenerationMixin
 
+from autotrain_mem.rehearsal.generation import _end_of_sequence
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
 from autotrain_mem.rehearsal.stage import Watch
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
@@ -95,10 +96,10 @@ def _ends_as_rehearsed() -> Iterator[None]:
     def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
         result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end = [generation_config.eos_token_id, generation_config.pad_token_id]
+        end = _end_of_sequence(generation_config)
         with torch._C._DisableTorchDispatch():
             ids[:, prompt.shape[1] :] = ORDINARY_TOKEN
-            if None not in end:
+            if end:
                 ids[1:, -2:] = torch.tensor(end)
         return result
 

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, GenerationMixin
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import generation
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
+from autotrain_mem.rehearsal.lens.cuda import _takes_bfloat16
 from autotrain_mem.rehearsal.materialize import materialize
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import fake_tensors
@@ -119,7 +120,7 @@ def rehearsed(
     autocast: bool = False, padded: bool = True, **options: Any,
 ) -> Run:  # fmt: skip
     batch = prompts(rows, length, padded)
-    with fake_tensors() as mode, generation_by_its_ends():
+    with fake_tensors() as mode, generation_by_its_ends(), patch.object(moe, "_can_use_grouped_mm", _takes_bfloat16):
         values = KnownValues(mode)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
