@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from transformers import GenerationMixin
+from trl.trainer import grpo_trainer, rloo_trainer
 
 from autotrain_mem.rehearsal.generation import _end_of_sequence
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
@@ -73,7 +74,8 @@ def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | No
 
 def rehearsed(one: Case, output_dir: pathlib.Path) -> Trace:
     """What the product would do."""
-    return rehearse(one.job, one.knobs, one.length, str(output_dir))
+    with _unshuffled():
+        return rehearse(one.job, one.knobs, one.length, str(output_dir))
 
 
 def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
@@ -81,11 +83,21 @@ def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
     play = make_play(one.job, one.knobs, one.length, str(output_dir))
     torch.manual_seed(0)
     watch = Watch()
-    with watch.curtain(), _ends_as_rehearsed():
+    with watch.curtain(), _ends_as_rehearsed(), _unshuffled():
         trainer = play.build()
         with play.directions(trainer):
             watch.train(trainer, edit_rows=play.edit_rows)
     return watch.recorder.trace(), trainer
+
+
+@contextmanager
+def _unshuffled() -> Iterator[None]:
+    """Rows of a generation stay in order: newer TRL drops their padding, so that a micro-batch is as long as its rows."""
+    with (
+        patch.object(grpo_trainer, "shuffle_sequence_dict", dict),
+        patch.object(rloo_trainer, "shuffle_sequence_dict", dict),
+    ):
+        yield
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import transformers
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import GenerationConfig, GenerationMixin
+from transformers.integrations import moe
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import generation

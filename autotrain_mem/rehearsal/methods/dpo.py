@@ -77,14 +77,17 @@ def rows_editor(filled: Configs) -> EditRows:
 def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Let autograd see a view as it sees one of real tensors.
 
-    DPO writes into its log-probabilities, which are a view. Backward, such a write goes by ``as_strided``, with zeros
-    of the base's size; for tensors of Python's own kind, as fake ones are, the view is repeated instead
-    (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
+    TRL's DPO writes into its log-probabilities, which are a view (1.16 no longer does). Backward, such a write goes by
+    ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are, the view is
+    repeated instead (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from trl.trainer import dpo_trainer
 
-    log_softmax = dpo_trainer.selective_log_softmax
+    log_softmax = getattr(dpo_trainer, "selective_log_softmax", None)
+    if log_softmax is None:
+        yield
+        return
 
     def strided(logits: Any, index: Any) -> Any:
         if not isinstance(logits, FakeTensor):
