@@ -92,7 +92,7 @@ def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
 
 @contextmanager
 def _unshuffled() -> Iterator[None]:
-    """Rows of a generation stay in order: newer TRL drops their padding, so that a micro-batch is as long as its rows."""
+    """Rows of a generation stay in order: newer TRL drops their padding, so that it matters which are together."""
     with (
         patch.object(grpo_trainer, "shuffle_sequence_dict", dict),
         patch.object(rloo_trainer, "shuffle_sequence_dict", dict),
