@@ -74,7 +74,8 @@ def _right_values(columns: tuple[str, ...]) -> str:
     if check is _is_conversation:
         return _CONVERSATION
     if check is _are_alike and len(columns) > 1:
-        return f"{', '.join(columns[:-1])} and {columns[-1]} are all texts, or all conversations. {_CONVERSATION}"
+        names = f"{', '.join(columns[:-1])} and {columns[-1]}"
+        return f"The values of {names} are all texts, or all conversations. {_CONVERSATION}"
     if check is _are_alike:
         return f"Prompts are texts, or conversations. {_CONVERSATION}"
     return f"Every value of {columns[0]} is a text, not null and not a number. "
