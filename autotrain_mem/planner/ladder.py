@@ -246,7 +246,8 @@ def rungs(space: Space) -> tuple[Rung, ...]:
     check_forbid(space.forbid)
     climbed = [Rung(harm=Harm.TIME, settings=(space.base,))]
     pulled: list[frozenset[str]] = [frozenset()]
-    for names in _together(space):
+    together = _together(space)
+    for names in together:
         rows = _allowed_together(space, names)
         every = frozenset(row.name for row in rows)
         if any(every <= before for before in pulled):
@@ -255,7 +256,9 @@ def rungs(space: Space) -> tuple[Rung, ...]:
         climbed.append(Rung(harm=max(row.harm for row in rows), settings=settings))
         pulled.append(every)
     if lengths := _lengths(space):
-        climbed.append(Rung(harm=Harm.DATA, settings=(climbed[-1].strongest,), lengths=lengths))
+        # Not the rung before: the last set of levers has none of its own where an earlier one held them all.
+        least = _pull_all(space, _allowed_together(space, together[-1]))
+        climbed.append(Rung(harm=Harm.DATA, settings=(least,), lengths=lengths))
     return tuple(climbed)
 
 

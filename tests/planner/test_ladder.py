@@ -241,3 +241,9 @@ def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None
     lengths = {floor: rungs(replace(space, shortest=floor))[-1].lengths for floor in (None, 300)}
     assert min(lengths[None]) < 300 <= min(lengths[300])
     assert set(lengths[300]) < set(lengths[None])
+
+
+def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_rung_came_last() -> None:
+    space = space_of(use_peft=False, dtype="float32", longest=512)
+    assert rungs(space)[-2].strongest.optim == "adamw_8bit"
+    assert rungs(space)[-1].strongest.optimizer_offload
