@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.lens.cuda import NOT_IMITATED, cuda_lens
+from autotrain_mem.rehearsal.lens.cuda import cuda_lens, not_imitated
 from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
 from autotrain_mem.rehearsal.lens.workspaces import workspaces
 from autotrain_mem.rehearsal.materialize import conversion_in_place
@@ -74,7 +74,7 @@ def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_
             trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
             with play.directions(trainer):
                 _train(trainer, recorder)
-    return recorder.trace((*not_counted, *NOT_IMITATED))
+    return recorder.trace((*not_counted, *not_imitated(compute_capability)))
 
 
 class Watch:

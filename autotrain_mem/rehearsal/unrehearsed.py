@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.lens.bitsandbytes import EIGHT_BIT_NOT_COUNTED, FOUR_BIT_NOT_COUNTED
 from autotrain_mem.rehearsal.lens.host import NOT_COUNTED as OFFLOADING_NOT_COUNTED
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
@@ -137,8 +138,16 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
             "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
             "gradients, which is less than training unless it has several times the pairs of a micro-batch"
         )
+    facts += [FOUR_BIT_NOT_COUNTED] * knobs.load_in_4bit + [EIGHT_BIT_NOT_COUNTED] * knobs.load_in_8bit
     if knobs.activation_offloading:
         facts += OFFLOADING_NOT_COUNTED
+    if knobs.optimizer_offload:
+        facts.append("host memory: weights and gradients are pinned there, and the optimizer's state lies beside them")
+    if job.method in ("grpo", "rloo"):
+        facts.append(
+            "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
+            "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length"
+        )
     if job.is_online and not given.get("use_vllm"):
         facts.append(
             "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are "

@@ -20,15 +20,23 @@ import torch
 from autotrain_mem.rehearsal.lens.attention_buffers import Call, FusedAttention
 from autotrain_mem.rehearsal.lens.attention_choice import HALF, Backend, Capability, choose
 
-NOT_COUNTED = (
+_FLASH_SPLIT = (
     "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
-    "multiprocessors): at most about 50 MiB at head size 128 and 100 MiB at 256, for the time of one call",
-    "cuDNN attention's own workspace beyond the float32 accumulator of its backward, on cards of compute capability "
-    "9.x and 10.x: it is not published, so no bound is known",
-    "the attention kernel that another torch than 2.13, or a cuDNN up to 9.15.0, picks on those cards: it differs by "
-    "at most one layer's queries, keys and values in float32, for the time of one call",
+    "multiprocessors): at most about 50 MiB at head size 128 and 100 MiB at 256, for the time of one call"
 )
-"""What this module leaves out, each with its bound."""
+_CUDNN = (
+    "cuDNN attention's own workspace beyond the float32 accumulator of its backward: it is not published, so no bound "
+    "is known",
+    "the attention kernel that another torch than 2.13, or a cuDNN up to 9.15.0, picks: it differs by at most one "
+    "layer's queries, keys and values in float32, for the time of one call",
+)
+
+
+def not_counted(compute_capability: Capability) -> tuple[str, ...]:
+    """What this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    major, _ = compute_capability
+    return (_FLASH_SPLIT, *(_CUDNN if major >= 9 else ()))
+
 
 _plain_attention = torch.nn.functional.scaled_dot_product_attention
 

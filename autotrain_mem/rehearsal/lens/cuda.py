@@ -40,8 +40,10 @@ from autotrain_mem.rehearsal.recorder import Recorder
 
 Capability = tuple[int, int]
 
-NOT_IMITATED = (*workspaces.NOT_COUNTED, *attention.NOT_COUNTED)
-"""What no rehearsal counts, whatever its settings."""
+
+def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
+    """What no rehearsal for such a card counts, whatever its settings."""
+    return (*workspaces.NOT_COUNTED, *attention.not_counted(compute_capability))
 
 
 def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
