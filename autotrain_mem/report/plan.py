@@ -13,7 +13,7 @@ from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, GOOD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Attempt, Harm, Knobs, Lever, Plan
 from autotrain_mem.spec.job import ONLINE_METHODS, ROW_NOUNS
-from autotrain_mem.spec.knobs import knob_names
+from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
 _ROWS = "per_device_train_batch_size"
@@ -134,8 +134,8 @@ def _settings_table(plan: Plan, defaults: Knobs | None) -> Table:
         if chosen == default:
             add(made, f"  {name}", wording.value(chosen))
         else:
-            note = Text(f"TRL's default is {wording.value(default)}", style=QUIET)
-            add(made, f"* {name}", Text(wording.value(chosen), style="bold"), note)
+            known = "TRL has none of its own" if name in OWN_KNOBS else f"TRL's default is {wording.value(default)}"
+            add(made, f"* {name}", Text(wording.value(chosen), style="bold"), Text(known, style=QUIET))
     return made
 
 
