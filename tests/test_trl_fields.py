@@ -18,6 +18,8 @@ from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 
+pytestmark = pytest.mark.newest
+
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 INSTALLED_METHODS = [method for method in METHODS if HAS_PPO or method != "ppo"]
 
