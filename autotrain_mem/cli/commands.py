@@ -189,7 +189,7 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
 def _help(worker: api.Worker, method: str, prog: str) -> int:
     trls = worker.help_text(method)
     sys.stdout.write(flags.make_parser(prog).format_help())
-    sys.stdout.write(f"\nTRL's own flags, all of which work here:\n\n{trls}")
+    sys.stdout.write(f"\nTRL's own flags; what cannot be rehearsed is refused, with what to do instead:\n\n{trls}")
     return 0
 
 

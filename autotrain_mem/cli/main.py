@@ -26,8 +26,8 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
 METHOD is sft, reward, dpo, grpo, rloo or ppo.
-Every flag and YAML key (--config FILE) of `trl METHOD` is taken, with dashes or underscores. A flag that you give is
-kept; what you do not give may be tuned.
+Every flag and YAML key (--config FILE) of `trl METHOD` is taken, for ppo those of TRL's PPOConfig, with dashes or
+underscores. A flag that you give is kept; what you do not give may be tuned; what cannot be rehearsed is refused.
 
   autofit METHOD --help      all flags
   autofit --version

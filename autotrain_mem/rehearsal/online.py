@@ -1,4 +1,7 @@
-"""What GRPO and RLOO share: prompts, groups of completions, and generation that comes once in many micro-steps."""
+"""What GRPO and RLOO share: prompts, groups of completions, and generation that comes once in many micro-steps.
+
+Their modules in ``methods`` take all of it as it is, and add what TRL calls differently.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,28 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal.configs import Configs
+from autotrain_mem.rehearsal.configs import Configs, trainer_arguments
 from autotrain_mem.rehearsal.methods.method import EditRows
-from autotrain_mem.rehearsal.rewards import rehearsed_reward, reward_functions, try_once
+from autotrain_mem.rehearsal.rewards import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.rehearsal.tokens import text_of, without_last
 from autotrain_mem.spec import Knobs
 
 FORMATS = (("prompt",),)
+MODEL_KINDS = ("causal",)
 
 TRIED_ROWS = 2
+
+
+def build(trainer: Any, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any) -> Any:
+    """A trainer of this class, as TRL's script builds it; with ``beta`` above 0 it loads a reference model too."""
+    rewards = rewards_of(filled, rehearsed=stub is not None)
+    return trainer(
+        reward_funcs=rewards,
+        reward_processing_classes=reward_tokenizers(rewards, stub),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        **trainer_arguments(filled, model, stub),
+    )
 
 
 def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
@@ -32,14 +48,14 @@ def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
     return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
 
 
-def worst_prompts(length: int, rows: int) -> Any:
-    """Prompts of ``length`` tokens."""
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [text_of(length)] * rows})
 
 
-def first_group_shortened(filled: Configs) -> EditRows:
+def rows_editor(filled: Configs) -> EditRows:
     """The first prompt of a generation loses a token, where there are others: masks are real, and no tensor is smaller.
 
     TRL pads all prompts of a generation to the longest. Together with completions of which only the first has its full
@@ -56,7 +72,7 @@ def first_group_shortened(filled: Configs) -> EditRows:
     return shorten
 
 
-def true_generation(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
     """TRL generates for all micro-steps of an optimizer step at once, unless told otherwise.
 
     ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
@@ -67,15 +83,12 @@ def true_generation(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any
 
 
 @contextmanager
-def generation_every_step(trainer: Any, accumulation: int) -> Iterator[None]:
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Make every optimizer step of a rehearsal begin with a generation.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
     _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
     is the first to meet the optimizer's state.
-
-    Args:
-        accumulation: Micro-steps of an optimizer step of the real run.
     """
     from transformers import TrainerCallback
 
@@ -86,7 +99,7 @@ def generation_every_step(trainer: Any, accumulation: int) -> Iterator[None]:
             trainer._step = -(-trainer._step // every) * every
 
     trainer.add_callback(Forward())
-    trainer._generate_and_score_completions = _asked_with(accumulation, trainer)
+    trainer._generate_and_score_completions = _asked_with(knobs.gradient_accumulation_steps, trainer)
     yield
 
 
@@ -108,7 +121,7 @@ def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
     return asked
 
 
-def prompt_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
     """Tokens of every prompt with the chat template around it; also tries the reward functions on the first rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
@@ -130,6 +143,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
     Raises:
         UsageError: no reward is given, or none that can be found.
+        MissingExtraError: a reward of TRL's own needs a package that is not installed.
     """
     if to_train and not (filled.script.reward_model_name_or_path or filled.script.reward_funcs):
         raise UsageError(
@@ -137,4 +151,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
             hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
             "--reward_model_name_or_path MODEL.",
         )
-    reward_functions(filled.script.reward_funcs or [])
+    names = filled.script.reward_funcs or []
+    reward_functions(names)
+    if to_train:
+        check_packages(names)

@@ -11,10 +11,11 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from autotrain_mem.errors import RewardFunctionError, UsageError
+from autotrain_mem.errors import MissingExtraError, RewardFunctionError, UsageError
 
 RewardFunction = Callable[..., Any]
 
@@ -82,31 +83,36 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]}?\n" if near else ""
 
 
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """What is raised inside is this reward function's fault. Being out of memory stays what it is."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the user's code: anything
+        raise RewardFunctionError(
+            f"The reward function {name} raised {type(error).__name__}: {error}", hint=_SIGNATURE
+        ) from error
+
+
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
     """The same function; when it raises, the error says whose it is."""
-
-    def blame(error: Exception) -> RewardFunctionError:
-        return RewardFunctionError(
-            f"The reward function {name} raised {type(error).__name__}: {error}", hint=_SIGNATURE
-        )
-
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with _blaming(name):
                 return await function(*args, **kwargs)
-            except Exception as error:
-                raise blame(error) from error
 
         return awaited
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _blaming(name):
             return function(*args, **kwargs)
-        except Exception as error:
-            raise blame(error) from error
 
     return called
 
@@ -114,7 +120,7 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Call every function as TRL would, on a few rows with an empty-handed completion each.
 
-    TRL's own may need a package that is not here: a plan can do without.
+    TRL's own may need a package that is not here: a plan can do without (:func:`check_packages` is for a run).
 
     Args:
         rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
@@ -131,6 +137,24 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
                 continue
             raise
         _check_rewards(name, rewards, len(rows))
+
+
+def check_packages(names: Iterable[str]) -> None:
+    """TRL's own functions ask for their package when they are called: a run would end at its first reward.
+
+    Raises:
+        MissingExtraError: a function's package is not installed.
+    """
+    known = built_in_rewards()
+    sample = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "solution": "4"}
+    for name in known.keys() & set(names):
+        try:
+            _call(known[name], [sample])
+        except ImportError as error:
+            raise MissingExtraError(
+                f"--reward_funcs {name} lacks a package: {error}.",
+                hint="Install it (pip install math-verify), or give another of --reward_funcs.",
+            ) from error
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotrain_mem import errors
-from autotrain_mem.errors import InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.errors import InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
 from autotrain_mem.processes import Child, ChildDied
 from autotrain_mem.spec.report import RUN_NAME
 
@@ -112,7 +112,7 @@ def _listen(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) 
     for message in child.messages():
         if "error" in message:
             error = errors.from_json(message)
-            if isinstance(error, TrainingError):
+            if isinstance(error, (TrainingError, RewardFunctionError)):
                 error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
             raise error
         if message["event"] == "end":

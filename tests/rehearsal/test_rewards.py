@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from autotrain_mem.errors import RewardFunctionError, UsageError
+from autotrain_mem.errors import MissingExtraError, RewardFunctionError, UsageError
 from autotrain_mem.rehearsal import rewards
 
 PLAIN = [{"prompt": "How many?", "answer": "4"}, {"prompt": "How much?", "answer": "5"}]
@@ -25,29 +27,38 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     def written(body: str, definition: str = "def judge(**given)") -> str:
         name = f"rewards_of_{tmp_path.name}".replace("-", "_")
-        (tmp_path / f"{name}.py").write_text(f"{definition}:\n    {body}\n")
+        (tmp_path / f"{name}.py").write_text(f"seen = []\n{definition}:\n    seen.append(given); {body}\n")
         return f"{name}.judge"
 
     return written
 
 
+def seen_by(path: str) -> dict[str, Any]:
+    """What the function of this path was called with, the one time that it was."""
+    (given,) = importlib.import_module(path.rpartition(".")[0]).seen
+    return dict(given)
+
+
 def test_a_function_sees_what_trl_gives_it(write: Write) -> None:
-    path = write(
-        "assert sorted(given) == ['answer', 'completion_ids', 'completions', 'log_extra', 'log_metric', 'prompts', "
-        "'trainer_state'] and given['answer'] == ['4', '5']; return [0.5, None]"
-    )
+    path = write("return [0.5, None]")
     rewards.try_once([path], PLAIN)
+    given = seen_by(path)
+    own = {"completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state"}
+    assert given.keys() == own | {"answer"}
+    assert given["answer"] == ["4", "5"]
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, "str"), (CHAT, "list")])
-def test_completions_are_of_the_prompts_kind(rows: list[dict[str, Any]], kind: str, write: Write) -> None:
-    rewards.try_once(
-        [write(f"return [float(isinstance(each, {kind}) or 'no') for each in given['completions']]")], rows
-    )
+@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list)])
+def test_completions_are_of_the_prompts_kind(rows: list[dict[str, Any]], kind: type, write: Write) -> None:
+    path = write("return [0.0, 0.0]")
+    rewards.try_once([path], rows)
+    assert [type(each) for each in seen_by(path)["completions"]] == [kind, kind]
 
 
 def test_a_coroutine_is_awaited(write: Write) -> None:
-    rewards.try_once([write("return [1.0, 2.0]", "async def judge(**given)")], PLAIN)
+    path = write("return [1.0, 2.0]", "async def judge(**given)")
+    rewards.try_once([path], PLAIN)
+    assert seen_by(path), "its body ran"
 
 
 @pytest.mark.parametrize(
@@ -73,11 +84,43 @@ def test_trls_own_functions_are_tried_too() -> None:
 
 
 def test_a_package_that_trls_function_needs_is_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+
     def needs_a_package(**_: Any) -> list[float]:
+        asked.append(None)
         raise ImportError("math_verify is not installed")
 
     monkeypatch.setattr(rewards, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
     rewards.try_once(["accuracy_reward"], CHAT)
+    assert asked, "it was tried, and its wish was let pass"
+
+
+def test_a_run_asks_for_the_package_that_trls_function_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_a_package(**_: Any) -> list[float]:
+        raise ImportError("math_verify is not installed")
+
+    monkeypatch.setattr(rewards, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
+    rewards.check_packages(["my.own"])
+    with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
+        rewards.check_packages(["my.own", "accuracy_reward"])
+
+
+def test_trls_other_functions_need_none() -> None:
+    rewards.check_packages(["think_format_reward", "get_soft_overlong_punishment"])
+    assert {"think_format_reward", "get_soft_overlong_punishment"} <= rewards.built_in_rewards().keys()
+
+
+def test_a_function_that_runs_out_of_memory_is_not_blamed(write: Write) -> None:
+    (function,) = rewards.reward_functions([write("import torch; raise torch.OutOfMemoryError('full')")])
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        function()
+
+
+def test_the_error_that_a_function_raised_is_the_cause(write: Write) -> None:
+    (function,) = rewards.reward_functions([write("return given['nothing']")])
+    with pytest.raises(RewardFunctionError) as caught:
+        function()
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
