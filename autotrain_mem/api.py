@@ -6,29 +6,34 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.alternatives import with_alternatives
-from autotrain_mem.errors import DoesNotFitError, InterruptedByUser, ModelNotFoundError, NoGpuError
-from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.errors import DoesNotFitError, InterruptedByUser, ModelNotFoundError, NoGpuError, UsageError
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
-from autotrain_mem.planner.space import make_space
+from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.report.record import write_run
-from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report
+from autotrain_mem.report.snapshot import write_snapshot
+from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report, Trace
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import EXAMPLE_DATASETS
+from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training import launch
+from autotrain_mem.training.environment import environment_setting, environment_settings, process_environment
 
 __all__ = [
     "Rehearsals",
@@ -69,8 +74,14 @@ class Rehearsals:
 
     @property
     def budget_bytes(self) -> int:
-        """What a run may take of the device."""
-        return self.hardware.budget_bytes(self.headroom_bytes)
+        """What a run may take of the device; less where the environment lets the allocator have only a fraction."""
+        allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
+        return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes)
+
+    @property
+    def outside_bytes(self) -> int:
+        """What the run holds outside the trainer's own allocator."""
+        return self.hardware.non_torch_bytes + vllm_share_bytes(self.job, self.hardware)
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -84,28 +95,72 @@ class Rehearsals:
 
     def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
         """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
-        length = row_length(self.job, knobs, longest)
-        trace = self.worker.rehearse(self.job, knobs, length, self.compute_capability)
+        return self.judge(knobs, self.rehearse(knobs, longest))
+
+    def judge(self, knobs: Knobs, trace: Trace) -> Estimate:
+        """What a configuration needs that has been rehearsed."""
         return Estimate(
             knobs=knobs,
             hardware=self.hardware,
-            memory=estimate_memory(trace),
+            memory=estimate_memory(trace, self.room),
             budget_bytes=self.budget_bytes,
             vllm_share_bytes=vllm_share_bytes(self.job, self.hardware),
         )
 
+    def rehearse(self, knobs: Knobs, longest: int | None) -> Trace:
+        """Everything that one configuration allocates and frees, in order."""
+        return self.worker.rehearse(self.job, knobs, row_length(self.job, knobs, longest), self.compute_capability)
 
-def estimate(rehearsals: Rehearsals) -> Estimate:
+    @property
+    def settings(self) -> AllocatorSettings:
+        """What the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
+        return environment_settings(self.job.environment)
+
+    def within_environment(self, space: Space) -> Space:
+        """The same space with the knobs pinned that the environment sets: these are words of the user's too."""
+        if "expandable_segments" not in environment_setting(self.job.environment):
+            return space
+        expands = space.base.expandable_segments or self.settings.expandable_segments
+        base = replace(space.base, expandable_segments=expands)
+        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})
+
+    @property
+    def room(self) -> Room:
+        """What the trainer's allocator can have of the budget."""
+        return Room(
+            capacity_bytes=max(0, self.budget_bytes - self.outside_bytes),
+            total_bytes=self.hardware.total_bytes,
+            settings=self.settings,
+            caches=self.hardware.origin != "cpu",
+        )
+
+
+def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None) -> Estimate:
     """One configuration exactly as given, TRL's defaults for the rest; no search.
+
+    Args:
+        snapshot: A file for the predicted history, as ``torch.cuda.memory._dump_snapshot`` would write it.
 
     Raises:
         ModelError, RehearsalError, BatchSplitError, ContextLengthError.
+        OutputFolderError: the snapshot cannot be written.
     """
     job = rehearsals.job
+    if snapshot is not None and not rehearsals.room.caches:
+        raise UsageError(
+            "--snapshot shows the allocator of a GPU, and the CPU has none.",
+            hint="Name a card, such as --gpu a100-80gb, or leave --snapshot away.",
+        )
     longest = _profile_longest(rehearsals) if _counts_for_estimate(job) else job.prompt_length
     facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
-    space = make_space(rehearsals.defaults, job, facts, longest=longest)
-    return rehearsals.predict(space.base, longest or (None if job.is_online else facts.context_length))
+    space = rehearsals.within_environment(make_space(rehearsals.defaults, job, facts, longest=longest))
+    trace = rehearsals.rehearse(space.base, longest or (None if job.is_online else facts.context_length))
+    found = rehearsals.judge(space.base, trace)
+    if snapshot is not None:
+        expandable = found.knobs.expandable_segments
+        setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
+        write_snapshot(snapshot, make_snapshot(trace, rehearsals.room, expandable_segments=expandable, setting=setting))
+    return found
 
 
 def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train: bool = False) -> Plan:
@@ -127,17 +182,16 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
     shortest = None if profile is None else profile.shortest
     space = make_space(rehearsals.defaults, job, facts, longest=longest, shortest=shortest)
+    space = rehearsals.within_environment(space)
 
     def predict(knobs: Knobs) -> Estimate:
-        tried = rehearsals.predict(knobs, longest)
-        told(Attempt(knobs=knobs, required_bytes=tried.required_bytes, budget_bytes=tried.budget_bytes))
-        return tried
+        return rehearsals.predict(knobs, longest)
 
     def predict_other(other: Job, knobs: Knobs) -> Estimate:
         return replace(rehearsals, job=other).predict(knobs, longest)
 
     try:
-        found = search(space, predict)
+        found = search(space, predict, told)
     except DoesNotFitError as error:
         raise with_alternatives(error, job, space, predict_other) from error
     max_length = found.estimate.knobs.max_length
@@ -186,7 +240,7 @@ def fit(
             "simulate": simulate,
             "output_dir": str(folder),
         },
-        _process_environment(device, chosen.knobs, job.environment, simulate=simulate),
+        process_environment(device, chosen.knobs, job.environment, simulate=simulate),
         folder / launch.LOG_NAME,
         on_event,
     )
@@ -310,34 +364,6 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
     )
 
 
-def _process_environment(
-    device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
-) -> dict[str, str]:
-    """What the training process sees of this machine, and how its allocator is set.
-
-    One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
-    they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
-
-    Args:
-        environment: What the job's ``env:`` block sets, over this process's own environment.
-    """
-    if simulate or device.uuid is None:
-        sleeping = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-        return {**sleeping, **environment, "CUDA_VISIBLE_DEVICES": ""}
-    allocator = _allocator_settings({**os.environ, **environment}) if knobs.expandable_segments else {}
-    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": device.uuid}
-
-
-def _allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Expandable segments beside what the user set: torch reads the older name only where the newer one is not set.
-
-    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.h`` and ``.cpp: parseArgs``).
-    """
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    given = next((environment[name] for name in names if environment.get(name)), None)
-    return {"PYTORCH_ALLOC_CONF": ",".join(filter(None, (given, "expandable_segments:True")))}
-
-
 def _how_to_go_on(folder: pathlib.Path) -> str:
     if any(folder.glob("checkpoint-*")):
         return f"Its checkpoint is in {folder}; go on with --resume_from_checkpoint true."
@@ -353,7 +379,8 @@ def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:
         last_loss=losses[-1] if losses else None,
         first_reward=rewards[0] if rewards else None,
         last_reward=rewards[-1] if rewards else None,
-        predicted_peak_bytes=chosen.estimate.memory.peak_allocated_bytes,
-        measured_peak_bytes=end["peak_allocated_bytes"],
+        predicted_peak_bytes=chosen.estimate.reserved.peak_allocated_bytes,
+        predicted_peak_reserved_bytes=chosen.estimate.reserved.peak_reserved_bytes,
+        measured=None if end["memory"] is None else MemoryReading.from_json(end["memory"]),
         seconds=end["seconds"],
     )

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import shutil
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.allocator.allocated import AllocatedBytes
+from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
 from autotrain_mem.errors import (
     AutofitError,
     GpuOutOfMemoryError,
@@ -32,6 +34,7 @@ from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Job, Knobs
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: safetensors and torch each raise their own."""
+
+_SMALLER = "Run autofit without the flags that you pinned, or with more --headroom."
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -84,7 +89,7 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
 
     job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
     hardware = Hardware.from_json(request["hardware"])
-    simulated = SimulatedGpu(hardware, AllocatedBytes()) if request["simulate"] else None
+    simulated = SimulatedGpu(hardware, _allocator_settings(job, knobs)) if request["simulate"] else None
     with contextlib.ExitStack() as stack:
         watch = None if simulated is None else stack.enter_context(_watched(simulated, hardware))
         trainer = _build(job, knobs, request["output_dir"], on_host=simulated is not None or hardware.origin == "cpu")
@@ -93,7 +98,7 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
         started = time.perf_counter()
         _run(trainer, watch, job)
     seconds = time.perf_counter() - started
-    peak = _meter(simulated, hardware)()[1]
+    reading = _meter(simulated, hardware)()
     interrupted = narrator.interrupted
     if not interrupted:
         trainer.save_model(request["output_dir"])
@@ -105,13 +110,15 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "losses": narrator.losses,
         "rewards": narrator.rewards,
-        "peak_allocated_bytes": peak,
+        "memory": None if reading is None else reading.to_json(),
         "seconds": seconds,
     }
 
 
 def _build(job: Job, knobs: Knobs, output_dir: str, *, on_host: bool) -> Any:
     """The trainer exactly as TRL's script builds it, with the plan's knobs in its config."""
+    import torch
+
     arguments = {**job.arguments, **knobs.to_json(), "output_dir": output_dir, "disable_tqdm": True}
     method = method_of(job.method)
     filled = method.configs(on_cpu(arguments) if on_host else arguments)
@@ -119,6 +126,11 @@ def _build(job: Job, knobs: Knobs, output_dir: str, *, on_host: bool) -> Any:
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
         return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
+    except torch.OutOfMemoryError as error:
+        raise GpuOutOfMemoryError(
+            f"Out of memory while the models were loaded: {error}",
+            hint=_SMALLER,
+        ) from error
     except OSError as error:
         if error.errno is not None:
             raise  # the operating system's word, not the hub's
@@ -128,15 +140,21 @@ def _build(job: Job, knobs: Knobs, output_dir: str, *, on_host: bool) -> Any:
         ) from error
 
 
-def _meter(simulated: SimulatedGpu | None, hardware: Hardware) -> Callable[[], tuple[int | None, int | None]]:
-    """Reads (allocated now, allocated at most) from the card, real or simulated."""
+def _allocator_settings(job: Job, knobs: Knobs) -> AllocatorSettings:
+    """What the training process of a real card would be given."""
+    settings = settings_of({**os.environ, **job.environment})
+    return replace(settings, expandable_segments=knobs.expandable_segments)
+
+
+def _meter(simulated: SimulatedGpu | None, hardware: Hardware) -> Callable[[], MemoryReading | None]:
+    """Reads the allocator of the card, real or simulated."""
     if simulated is not None:
-        return lambda: (simulated.allocated_bytes, simulated.peak_bytes)
+        return simulated.reading
     if hardware.origin == "cpu":
-        return lambda: (None, None)
+        return lambda: None
     import torch
 
-    return lambda: (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+    return lambda: MemoryReading.from_stats(torch.cuda.memory_stats())
 
 
 @contextlib.contextmanager
@@ -160,7 +178,7 @@ def _run(trainer: Any, watch: Watch | None, job: Job) -> None:
         where = f" during {watch.phase.value}" if watch is not None else ""
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
-            hint="Run autofit without the flags that you pinned, or with more --headroom.",
+            hint=_SMALLER,
         ) from error
 
 

@@ -60,8 +60,8 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
     flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
     assert hint == [
         "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`",
-        f"autofit rloo {flags} --effective_batch_size 8 would need 6.72 GiB at least, which fits: no value model",
-        f"autofit grpo {flags} --effective_batch_size 8 would need 10.1 GiB at least, which does not fit either: "
+        f"autofit rloo {flags} --effective_batch_size 8 would need 6.00 GiB at least, which fits: no value model",
+        f"autofit grpo {flags} --effective_batch_size 8 would need 9.00 GiB at least, which does not fit either: "
         "neither a value model nor, at its default beta, a reference model",
     ]
 

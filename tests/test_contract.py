@@ -63,8 +63,8 @@ LAYERS = {
     "rehearsal": part(3, f"{NOUNS} processes trainers", f"{HUGGING_FACE} packaging"),
     "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
-    "machine": part(4, NOUNS, "pynvml psutil torch"),
-    "training": part(4, f"{NOUNS} processes", "transformers"),
+    "machine": part(4, f"{NOUNS} processes allocator", "pynvml psutil platformdirs torch bitsandbytes"),
+    "training": part(4, f"{NOUNS} processes allocator", "transformers"),
     "report": part(4, NOUNS, "rich"),
     "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
     "alternatives": part(4, f"{NOUNS} planner"),
@@ -77,7 +77,7 @@ LAYERS = {
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 LENS = (
     *("attention", "attention_buffers", "attention_choice", "autocast", "bitsandbytes", "cuda", "empty_cache"),
-    *("fused_head", "host", "liger", "unwatched", "workspaces"),
+    *("fused_head", "host", "liger", "loading", "unwatched", "workspaces"),
 )
 MAY_BE_SLOW_TO_IMPORT = frozenset(
     {

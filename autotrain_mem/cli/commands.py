@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
+from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.spec.report import REWARD_NAMES
@@ -27,13 +29,19 @@ from autotrain_mem.spec.report import REWARD_NAMES
 def estimate(method: str, argv: Sequence[str]) -> int:
     """``autofit estimate METHOD``: one configuration exactly as given."""
     own = flags.read(f"autofit estimate {method}", argv)
+    snapshot = None if own.snapshot is None else pathlib.Path(own.snapshot)
+    if snapshot is not None:
+        check_snapshot(snapshot)
     with api.Worker() as worker:
         if own.help:
             return _help(worker, method, f"autofit estimate {method}")
-        found = api.estimate(_rehearsals(worker, own, method))
+        found = api.estimate(_rehearsals(worker, own, method), snapshot)
     if own.json:
-        return _print_json(found.to_json())
-    Console().print(estimate_view(found))
+        _print_json(found.to_json())
+    else:
+        Console().print(estimate_view(found))
+    if snapshot is not None:
+        whole_lines(stderr=True).print(snapshot_view(snapshot, found))
     return 0
 
 
@@ -180,7 +188,8 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 reward = next((event["logs"][name] for name in REWARD_NAMES if name in event["logs"]), reward)
             elif event["event"] == "step":
                 seconds = time.monotonic() - started
-                progress.advance(event["step"], loss, event["peak_allocated_bytes"], seconds, reward)
+                peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
+                progress.advance(event["step"], loss, peak, seconds, reward)
                 loss = reward = None
 
         yield on_event

@@ -34,6 +34,7 @@ class Own:
     prompt_length: int | None = None
     optimizer_offload: bool = False
     expandable_segments: bool = False
+    snapshot: str | None = None
     json: bool = False
     plan_only: bool = False
     debug: bool = False
@@ -78,6 +79,12 @@ def _size_or_share(text: str, total_bytes: int) -> int | None:
         return None
 
 
+_SNAPSHOT = (
+    "write the predicted history of the allocator, for https://pytorch.org/memory_viz: what "
+    "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten"
+)
+
+
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
@@ -99,6 +106,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
+    if prog.startswith("autofit estimate"):
+        output.add_argument("--snapshot", metavar="FILE", help=_SNAPSHOT)
     output.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else there")
     output.add_argument("--debug", action="store_true", help="a traceback with an error")
     output.add_argument("--help", "-h", action="store_true", help="this text and TRL's own flags")
@@ -117,6 +126,11 @@ def read(prog: str, argv: Sequence[str]) -> Own:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
     """
     namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
+    if any(token.partition("=")[0] == "--snapshot" for token in rest):
+        raise UsageError(
+            f"{prog} takes no --snapshot: it is one configuration that has a history.",
+            hint="autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
+        )
     flags = _given(namespace)
     config = _read_yaml(flags.pop("config", None))
     environment = {str(name): str(value) for name, value in _block(config, "env").items()}

@@ -1,6 +1,6 @@
 """``autofit quickstart``: the whole product in about a minute, on a card that does not exist.
 
-A tiny model on a 96 MiB card is a large model on a real one: TRL's defaults train well until a batch draws the one
+A tiny model on a 104 MiB card is a large model on a real one: TRL's defaults train well until a batch draws the one
 long row in a hundred, and die. Then the plan that fits, and the same training to its end.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import pathlib
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Job
 
-CARD = "96MiB"
+CARD = "104MiB"
 ROWS = 600
 STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
@@ -111,6 +112,11 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
         with progress_bar(console, trial) as on_event:
             api.fit(trial, api.trl_defaults_plan("sft", predicted), simulate=True, on_event=on_event)
     except GpuOutOfMemoryError as error:
-        console.print(error.message)
+        console.print(_wrapped(error.message, console.width), soft_wrap=True, markup=False)
         return
     raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")
+
+
+def _wrapped(message: str, width: int) -> str:
+    """Torch's words end in an address, which is kept whole."""
+    return "\n".join(textwrap.wrap(message, width, break_long_words=False, break_on_hyphens=False))

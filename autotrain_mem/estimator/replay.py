@@ -1,74 +1,148 @@
-"""Replays a trace through the allocator's accounting: the peak, when it is, and to whom its bytes belong."""
+"""Replays a trace through the simulated allocator: what is reserved of the device, in each of its modes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, Trace
-
-RESERVE_ALLOWANCE_FRACTION = 0.12
-"""What the allocator reserves beyond what is allocated, as a share of it, until reserved bytes are simulated.
-
-Median over the two families of public single-GPU runs that report both (GRPO with QLoRA on Qwen3-1.7B and Qwen3-8B,
-trl 1.12: 13.0 % and 11.2 %).
-"""
-
-LARGEST_MODULES = 5
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory, Tell
+from autotrain_mem.spec import ReservedEstimate, Trace
+from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 
-def estimate_memory(trace: Trace) -> MemoryEstimate:
-    """The peaks of a recorded run. Raises ValueError when the trace holds no events."""
-    if not trace.events:
-        raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
-    peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
-    at_peak = _live_blocks(trace, peak_event)
-    owners = dict.fromkeys(Owner, 0)
-    for block in at_peak:
-        owners[block.owner] += round_size(block.size_bytes)
-    return MemoryEstimate(
-        peak_allocated_bytes=peak_bytes,
-        peak_phase=peak_phase,
-        phases=phases,
-        owners_at_peak=owners,
-        modules_at_peak=_largest_modules(at_peak),
-        reserve_allowance_bytes=int(peak_bytes * RESERVE_ALLOWANCE_FRACTION),
-        not_counted=trace.not_counted,
-        rehearsal_seconds=trace.seconds,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What the allocator can have of a device, and how it is set."""
+
+    capacity_bytes: int | None
+    """What it can reserve in all; None for no end."""
+    total_bytes: int | None = None
+    """The whole device, of which ``per_process_memory_fraction`` is a share; None for the capacity."""
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    """As the training process will have them; which kind of segments is chosen apart."""
+    caches: bool = True
+    """Whether there is a caching allocator: a host has none, and takes what is allocated."""
+
+
+def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedEstimate:
+    """What the run reserves, and whether that goes without retries.
+
+    Near the device's end the allocator gives its cache back and asks again, so a run may get by with less than it would
+    reserve. Such a run is counted as one that does not fit, and what it would reserve without an end is its need.
+    """
+    settings = replace(room.settings, expandable_segments=expandable_segments)
+    if not room.caches:
+        return _uncached(trace)
+    limited = Replay(trace, settings, room)
+    limited.run()
+    if limited.num_alloc_retries == 0:
+        return limited.estimate()
+    # What frees cached blocks early only matters where there is an end.
+    unlimited = Replay(
+        trace,
+        replace(settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0),
+        Room(capacity_bytes=None),
+    )
+    unlimited.run()
+    return replace(
+        unlimited.estimate(),
+        peak_limited_bytes=limited.allocator.peak_reserved_bytes,
+        num_alloc_retries=limited.num_alloc_retries,
+        largest_refused_bytes=limited.largest_refused_bytes,
     )
 
 
-def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
-    """(peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
+class Replay:
+    """One run of a trace through one allocator.
 
-    The index counts births and deaths, as ``Trace.walk`` yields them.
+    A request that is refused is given memory that is not there, so that the run goes on: the device grows by what it
+    took, and stays so. Other streams keep up: what they used is free again as soon as the next request comes, which is
+    the least that is reserved for them.
     """
-    current = peak = peak_event = 0
-    peak_phase = Phase.LOAD
-    phases: dict[Phase, int] = {}
-    for index, (phase, sign, block) in enumerate(trace.walk()):
+
+    def __init__(self, trace: Trace, settings: AllocatorSettings, room: Room, *, tell: Tell | None = None) -> None:
+        self._trace = trace
+        self._requests = [(block.size_bytes, block.stream) for block in trace.blocks]
+        self._addresses = [0] * len(trace.blocks)
+        self.allocator = CachingAllocator(room.capacity_bytes, settings, total_bytes=room.total_bytes, tell=tell)
+        self.largest_refused_bytes: int | None = None
+        self._slack_bytes = 0
+
+    @property
+    def num_alloc_retries(self) -> int:
+        """Retries of the run itself, without those that a refused request needs to go on."""
+        return self.allocator.num_alloc_retries
+
+    def estimate(self) -> ReservedEstimate:
+        """What came of it."""
+        return ReservedEstimate(
+            peak_allocated_bytes=self.allocator.peak_allocated_bytes,
+            peak_reserved_bytes=self.allocator.peak_reserved_bytes,
+            peak_limited_bytes=self.allocator.peak_reserved_bytes,
+            slack_bytes=self._slack_bytes,
+            num_alloc_retries=self.num_alloc_retries,
+            largest_refused_bytes=self.largest_refused_bytes,
+        )
+
+    def run(self, events: Iterable[int] | None = None) -> None:
+        """From the first event to the last.
+
+        Args:
+            events: The trace's own, for one who watches them go by.
+        """
+        coming, passed = iter(self._trace.events if events is None else events), 0
+        for use in self._trace.stream_uses:
+            self._play(islice(coming, use.event - passed))
+            passed = use.event
+            self.allocator.record_stream(self._addresses[use.block - 1], use.stream)
+        self._play(coming)
+
+    def _play(self, events: Iterable[int]) -> None:
+        allocator, addresses, requests = self.allocator, self._addresses, self._requests
+        malloc, free, reserved = allocator.malloc, allocator.free, allocator.all.reserved_bytes
+        peak, has_other_streams = reserved.peak, bool(self._trace.stream_uses)
+        for event in events:
+            if event > 0:
+                try:
+                    addresses[event - 1] = malloc(*requests[event - 1])
+                except OutOfMemory as error:
+                    addresses[event - 1] = self._grow(error, *requests[event - 1])
+                if reserved.peak > peak:
+                    peak = reserved.peak
+                    self._slack_bytes = reserved.current - allocator.all.allocated_bytes
+            elif event == CACHE_EMPTIED:
+                allocator.empty_cache()
+            else:
+                free(addresses[-event - 1])
+                if has_other_streams:
+                    allocator.complete_events()
+
+    def _grow(self, error: OutOfMemory, size_bytes: int, stream: int) -> int:
+        self.largest_refused_bytes = max(self.largest_refused_bytes or 0, error.refusal.requested_bytes)
+        allocator, device = self.allocator, self.allocator.device
+        taken, capacity, allowed = device.taken_bytes, device.capacity_bytes, allocator.allowed_bytes
+        device.capacity_bytes = allocator.allowed_bytes = None
+        address = allocator.malloc(size_bytes, stream)
+        grown = device.taken_bytes - taken  # by whole pages, which may be more than was asked for
+        device.capacity_bytes = None if capacity is None else capacity + grown
+        allocator.allowed_bytes = None if allowed is None else allowed + grown
+        return address
+
+
+def _uncached(trace: Trace) -> ReservedEstimate:
+    """Where nothing is cached, what is reserved is what is allocated."""
+    current = peak = 0
+    for _, sign, block in trace.walk():
         current += sign * round_size(block.size_bytes)
-        phases[phase] = max(phases.get(phase, 0), current)
-        if current > peak:
-            peak, peak_event, peak_phase = current, index, phase
-    return peak, peak_event, peak_phase, phases
-
-
-def _live_blocks(trace: Trace, event: int) -> list[Block]:
-    live: dict[int, Block] = {}
-    for number in islice(filter(None, trace.events), event + 1):
-        if number > 0:
-            live[number] = trace.blocks[number - 1]
-        else:
-            del live[-number]
-    return list(live.values())
-
-
-def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
-    sizes: dict[str, int] = defaultdict(int)
-    for block in blocks:
-        if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY) and block.module:
-            sizes[block.module] += round_size(block.size_bytes)
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
-    return tuple(largest[:LARGEST_MODULES])
+        peak = max(peak, current)
+    return ReservedEstimate(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=peak,
+        peak_limited_bytes=peak,
+        slack_bytes=0,
+        num_alloc_retries=0,
+        largest_refused_bytes=None,
+    )

@@ -25,8 +25,9 @@ import re
 from dataclasses import dataclass
 
 from autotrain_mem.errors import UnknownGpuError
+from autotrain_mem.machine.overhead import MI300X_BYTES, overhead
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import KIB, MIB, parse_bytes
+from autotrain_mem.units import MIB, parse_bytes
 
 _GEFORCE = (
     "NVIDIA product page; bf16 at 512 FLOP per clock and SM at boost, accumulating in fp32 (GA102, Ada, Blackwell)"
@@ -44,7 +45,7 @@ class _Card:
     marketed_gib: int
     total_mib: int
     multiprocessors: int
-    """SMs, or compute units on AMD. They size the context: see :func:`context_bytes`."""
+    """SMs, or compute units on AMD. They size the context: see ``overhead``."""
     gigabytes_per_second: float
     bf16_teraflops: float | None
     compute_capability: tuple[int, int] | None
@@ -121,56 +122,11 @@ _OTHER_NAMES = {
 }
 """What NVML and people call a card when it is neither its key nor its key without the memory size."""
 
-_RESIDENT_THREADS = {
-    (7, 0): 2048,
-    (7, 5): 1024,
-    (8, 0): 2048,
-    (8, 6): 1536,
-    (8, 7): 1536,
-    (8, 9): 1536,
-    (9, 0): 2048,
-    (10, 0): 2048,
-    (10, 3): 2048,
-    (12, 0): 1536,
-}
-"""Most resident threads of one multiprocessor: CUDA C++ Programming Guide, technical specifications per capability."""
-
-_CONTEXT_FIXED_BYTES = 112 * MIB
-_CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4
-_MI300X_CONTEXT_BYTES = 800 * MIB
-"""0.78 GiB: a public HIP OOM log with 191.69 GiB total, 186.02 GiB free and 4.89 GiB allocated by torch."""
-
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|quadro")
 _MEMORY_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
 _UNIT_SPELLING = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 _LIST_COMMAND = "autofit gpus lists the cards; --gpu also takes a size such as 12GiB."
-
-
-def context_bytes(multiprocessors: int, compute_capability: tuple[int, int]) -> int | None:
-    """What a CUDA process that trains holds outside torch's allocator: 112 MiB and 2.25 KiB per resident thread.
-
-    The driver backs the local memory of every thread that may be resident (NVIDIA forum, "Local memory management"),
-    so the context grows with SMs x threads; the constant stands for the kernels that lazy loading brought in. The two
-    numbers are the upper edge of what was found, as process total less allocated less reserved-but-unallocated bytes in
-    OOM messages, or as nvidia-smi's figure. MiB, found against this rule:
-
-    ===============  =====  ====  ===================================================================
-    laptop RTX 4060    116   195  ESRSchao/EdgeRegNet#2
-    T4                 198   202  OOM log, 14.57 GiB card
-    RTX 3090           256   389  InvokeAI#9413, bare context, torch 2.7
-    RTX 6000 Ada       426   591  unsloth-zoo#1053, bare context, torch 2.10; 429 in MTVCrafter#21, busy
-    A100               481   598  stas00/ml-engineering, bare context, torch 2.1; 942 with eager loading
-    RTX 4090           504   544  Phidias-Diffusion#8, busy
-    H200               670   706  OOM log, 139.72 GiB card, busy
-    B200               712   778  OOM log, 178.35 GiB card, busy
-    ===============  =====  ====  ===================================================================
-
-    So it is high by 2 to 70 %, at most by 165 MiB, and knows nothing of NCCL or of
-    CUDA_MODULE_LOADING=EAGER. None for a compute capability that the table above does not hold.
-    """
-    threads = _RESIDENT_THREADS.get(compute_capability)
-    return None if threads is None else _CONTEXT_FIXED_BYTES + multiprocessors * threads * _CONTEXT_BYTES_PER_THREAD
 
 
 @functools.cache
@@ -222,7 +178,7 @@ def _hardware(card: _Card) -> Hardware:
         origin="named",
         total_bytes=total_bytes,
         free_bytes=total_bytes,
-        non_torch_bytes=_card_context_bytes(card),
+        non_torch_bytes=_non_torch_bytes(card),
         compute_capability=card.compute_capability,
         bandwidth_bytes_per_second=round(card.gigabytes_per_second * 10**9),
         bf16_flops_per_second=None if flops is None else round(flops * 10**12),
@@ -230,13 +186,13 @@ def _hardware(card: _Card) -> Hardware:
     )
 
 
-def _card_context_bytes(card: _Card) -> int:
+def _non_torch_bytes(card: _Card) -> int:
     if card.compute_capability is None:
-        return _MI300X_CONTEXT_BYTES
-    context = context_bytes(card.multiprocessors, card.compute_capability)
-    if context is None:
+        return MI300X_BYTES
+    ruled = overhead(card.multiprocessors, card.compute_capability)
+    if ruled is None:
         raise AssertionError(f"{card.key}: no row for compute capability {card.compute_capability}")
-    return context
+    return ruled.total_bytes
 
 
 def _imagined(text: str) -> Hardware:

@@ -7,6 +7,7 @@ import os
 from autotrain_mem.errors import NoGpuError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.detect import detect, host
+from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec.hardware import Hardware
 
 _WITHOUT_A_GPU = """\
@@ -17,6 +18,8 @@ _WITHOUT_A_GPU = """\
 
 def choose(name: str | None, *, use_cpu: bool) -> Hardware:
     """The host if asked for, else the named card, else the first GPU that CUDA would show.
+
+    On a GPU that is here it is measured, once, what a process holds of it outside torch; a named card is never touched.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on.
@@ -29,7 +32,7 @@ def choose(name: str | None, *, use_cpu: bool) -> Hardware:
     detected = detect()
     if not detected:
         raise NoGpuError(_nothing_found(), hint=_WITHOUT_A_GPU)
-    return detected[0]
+    return measured(detected[0])
 
 
 def _nothing_found() -> str:

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.machine.catalog import catalog, context_bytes, recognise
+from autotrain_mem.machine.catalog import catalog, recognise
+from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import GIB
 
@@ -216,27 +217,28 @@ def _hardware(nvml: Any, device: _Device) -> Hardware:
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, memory.total_bytes)
-    context = known.non_torch_bytes if known else _context_by_rule(nvml, device, capability)
+    ruled = known.non_torch_bytes if known else _non_torch_by_rule(nvml, device, capability)
     return Hardware(
         name=name,
         origin="detected",
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
-        non_torch_bytes=context or max(card.non_torch_bytes for card in catalog()),
+        non_torch_bytes=ruled or max(card.non_torch_bytes for card in catalog()),
         compute_capability=capability,
         bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
         bf16_flops_per_second=known.bf16_flops_per_second if known else None,
         index=device.index,
         uuid=device.uuid,
         source=f"memory: {memory.source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
-        f"context: {'by its multiprocessors' if context else 'unknown, the largest in the catalog'}",
+        f"outside torch: {'by its multiprocessors' if ruled else 'unknown, the largest in the catalog'}",
     )
 
 
-def _context_by_rule(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
-    """The catalog's rule for a card that it does not hold; None where NVML does not tell what the rule needs."""
+def _non_torch_by_rule(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
+    """For a card that the catalog does not hold; None where NVML does not tell what the rule needs."""
     multiprocessors = _multiprocessors(nvml, device, capability)
-    return context_bytes(multiprocessors, capability) if multiprocessors and capability else None
+    ruled = overhead(multiprocessors, capability) if multiprocessors and capability else None
+    return None if ruled is None else ruled.total_bytes
 
 
 def _multiprocessors(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:

@@ -2,77 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.spec import Hardware
-from autotrain_mem.units import GIB, MIB
-
-
-class Accounting(Protocol):
-    """The allocator's count (``allocator.allocated.AllocatedBytes``), handed in so that this layer needs no other."""
-
-    current_bytes: int
-    peak_bytes: int
-
-    def allocate(self, block: int, requested_bytes: int) -> int:
-        """Count a block; returns its rounded size."""
-
-    def free(self, block: int) -> None:
-        """Forget a block."""
+from autotrain_mem.spec.report import MemoryReading
 
 
 class SimulatedGpu:
     """The device that a recorder reports to while a run trains on the CPU in the card's place.
 
     Args:
-        hardware: The card. What tensors may take of it is what is free, less what lies outside torch's allocator.
+        hardware: The card. What its allocator may reserve is what is free, less what lies outside the allocator.
+        settings: Of the allocator.
     """
 
-    def __init__(self, hardware: Hardware, accounting: Accounting) -> None:
+    def __init__(self, hardware: Hardware, settings: AllocatorSettings | None = None) -> None:
         self.hardware = hardware
-        self.capacity_bytes = hardware.free_bytes - hardware.non_torch_bytes
-        self._accounting = accounting
-        self.peak_bytes = 0
-        """The most that was ever allocated, an allocation that failed not counted."""
+        self._allocator = CachingAllocator(
+            max(0, hardware.free_bytes - hardware.non_torch_bytes),
+            settings,
+            total_bytes=hardware.total_bytes,
+            outside_bytes=hardware.non_torch_bytes,
+        )
+        self._addresses: dict[int, int] = {}
 
-    @property
-    def allocated_bytes(self) -> int:
-        """What is allocated now."""
-        return self._accounting.current_bytes
+    def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
+        """Take a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
+        try:
+            self._addresses[block] = self._allocator.malloc(size_bytes, stream)
+        except OutOfMemory as error:
+            import torch  # only a run that already trains comes here
 
-    def allocate(self, block: int, size_bytes: int) -> None:
-        """Take a block; raises torch.OutOfMemoryError, worded as torch words it, when the card is full."""
-        self._accounting.allocate(block, size_bytes)
-        if self._accounting.current_bytes > self.capacity_bytes:
-            self._accounting.free(block)
-            raise self._out_of_memory(size_bytes)
-        self.peak_bytes = max(self.peak_bytes, self._accounting.current_bytes)
+            raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Give a block back."""
-        self._accounting.free(block)
+        """Give a block back; one that was refused is ignored."""
+        address = self._addresses.pop(block, None)
+        if address is not None:
+            self._allocator.free(address)
+
+    def record_stream(self, block: int, stream: int) -> None:
+        """Another stream uses a block."""
+        self._allocator.record_stream(self._addresses[block], stream)
 
     def empty_cache(self) -> None:
-        """Nothing to do: the accounting reserves no more than is allocated."""
+        """``torch.cuda.empty_cache``."""
+        self._allocator.empty_cache()
 
-    def _out_of_memory(self, size_bytes: int) -> Exception:
-        import torch  # only a run that already trains comes here
+    def memory_stats(self) -> dict[str, int]:
+        """``torch.cuda.memory_stats`` of the card."""
+        return self._allocator.memory_stats()
 
-        free = self.capacity_bytes - self.allocated_bytes
-        error: Exception = torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_as_torch(size_bytes)}. GPU 0 has a total capacity of "
-            f"{_as_torch(self.hardware.total_bytes)} of which {_as_torch(free)} is free. Of the allocated memory "
-            f"{_as_torch(self.allocated_bytes)} is allocated by PyTorch. (simulated {self.hardware.name})"
-        )
-        return error
-
-
-def _as_torch(size_bytes: int) -> str:
-    """``c10/cuda/CUDACachingAllocator.cpp: format_size``."""
-    if size_bytes <= 1024:
-        return f"{size_bytes} bytes"
-    if size_bytes <= MIB:
-        return f"{size_bytes / 1024:.2f} KiB"
-    if size_bytes <= GIB:
-        return f"{size_bytes / MIB:.2f} MiB"
-    return f"{size_bytes / GIB:.2f} GiB"
+    def reading(self) -> MemoryReading:
+        """What is taken of the card now, and was at most."""
+        return MemoryReading.from_stats(self.memory_stats())

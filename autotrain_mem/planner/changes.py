@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planner.ladder import LADDER, LadderRow, rungs
+from autotrain_mem.planner.ladder import EXPANDABLE, LADDER, LadderRow, rungs
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
@@ -72,7 +73,11 @@ def _is_let_go(row: LadderRow, base: Knobs, knobs: Knobs) -> bool:
 def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
     if _is_let_go(row, space.base, knobs):
         return _why_let_go(row)
-    if row.name in _WITHOUT:
+    if row.name == EXPANDABLE:
+        estimate = memo(knobs)
+        native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
+        needed = f"with segments of fixed size it needs {_against(native.required_bytes, native.budget_bytes)}"
+    elif row.name in _WITHOUT:
         needed = _needed_without(row, space, knobs, memo)
     else:
         needed = _next_that_failed(space, knobs, memo.attempts) if row.name == MICRO_BATCH else ""

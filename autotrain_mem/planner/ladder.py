@@ -44,9 +44,20 @@ class LadderRow:
     """One line for the user."""
 
 
+EXPANDABLE = "expandable_segments"
+"""The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
+
 _OFFLINE = frozenset(METHODS) - frozenset(ONLINE_METHODS)
 
 LADDER = (
+    LadderRow(
+        name=EXPANDABLE,
+        harm=Harm.NONE,
+        knobs=(EXPANDABLE,),
+        moves_from=(False,),
+        to=True,
+        reason="segments that grow page by page leave fewer gaps between tensors: the same training",
+    ),
     LadderRow(
         name="eval_batch",
         harm=Harm.NONE,

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from autotrain_mem.spec import Attempt, Estimate, Knobs, Phase
 
 Predict = Callable[[Knobs], Estimate]
 """Rehearses one point: 1 to 20 seconds."""
+Told = Callable[[Attempt], None]
 
 
 class Memo:
-    """A ``Predict`` that answers a repeated question from memory and keeps what was asked, in order."""
+    """A ``Predict`` that answers a repeated question from memory and keeps what was asked, in order.
 
-    def __init__(self, predict: Predict) -> None:
+    Args:
+        may_expand: Whether ``expandable_segments`` may be turned on. It costs nothing and needs no other rehearsal, so
+            it is no question of its own: it is on where it makes the difference, or where nothing else would.
+        told: Hears of every rehearsal as it is judged.
+    """
+
+    def __init__(self, predict: Predict, *, may_expand: bool = False, told: Told = lambda attempt: None) -> None:
         self._predict = predict
+        self._told = told
+        self._may_expand = may_expand
         self._estimates: dict[Knobs, Estimate] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
-        if knobs not in self._estimates:
-            self._estimates[knobs] = self._predict(knobs)
-        return self._estimates[knobs]
+        native = _native(knobs)
+        if native not in self._estimates:
+            self._estimates[native] = self._expanded(self._predict(native if self._may_expand else knobs))
+            self._told(_attempt(self._estimates[native]))
+        return self._estimates[native]
 
     def knows(self, knobs: Knobs) -> bool:
         """Whether these knobs have been rehearsed."""
-        return knobs in self._estimates
+        return _native(knobs) in self._estimates
+
+    def _expanded(self, estimate: Estimate) -> Estimate:
+        if estimate.fits or not self._may_expand:
+            return estimate
+        expanded = estimate.with_expandable_segments()
+        return expanded if expanded.required_bytes < estimate.required_bytes else estimate
 
     def weights_exceed(self, knobs: Knobs) -> bool:
         """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
@@ -42,10 +60,16 @@ class Memo:
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """The same as a plan records it."""
-        return tuple(
-            Attempt(knobs=knobs, required_bytes=estimate.required_bytes, budget_bytes=estimate.budget_bytes)
-            for knobs, estimate in self._estimates.items()
-        )
+        return tuple(_attempt(estimate) for estimate in self._estimates.values())
+
+
+def _attempt(estimate: Estimate) -> Attempt:
+    return Attempt(knobs=estimate.knobs, required_bytes=estimate.required_bytes, budget_bytes=estimate.budget_bytes)
+
+
+def _native(knobs: Knobs) -> Knobs:
+    """Where the user decides on expandable segments, all of a search's knobs agree, whatever an estimate says."""
+    return replace(knobs, expandable_segments=False)
 
 
 def _same_weights(one: Knobs, other: Knobs) -> bool:

@@ -145,10 +145,10 @@ def _kind(knobs: Knobs) -> str:
 
 
 def _needs(least: Estimate) -> str:
-    """The parts add up to the whole: what is alive at the peak, what the allocator rounds up, what torch never sees."""
+    """The parts add up to the whole: what is alive at the peak, what the allocator holds beside, what it never sees."""
     memory = least.memory
     parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
-    parts |= {"allocator": memory.reserve_allowance_bytes, "outside torch": least.hardware.non_torch_bytes}
+    parts |= {"cached": least.cached_bytes, "outside torch": least.hardware.non_torch_bytes}
     parts |= {"vLLM's share": least.vllm_share_bytes}
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed})"
@@ -165,13 +165,17 @@ def _settings(space: Space, knobs: Knobs) -> str:
     said = [
         rows,
         f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
-        *(text for name, text in _OFFLOADED.items() if getattr(knobs, name)),
+        *(text for name, text in _SWITCHED_ON.items() if getattr(knobs, name)),
         *(knobs.dtype, knobs.optim),
     ]
     return f"          at the least demanding settings allowed: {', '.join(said)}"
 
 
-_OFFLOADED = {"activation_offloading": "activations offloaded", "optimizer_offload": "optimizer offloaded"}
+_SWITCHED_ON = {
+    "activation_offloading": "activations offloaded",
+    "optimizer_offload": "optimizer offloaded",
+    "expandable_segments": "expandable segments",
+}
 
 
 def _budget(least: Estimate) -> str:

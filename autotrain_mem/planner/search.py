@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autotrain_mem.planner.border import most_that_fits
 from autotrain_mem.planner.changes import changes
-from autotrain_mem.planner.ladder import Rung, rungs
-from autotrain_mem.planner.memo import Memo, Predict
+from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, Rung, allowed, rungs
+from autotrain_mem.planner.memo import Memo, Predict, Told
 from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import (
     at,
@@ -38,17 +38,20 @@ class Found:
     levers: tuple[Lever, ...]
 
 
-def search(space: Space, predict: Predict) -> Found:
+def search(space: Space, predict: Predict, told: Told = lambda attempt: None) -> Found:
     """The fastest plan at the first harm level at which anything fits.
 
     Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 1 row with it (fits), then
     without it 1 row (fits), 8 rows (do not) and 4 (fit): the plan is 4 x 2 without checkpointing, in 4 rehearsals.
 
+    Args:
+        told: Hears of every configuration as it has been rehearsed.
+
     Raises:
         DoesNotFitError: no allowed point fits; the error names the nearest one that does.
         UsageError: ``space.forbid`` names an unknown lever.
     """
-    memo = Memo(predict)
+    memo = Memo(predict, may_expand=allowed(LEVERS[EXPANDABLE], space), told=told)
     for rung in rungs(space):
         found = None if memo.weights_exceed(rung.strongest) else _best(space, rung, memo)
         if found is not None:

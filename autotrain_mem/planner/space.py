@@ -143,8 +143,10 @@ def _pinned_arguments(job: Job) -> dict[str, Any]:
 
 
 def _pinned(job: Job, given: dict[str, Any]) -> frozenset[str]:
-    """Mixed precision in fp16 is for cards that know no bfloat16, so it pins the weights' dtype with it."""
-    return frozenset(given) | ({"dtype"} if job.arguments.get("fp16") else frozenset())
+    """Mixed precision in fp16 is for cards that know no bfloat16, so it pins the weights' dtype with it. vLLM's sleep
+    mode refuses expandable segments (``vllm/device_allocator/cumem.py: CuMemAllocator``)."""
+    implied = {"fp16": "dtype", "use_vllm": "expandable_segments"}
+    return frozenset(given) | {knob for argument, knob in implied.items() if job.arguments.get(argument)}
 
 
 def _applying(defaults: Knobs, job: Job) -> Knobs:

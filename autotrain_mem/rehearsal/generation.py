@@ -2,7 +2,8 @@
 
 Hundreds of decode steps on fake tensors would take minutes, and none of those between allocates more than the last:
 the KV cache only grows, and each step makes the same logits. So ``generate()`` runs as it is, its loop included; after
-the first token its state is moved to where it would be before the last one.
+the first token its state is moved to where it would be before the last one. The record gets the steps between from
+``skipped_steps``, without an operator being run.
 
 Lengths are worst. The first sequence has its full length; any other ends one token before, as far as its ids tell, so
 that whatever is made of a batch of them is as large as it gets and carries a mask, as nearly every real one does.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +24,8 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.utils import ModelOutput
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.skipped_steps import Budget, Jump, State, write_skipped_steps
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.values import know, known_value, real_tensors
 
@@ -39,18 +43,22 @@ slow, and right."""
 
 
 @contextmanager
-def generation_by_its_ends() -> Iterator[None]:
+def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
     """Within, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it was.
 
     What it returns has full length: the prompt with its known values, then a token that is no special one, and in all
     rows but the first an end and padding. Scores and logits, where asked for, are there for every token.
 
+    Args:
+        recorder: Where the steps between are written.
+
     Raises:
         UsageError: beam search or assisted generation, where steps depend on what the model answers.
     """
     sample = GenerationMixin._sample
+    record = None if recorder is None else _Record(recorder)
     with (
-        patch.object(GenerationMixin, "_sample", _sampling_by_its_ends(sample)),
+        patch.object(GenerationMixin, "_sample", _sampling_by_its_ends(sample, record)),
         patch.object(GenerationMixin, "_beam_search", _refusing(GenerationMixin._beam_search, "num_beams")),
         patch.object(GenerationMixin, "_assisted_decoding", _refusing(GenerationMixin._assisted_decoding, "assistant")),
         patch.object(GenerationMixin, "_optimize_model_for_decode", _experts_as_on_cuda),
@@ -59,7 +67,7 @@ def generation_by_its_ends() -> Iterator[None]:
         yield
 
 
-def _sampling_by_its_ends(sample: Callable[..., Any]) -> Callable[..., Any]:
+def _sampling_by_its_ends(sample: Callable[..., Any], record: _Record | None) -> Callable[..., Any]:
     def sample_by_its_ends(
         model: Any,
         input_ids: torch.Tensor,
@@ -70,7 +78,7 @@ def _sampling_by_its_ends(sample: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not isinstance(input_ids, FakeTensor):
             return sample(model, input_ids, logits_processor, stopping_criteria, generation_config, **more)
-        ends = _Ends(input_ids, generation_config, model.config, scores_are_logits=not logits_processor)
+        ends = _Ends(input_ids, generation_config, model.config, record, scores_are_logits=not logits_processor)
         with ends.watching(model):
             criteria = _Watched(stopping_criteria, ends.sampled)
             result = sample(model, input_ids, logits_processor, criteria, generation_config, **more)
@@ -111,10 +119,13 @@ class _Ends:
     second round, when the prefill's logits are gone: so everything else in the loop lives and dies as it would.
     """
 
-    def __init__(self, prompt: torch.Tensor, config: Any, model_config: Any, *, scores_are_logits: bool) -> None:
+    def __init__(
+        self, prompt: torch.Tensor, config: Any, model_config: Any, record: _Record | None, *, scores_are_logits: bool
+    ) -> None:
         self._prompt = known_value(prompt)
         self._prompt_length = prompt.shape[1]
         self._config = config
+        self._record = record
         self._scores_are_logits = scores_are_logits
         self._token = _ordinary_token(config, model_config.get_text_config(decoder=True).vocab_size)
         self._end = _end_of_sequence(config)
@@ -140,6 +151,8 @@ class _Ends:
         def watched_head(*args: Any, **kwargs: Any) -> Any:
             if self._ids is not None and self._to_skip and _can_grow(_cache_of(self._model_kwargs)):
                 self._jump(update)
+            elif self._ids is not None and self._record is not None:
+                self._record.write(self._states())
             self._ids, self._model_kwargs = None, {}
             return has_unfinished(*args, **kwargs)
 
@@ -162,6 +175,8 @@ class _Ends:
         """From behind the first token to before the last."""
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
+        if self._record is not None:
+            self._record.begin(self._states(), skip)
         cache = _cache_of(self._model_kwargs)
         for layer in cache.layers if cache is not None else ():
             _grow(layer, skip)
@@ -169,9 +184,28 @@ class _Ends:
         rows = self._ids.shape[0]
         self._ids.set_(torch.cat([self._ids, self._ids.new_full((rows, skip), self._token)], dim=-1))
         self._know_ids(self._ids)
-        self._record(rows, skip)
+        self._leave(rows, skip)
+        if self._record is not None:
+            self._record.end(self._states())
 
-    def _record(self, rows: int, skip: int) -> None:
+    def _states(self) -> dict[str, _Growing]:
+        """What a step makes longer, by a name that stays."""
+        named = {"input_ids": self._ids, **self._model_kwargs}
+        states = {
+            name: _Growing(tensor, tensor.shape[-1])
+            for name, tensor in named.items()
+            if isinstance(tensor, torch.Tensor) and tensor.dim()
+        }
+        cache = _cache_of(self._model_kwargs)
+        for index, layer in enumerate(cache.layers if cache is not None else ()):
+            if type(layer) in _DYNAMIC | _SLIDING and layer.is_initialized:
+                tokens = getattr(layer, "cumulative_length", layer.keys.shape[-2])
+                window = layer.sliding_window if type(layer) in _SLIDING else None
+                states[f"keys {index}"] = _Growing(layer.keys, tokens, window)
+                states[f"values {index}"] = _Growing(layer.values, tokens, window)
+        return states
+
+    def _leave(self, rows: int, skip: int) -> None:
         """The float32 scores and logits that the skipped steps would have left."""
         if not self._config.return_dict_in_generate:
             return
@@ -199,6 +233,61 @@ class _Ends:
             result[name] = (first, *skipped, *last)
         self._skipped = {}
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Growing:
+    """A tensor that grows by a token in each step, up to a window."""
+
+    tensor: torch.Tensor
+    tokens: int
+    window: int | None = None
+
+    def lengths(self, steps: int) -> tuple[int, ...]:
+        """After each of the next steps."""
+        window = self.window or self.tokens + steps
+        return tuple(min(self.tokens + step, window) for step in range(1, steps + 1))
+
+
+class _Record:
+    """Writes the steps that are jumped over into a record, as soon as the last step has shown what a step does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._budget = Budget()
+        self._start = self._stop = 0
+        self._blocks: dict[str, tuple[int | None, ...]] = {}
+        self._lengths: dict[str, tuple[int, ...]] = {}
+
+    def begin(self, states: dict[str, _Growing], steps: int) -> None:
+        """A jump of so many steps begins."""
+        self._start = len(self._recorder.ledger.events)
+        self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
+        self._lengths = {name: state.lengths(steps) for name, state in states.items()}
+
+    def end(self, states: dict[str, _Growing]) -> None:
+        """It has ended, and the last step begins."""
+        self._stop = len(self._recorder.ledger.events)
+        self._add(states)
+
+    def write(self, states: dict[str, _Growing]) -> None:
+        """The last step has ended."""
+        if not self._lengths:
+            return
+        self._add(states)
+        grown = tuple(
+            State(before_jump=before, after_jump=ahead, after_last=after, lengths=self._lengths[name])
+            for name, (before, ahead, after) in self._blocks.items()
+            if before is not None and ahead is not None and after is not None
+        )
+        steps = len(next(iter(self._lengths.values())))
+        jump = Jump(start=self._start, stop=self._stop, states=grown, steps=steps)
+        write_skipped_steps(self._recorder.ledger, jump, self._budget)
+        self._lengths = {}
+
+    def _add(self, states: dict[str, _Growing]) -> None:
+        blocks = {name: self._recorder.block_of(state.tensor) for name, state in states.items()}
+        self._blocks = {name: (*known, blocks.get(name)) for name, known in self._blocks.items()}
 
 
 def _ordinary_token(config: Any, vocabulary: int) -> int:

@@ -52,6 +52,8 @@ def without_weights() -> Iterator[None]:
 
     with (
         patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
+        # Here and not in _no_checkpoint, so that a lens over this can watch it (lens/loading.py).
+        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(auto_factory, "find_adapter_config_file", _local(auto_factory.find_adapter_config_file)),
     ):
         yield
@@ -95,7 +97,6 @@ def _no_checkpoint() -> Iterator[None]:
         patch.object(modeling_utils, "_get_dtype", _knowing_without_files(dtype)),
         patch.object(modeling_utils, "_get_resolved_checkpoint_files", _only_local(files)),
         patch.object(modeling_utils, "maybe_load_adapters", _refusing_adapters(modeling_utils.maybe_load_adapters)),
-        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)),
     ):
         yield

@@ -8,22 +8,21 @@ operators cost nothing. What a kernel takes and returns within one operator is n
 
 from __future__ import annotations
 
-import time
 import weakref
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotrain_mem.rehearsal.ledger import Device, Ledger
 from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, sole_holders, unwatched
-from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.spec import Owner, Phase, Trace
 
 _DEVICE_OF = torch.ops.prim.device.default
+_DROPOUT = torch.ops.aten.native_dropout.default
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Runs one operator: ``execute(operator, args, kwargs)``."""
@@ -40,19 +39,6 @@ class Scratch:
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
 """What the kernel of one operator takes: ``workspace(operator, args, kwargs, out)``; nothing for most of them."""
-
-
-class Device(Protocol):
-    """Something with a size, told of every birth and death as they happen: a simulated GPU."""
-
-    def allocate(self, block: int, size_bytes: int) -> None:
-        """Take ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
-
-    def free(self, block: int) -> None:
-        """Give back block number ``block``."""
-
-    def empty_cache(self) -> None:
-        """Give back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
 
 
 class _Watched(weakref.ref[Any]):
@@ -81,44 +67,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     ) -> None:
         super().__init__()
         sole_holders()
+        self.ledger = Ledger(device)
+        """What is written down."""
         self._execute = execute
-        self._device = device
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
         self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._disowned: set[int] = set()
-        self._sizes: list[int] = []
-        self._owners: list[Owner | None] = []
-        self._names: list[str] = []
-        self._born_in: list[int] = []
-        self._died_in: list[int | None] = []
-        self._with_grad: list[bool] = []
-        self._phase_of: list[Phase] = []
-        self._events: array[int] = array("q")
-        self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
-        self._phase = Phase.LOAD
-        self._stretch = 0
-        self._grad_enabled = True
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
-        self._operators = 0
-        self._started = time.perf_counter()
 
     # -- what the stage and the trainer tell ---------------------------------------------------------------------
 
     def enter_phase(self, phase: Phase) -> None:
         """Everything from here on belongs to ``phase``."""
-        if phase is self._phase:
-            return
-        self._phase = phase
-        self._stretch += 1
-        self._module_stack.clear()
-        self._phase_starts.append((len(self._events), phase))
+        if phase is not self.ledger.phase:
+            self._module_stack.clear()
+            self.ledger.enter_phase(phase)
 
     @property
     def phase(self) -> Phase:
         """The phase that events are being recorded under."""
-        return self._phase
+        return self.ledger.phase
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Count the model's parameters and buffers as weights, in order, and learn its modules' names."""
@@ -136,22 +105,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """Say whose a tensor's storage is; one that was never seen is born here."""
         block = self._see(tensor)
         if block is not None:
-            self._owners[block] = owner
-            self._names[block] = name
+            self.ledger.describe(block, owner, name)
 
     def disown(self, tensor: torch.Tensor) -> None:
         """Take a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
         block = self._see(tensor)
-        if block is not None and block not in self._disowned:
-            self._disowned.add(block)
-            if self._device is not None:
-                self._device.free(block)
+        if block is not None:
+            self.ledger.disown(block)
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The block that a tensor's storage is; None when it was never seen, so that it does not lie on the device."""
+        watched = self._live.get(tensor.untyped_storage()._cdata)
+        return None if watched is None else watched.block
+
+    @contextmanager
+    def taken(self, size_bytes: int, owner: Owner, name: str) -> Iterator[None]:
+        """A block without a tensor here, alive inside; for what only the device would make."""
+        block = self.ledger.write_birth(size_bytes, name, grad_enabled=torch.is_grad_enabled())
+        self.ledger.describe(block, owner, name)
+        try:
+            self.ledger.allocate(block)
+            yield
+        finally:
+            self.ledger.end(block)
 
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
-        self._events.append(CACHE_EMPTIED)
-        if self._device is not None:
-            self._device.empty_cache()
+        self.ledger.empty_cache()
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """What is born inside is born on this stream (``torch.cuda.stream``)."""
+        before, self.ledger.stream = self.ledger.stream, stream
+        try:
+            yield
+        finally:
+            self.ledger.stream = before
+
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """A tensor is used on a stream that it was not born on (``torch.Tensor.record_stream``)."""
+        block = self.block_of(tensor)
+        if block is not None:
+            self.ledger.use_on_stream(block, stream)
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -169,14 +164,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
                 parts: Any = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        self._operators += 1
+        self.ledger.operators += 1
         if func in IN_PLACE:
             func = unwatched(func, args)
         out = self._execute(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (list, tuple)):
-            for item in out:
+            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu: its mask is made first
                 if isinstance(item, torch.Tensor):
                     self._see(item)
         if self._workspace is not None:
@@ -193,7 +188,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         size = storage.nbytes()
         watched = self._live.get(key)
         if watched is not None:
-            if self._sizes[watched.block] == size:
+            if self.ledger.sizes[watched.block] == size:
                 return watched.block
             self._die(watched)
         if size == 0:
@@ -201,70 +196,47 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._be_born(storage, key, size)
 
     def _be_born(self, storage: Any, key: int, size: int) -> int:
-        block = self._new_block(size)
+        block = self.ledger.write_birth(size, self._module(), grad_enabled=torch.is_grad_enabled())
         watched = _Watched(storage, self._die)
         watched.block, watched.key = block, key
         self._live[key] = watched
-        if self._device is not None:
-            self._device.allocate(block, size)
+        self.ledger.allocate(block)
         return block
+
+    def _module(self) -> str:
+        return self._module_names.get(self._module_stack[-1], "") if self._module_stack else ""
 
     def _take(self, scratch: Scratch) -> None:
         """Born while the operator's inputs and results are all alive, and dead before the next operator."""
-        block = self._new_block(scratch.size_bytes)
-        self._owners[block] = Owner.OTHER if scratch.kept_as else Owner.TEMPORARY
-        self._names[block] = scratch.kept_as or self._names[block]
-        taken = False
+        if not scratch.kept_as:
+            with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
+                return
+        block = self.ledger.write_birth(scratch.size_bytes, scratch.kept_as, grad_enabled=torch.is_grad_enabled())
+        self.ledger.describe(block, Owner.OTHER, scratch.kept_as)
         try:
-            if self._device is not None:
-                self._device.allocate(block, scratch.size_bytes)
-            taken = True
-        finally:
-            if not (taken and scratch.kept_as):
-                self._end(block)
-
-    def _new_block(self, size: int) -> int:
-        block = len(self._sizes)
-        grad_enabled = torch.is_grad_enabled()
-        if grad_enabled is not self._grad_enabled:
-            self._grad_enabled = grad_enabled
-            # Within a backward pass grad mode is on only while a checkpoint recomputes its forward.
-            self._stretch += self._phase is Phase.BACKWARD
-        self._sizes.append(size)
-        self._owners.append(None)
-        self._names.append(self._module_names.get(self._module_stack[-1], "") if self._module_stack else "")
-        self._born_in.append(self._stretch)
-        self._died_in.append(None)
-        self._with_grad.append(grad_enabled)
-        self._phase_of.append(self._phase)
-        self._events.append(block + 1)
-        return block
+            self.ledger.allocate(block)
+        except Exception:
+            self.ledger.end(block)
+            raise
 
     def _die(self, watched: weakref.ref[Any]) -> None:
         assert isinstance(watched, _Watched)
         if self._live.get(watched.key) is not watched:
             return  # died by a resize, and was born again under the same key
         del self._live[watched.key]
-        self._end(watched.block)
-
-    def _end(self, block: int) -> None:
-        self._died_in[block] = self._stretch
-        self._events.append(-block - 1)
-        if self._device is not None:
-            self._device.free(block)
+        self.ledger.end(watched.block)
 
     def _resized(self, storage: Any) -> None:
         watched = self._live.get(storage._cdata)
         size = storage.nbytes()
         emptied = self._emptied.pop(storage, None)
-        if watched is not None and self._sizes[watched.block] != size:
+        if watched is not None and self.ledger.sizes[watched.block] != size:
             emptied = watched.block
             self._die(watched)
         if emptied is None:
             return
         if size:
-            block = self._be_born(storage, storage._cdata, size)
-            self._owners[block], self._names[block] = self._owners[emptied], self._names[emptied]
+            self.ledger.describe_as(self._be_born(storage, storage._cdata, size), emptied)
         else:
             self._emptied[storage] = emptied
 
@@ -302,45 +274,4 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
         """The run so far, without what was disowned."""
-        kept = [block for block in range(len(self._sizes)) if block not in self._disowned]
-        number = {block: index + 1 for index, block in enumerate(kept)}
-        events: array[int] = array("q")
-        starts: list[tuple[int, Phase]] = []
-        coming = iter((*self._phase_starts, (len(self._events) + 1, self._phase)))
-        following, phase = next(coming)
-        for index, event in enumerate(self._events):
-            while index >= following:
-                starts.append((len(events), phase))
-                following, phase = next(coming)
-            block = abs(event) - 1
-            if event == CACHE_EMPTIED:
-                events.append(CACHE_EMPTIED)
-            elif block in number:
-                events.append(number[block] if event > 0 else -number[block])
-        return Trace(
-            blocks=tuple(
-                Block(size_bytes=self._sizes[block], owner=self._owner(block), module=self._names[block])
-                for block in kept
-            ),
-            events=events,
-            phase_starts=tuple(starts),
-            operators=self._operators,
-            seconds=time.perf_counter() - self._started,
-            not_counted=not_counted,
-        )
-
-    def _owner(self, block: int) -> Owner:
-        """Marked blocks have their owner; the rest is told by when it was born and when it died.
-
-        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward
-        pass: an activation. One that does not is a temporary.
-        """
-        owner = self._owners[block]
-        if owner is not None:
-            return owner
-        phase = self._phase_of[block]
-        if phase is Phase.LOAD:
-            return Owner.OTHER
-        outlived = self._died_in[block] != self._born_in[block]
-        made_by_forward = phase is Phase.FORWARD or (phase is Phase.BACKWARD and self._with_grad[block])
-        return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY
+        return self.ledger.trace(not_counted)

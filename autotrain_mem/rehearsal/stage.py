@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
+from autotrain_mem.rehearsal.ledger import Device
 from autotrain_mem.rehearsal.lens.cuda import cuda_lens, not_imitated
 from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
 from autotrain_mem.rehearsal.lens.workspaces import workspaces
@@ -20,7 +21,7 @@ from autotrain_mem.rehearsal.materialize import conversion_in_place
 from autotrain_mem.rehearsal.phases import follow
 from autotrain_mem.rehearsal.pretrained import without_weights
 from autotrain_mem.rehearsal.quick_fakes import QuickFakeMode
-from autotrain_mem.rehearsal.recorder import Device, Recorder
+from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.values import KnownValues, numbers
 from autotrain_mem.rehearsal.vllm import vllm_stand_in
 from autotrain_mem.spec import Phase, Trace
@@ -69,7 +70,12 @@ def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_
     with fake_tensors() as mode, without_weights():
         values = KnownValues(mode)
         recorder = Recorder(values.run, workspace=workspaces(compute_capability))
-        with cuda_lens(recorder, compute_capability), liger_stand_ins(), generation_by_its_ends(), vllm_stand_in():
+        with (
+            cuda_lens(recorder, compute_capability),
+            liger_stand_ins(),
+            generation_by_its_ends(recorder),
+            vllm_stand_in(),
+        ):
             trainer = play.build()
             trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
             with play.directions(trainer):

@@ -14,6 +14,7 @@ from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, table
 from autotrain_mem.report.plan import attempts_view, plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Hardware, Report
+from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import format_bytes
 
 __all__ = [
@@ -63,7 +64,11 @@ def report_view(report: Report) -> RenderableType:
     add(made, "loss", _moved(report.first_loss, report.last_loss))
     if report.first_reward is not None:
         add(made, "reward", _moved(report.first_reward, report.last_reward))
-    add(made, "peak", _peaks(report))
+    add(made, "peak", _allocated(report))
+    if report.measured is not None:
+        add(made, "", _reserved(report, report.measured))
+        if report.measured.num_alloc_retries:
+            add(made, "retries", _retries(report.measured.num_alloc_retries))
     add(made, "output folder", report.output_dir)
     headline = Text(f"trained {steps} in {wording.duration(report.seconds)}", style="bold")
     return Block(Group(headline, Block(made, 2)))
@@ -75,15 +80,30 @@ def _moved(first: float | None, last: float | None) -> str:
     return f"{first:#.4g} -> {last:#.4g}"
 
 
-def _peaks(report: Report) -> str:
-    predicted = f"{format_bytes(report.predicted_peak_bytes)} allocated predicted"
-    if report.measured_peak_bytes is None or report.prediction_error is None:
-        return f"{predicted}, nothing here measures it"
-    measured = f"{format_bytes(report.measured_peak_bytes)} measured"
-    error = f"{predicted}, {measured}: error {100 * report.prediction_error:+.1f} %"
-    if report.prediction_error <= SHORT_RUN_ERROR:
-        return error
-    return f"{error} (the prediction is for the longest row, which this run may not have drawn)"
+def _allocated(report: Report) -> str:
+    predicted, measured = report.predicted_peak_bytes, report.measured
+    if measured is None:
+        return f"{format_bytes(predicted)} allocated predicted, nothing here measures it"
+    said = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
+    if (report.prediction_error or 0.0) <= SHORT_RUN_ERROR:
+        return said
+    return f"{said} (the prediction is for the longest row, which this run may not have drawn)"
+
+
+def _reserved(report: Report, measured: MemoryReading) -> str:
+    predicted, error = report.predicted_peak_reserved_bytes, report.reserved_prediction_error
+    return _peaks("reserved", predicted, measured.peak_reserved_bytes, error)
+
+
+def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:
+    """``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
+    said = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
+    return said if error is None else f"{said}: error {100 * error:+.1f} %"
+
+
+def _retries(count: int) -> str:
+    times = wording.counted(count, "time")
+    return f"{times} the allocator gave its cache back to go on, which stops the GPU: more --headroom avoids that"
 
 
 def error_view(error: AutofitError) -> RenderableType:

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotrain_mem.report import wording
 from autotrain_mem.report.amounts import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, table, title
-from autotrain_mem.spec import Estimate, Hardware, Owner
+from autotrain_mem.spec import Estimate, Hardware, Owner, ReservedEstimate
 from autotrain_mem.units import format_bytes
 
 LARGEST_MODULES = 5
@@ -24,7 +24,7 @@ class _Sum:
     scale: Scale
     owners: tuple[int, ...]
     peak: int
-    allowance: int
+    cached: int
     non_torch: int
     vllm_share: int
     needed: int
@@ -35,9 +35,11 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     memory, shown = estimate.memory, _sum(estimate)
     parts: list[RenderableType] = [
         verdict(estimate),
+        *_why_not(estimate),
         hanging(f"settings  {wording.settings(estimate.knobs)}"),
         Text(),
         _sum_table(estimate, shown),
+        *_reserved(estimate, shown),
         Text(),
         title("peak allocated by phase"),
         Block(_phase_table(estimate, shown), 2),
@@ -58,19 +60,43 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
+def _why_not(estimate: Estimate) -> list[RenderableType]:
+    """What is in the way where all that is allocated would fit: the allocator's cache, and what would need less."""
+    if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
+        return []
+    reserved = estimate.reserved
+    if reserved.largest_refused_bytes is not None:
+        reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
+    elif reserved.num_alloc_retries:
+        times = wording.counted(reserved.num_alloc_retries, "time")
+        reason = f"it would get by only by giving its cache back {times}, each of which stops the GPU"
+    else:
+        reason = "what is allocated would fit, what is cached beside it does not"
+    return [hanging(f"  {reason}{_other_mode(estimate)}")]
+
+
+def _other_mode(estimate: Estimate) -> str:
+    """``; expandable segments would need 10.1 GiB, which fits``; empty where they are on, or need no less."""
+    other = estimate.with_expandable_segments()
+    if other.required_bytes >= estimate.required_bytes:
+        return ""
+    fits = "which fits" if other.fits else "which does not fit either"
+    return f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
+
+
 def _sum(estimate: Estimate) -> _Sum:
     memory = estimate.memory
     scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
     needed = scale.steps(estimate.required_bytes)
     outside = [estimate.hardware.non_torch_bytes, estimate.vllm_share_bytes]
-    sizes = [memory.peak_allocated_bytes, memory.reserve_allowance_bytes, *outside]
-    peak, allowance, non_torch, vllm_share = scale.share(needed, sizes)
+    sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *outside]
+    peak, cached, non_torch, vllm_share = scale.share(needed, sizes)
     owners = scale.share(peak, [memory.owners_at_peak.get(owner, 0) for owner in Owner])
     return _Sum(
         scale=scale,
         owners=tuple(owners),
         peak=peak,
-        allowance=allowance,
+        cached=cached,
         non_torch=non_torch,
         vllm_share=vllm_share,
         needed=needed,
@@ -82,11 +108,11 @@ def _sum_table(estimate: Estimate, shown: _Sum) -> Table:
     peak_phase = wording.PHASES[estimate.memory.peak_phase]
     owned = [each for each in zip(Owner, shown.owners, strict=True) if estimate.memory.owners_at_peak.get(each[0])]
     rows = [("+", wording.OWNERS[owner], steps, "") for owner, steps in owned]
-    rows += [
-        ("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"),
-        ("+", "allowance for reserved", shown.allowance, "what the allocator keeps beyond what is allocated"),
-        ("+", "outside torch", shown.non_torch, _outside_torch(estimate.hardware)),
-    ]
+    rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
+    if _caches(estimate.hardware):
+        mode = wording.segments(expandable=estimate.knobs.expandable_segments)
+        rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
+    rows.append(("+", "outside torch", shown.non_torch, _outside_torch(estimate.hardware)))
     if estimate.vllm_share_bytes:
         rows.append(("+", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     rows.append(("=", "needed", shown.needed, ""))
@@ -106,12 +132,50 @@ def _add_budget(made: Table, estimate: Estimate, shown: _Sum) -> None:
     note += [f"{format_bytes(hardware.free_bytes - estimate.budget_bytes)} headroom"]
     budget = scale.steps(estimate.budget_bytes)
     add(made, "", "budget", scale.write(budget), Text(", ".join(note), style=f"not bold {QUIET}"), style="bold")
-    name, style = ("left", GOOD) if estimate.fits else ("too much", BAD)
+    name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
+    style = GOOD if estimate.fits else BAD
     add(made, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
 
 
+def _caches(hardware: Hardware) -> bool:
+    """Whether torch's caching allocator stands between the run and the device: a host has none."""
+    return hardware.origin != "cpu"
+
+
 def _outside_torch(hardware: Hardware) -> str:
-    return "the process itself" if hardware.origin == "cpu" else "the CUDA context and its modules"
+    return "the CUDA context and its modules" if _caches(hardware) else "the process itself"
+
+
+def _reserved(estimate: Estimate, shown: _Sum) -> list[RenderableType]:
+    """Both modes of the allocator side by side; nothing where there is none."""
+    if not _caches(estimate.hardware):
+        return []
+    return [
+        Text(),
+        title("peak reserved, by kind of segments; slack is what of it was not allocated then"),
+        Block(_reserved_table(estimate, shown), 2),
+    ]
+
+
+def _reserved_table(estimate: Estimate, shown: _Sum) -> Table:
+    """What went wrong has columns of its own, where something did."""
+    scale = shown.scale
+    modes = {False: estimate.memory.native, True: estimate.memory.expandable}
+    stumbles = not all(mode.fits for mode in modes.values())
+    headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
+    made = table(*headings, right=tuple(range(1, len(headings) - 1)))
+    for expandable, mode in modes.items():
+        chosen = expandable == estimate.knobs.expandable_segments
+        steps = shown.peak + shown.cached if chosen else scale.steps(mode.peak_reserved_bytes)
+        cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
+        cells += [str(mode.num_alloc_retries), _refused(mode)] if stumbles else []
+        mark = Text("counted above" if chosen else "", style=f"not bold {QUIET}")
+        add(made, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
+    return made
+
+
+def _refused(mode: ReservedEstimate) -> str:
+    return "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
 
 
 def _phase_table(estimate: Estimate, shown: _Sum) -> Table:

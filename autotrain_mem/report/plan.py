@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 
 from rich.console import Group, RenderableType
@@ -18,6 +19,7 @@ from autotrain_mem.units import format_bytes
 
 _ROWS = "per_device_train_batch_size"
 _STEPS = "gradient_accumulation_steps"
+_SEGMENTS = "expandable_segments"
 
 
 def plan_view(plan: Plan, *, defaults: Knobs | None) -> RenderableType:
@@ -51,23 +53,33 @@ def attempts_view(plan: Plan) -> RenderableType:
     """One line for each point that the search rehearsed, with what it has that the first had not."""
     if not plan.attempts:
         return Text("nothing else was tried")
-    first = plan.attempts[0].knobs
-    recomputed = {attempt.knobs.gradient_checkpointing for attempt in plan.attempts}
+    first, marks = plan.attempts[0].knobs, _marks(plan)
     made = table("", "batch", "settings", "needs", "fits", right=(0, 3))
     for number, attempt in enumerate(plan.attempts, start=1):
-        star = " *" if len(recomputed) > 1 and not attempt.knobs.gradient_checkpointing else ""
         settings, needed = wording.difference(attempt.knobs, first), format_bytes(attempt.required_bytes)
-        add(made, str(number), f"{wording.batch(attempt.knobs)}{star}", settings, needed, _outcome(attempt, plan))
+        marked = [sign for name, (sign, marks_on, _) in marks.items() if getattr(attempt.knobs, name) is marks_on]
+        batch = " ".join([wording.batch(attempt.knobs), *marked])
+        add(made, str(number), batch, settings, needed, _outcome(attempt, plan))
     heading = title(f"tried against a budget of {format_bytes(plan.estimate.budget_bytes)}")
-    notes = [hanging(f"as asked for  {wording.settings(first, _asked_for(recomputed))}")]
-    notes += [Text("*             without gradient checkpointing")] if len(recomputed) > 1 else []
+    notes = [hanging(f"as asked for  {wording.settings(first, _asked_for(marks))}")]
+    notes += [Text(f"{sign:14}{meaning}") for sign, _, meaning in marks.values()]
     return Block(Group(heading, Block(made, 2), *notes))
 
 
-def _asked_for(recomputed: set[bool]) -> list[str]:
-    """What all attempts that are as asked for share: neither the batches, nor checkpointing where it varies."""
-    varying = {_ROWS, _STEPS, "per_device_eval_batch_size", "local_rollout_forward_batch_size"}
-    varying |= {"gradient_checkpointing"} if len(recomputed) > 1 else set()
+def _marks(plan: Plan) -> dict[str, tuple[str, bool, str]]:
+    """Switches that are marked beside the batch, since attempts differ in them: by knob, (sign, when, meaning)."""
+    marks: dict[str, tuple[str, bool, str]] = {}
+    if len({attempt.knobs.gradient_checkpointing for attempt in plan.attempts}) > 1:
+        marks["gradient_checkpointing"] = ("*", False, "without gradient checkpointing")
+    expanded = {attempt.knobs.expandable_segments for attempt in plan.attempts}
+    if len(expanded) > 1 or any(lever.name == _SEGMENTS for lever in plan.levers):  # else every one is as the user said
+        marks[_SEGMENTS] = ("+", True, f"with {wording.segments(expandable=True)}")
+    return marks
+
+
+def _asked_for(marked: Iterable[str]) -> list[str]:
+    """What all attempts that are as asked for share: neither the batches, nor what a mark tells."""
+    varying = {_ROWS, _STEPS, "per_device_eval_batch_size", "local_rollout_forward_batch_size", *marked}
     return [field.name for field in fields(Knobs) if field.name not in varying]
 
 

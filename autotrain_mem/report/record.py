@@ -43,12 +43,18 @@ def write_json(path: Path, payload: dict[str, Any]) -> None:
         OutputFolderError: the file cannot be written; the hint says what to do.
     """
     text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        _write_through(unfinished, text.encode())
-        os.replace(unfinished, path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise _refusal(path, error) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _write_through(unfinished, content)
+        os.replace(unfinished, path)
     finally:
         _remove(unfinished)
 

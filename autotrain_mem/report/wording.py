@@ -83,6 +83,11 @@ def needs(required_bytes: int, budget_bytes: int) -> str:
     return f"{text}, {format_bytes(required_bytes - budget_bytes)} too much"
 
 
+def segments(*, expandable: bool) -> str:
+    """The two modes of torch's caching allocator, in words."""
+    return "expandable segments" if expandable else "segments of fixed size"
+
+
 def value(setting: Any) -> str:
     """As TRL's command line reads it: ``true``, ``none``, ``1024``."""
     return str(setting).lower() if isinstance(setting, bool) or setting is None else str(setting)
@@ -106,7 +111,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "load_in_8bit": "8-bit base" if knobs.load_in_8bit else "",
         "activation_offloading": "activations offloaded" if knobs.activation_offloading else "",
         "optimizer_offload": "optimizer offloaded" if knobs.optimizer_offload else "",
-        "expandable_segments": "expandable segments" if knobs.expandable_segments else "",
+        "expandable_segments": segments(expandable=True) if knobs.expandable_segments else "",
         "num_generations": f"groups of {knobs.num_generations}" if knobs.num_generations else "",
         "local_rollout_forward_batch_size": _at_once("generated", knobs.local_rollout_forward_batch_size),
         "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),

@@ -1,7 +1,7 @@
 """The nouns: frozen values that pass between the layers. Nothing here acts."""
 
 from autotrain_mem.spec.data import DataProfile
-from autotrain_mem.spec.estimate import Estimate, MemoryEstimate
+from autotrain_mem.spec.estimate import Estimate, MemoryEstimate, ReservedEstimate
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
 from autotrain_mem.spec.knobs import Harm, Knobs, Lever
@@ -25,5 +25,6 @@ __all__ = [
     "Phase",
     "Plan",
     "Report",
+    "ReservedEstimate",
     "Trace",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autotrain_mem.spec.hardware import Hardware
@@ -11,6 +11,35 @@ from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.trace import Owner, Phase
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedEstimate:
+    """What the caching allocator takes of the device in one of its two modes, for one rehearsed run."""
+
+    peak_allocated_bytes: int
+    """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
+    whole since what was left of them was too small to be split off."""
+    peak_reserved_bytes: int
+    """Largest sum of its segments. Where the run does not get by with what there is: what it would take if there were
+    no end, so that it can be told how much is missing."""
+    peak_limited_bytes: int
+    """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
+    was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""
+    slack_bytes: int
+    """Of these, what was not allocated when the peak was first reached: cached blocks and the ends of split ones."""
+    num_alloc_retries: int
+    """How often everything cached had to be given back to the device before a request could be met."""
+    largest_refused_bytes: int | None
+    """The largest request that could not be met even then; None if all were met."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run gets by without giving its cache back, which stops the device each time."""
+        return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +54,10 @@ class MemoryEstimate:
     owners_at_peak: Mapping[Owner, int]
     modules_at_peak: tuple[tuple[str, int], ...]
     """The largest holders of activations and temporaries at the peak, by module name, largest first."""
-    reserve_allowance_bytes: int
-    """Stated allowance for what the allocator reserves beyond what is allocated, until reserved bytes are simulated."""
+    native: ReservedEstimate
+    """With a segment for each request that no cached block can serve: the allocator's default."""
+    expandable: ReservedEstimate
+    """With ``expandable_segments:True``."""
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
 
@@ -49,13 +80,27 @@ class Estimate:
         return self.hardware.non_torch_bytes + self.vllm_share_bytes
 
     @property
+    def reserved(self) -> ReservedEstimate:
+        """In the mode that these knobs choose."""
+        return self.memory.expandable if self.knobs.expandable_segments else self.memory.native
+
+    @property
+    def cached_bytes(self) -> int:
+        """What the allocator holds at its peak beyond the peak of what tensors take."""
+        return max(0, self.reserved.peak_reserved_bytes - self.memory.peak_allocated_bytes)
+
+    @property
     def required_bytes(self) -> int:
-        """What must fit the budget: allocated bytes, the allowance for reserved ones, and what lies outside."""
-        return self.memory.peak_allocated_bytes + self.memory.reserve_allowance_bytes + self.outside_bytes
+        """What must fit the budget: reserved bytes, and what lies outside the allocator."""
+        return self.reserved.peak_reserved_bytes + self.outside_bytes
 
     @property
     def fits(self) -> bool:
-        return self.required_bytes <= self.budget_bytes
+        return self.reserved.fits and self.required_bytes <= self.budget_bytes
+
+    def with_expandable_segments(self) -> Estimate:
+        """The same run in the allocator's other mode; nothing needs to be rehearsed again."""
+        return replace(self, knobs=replace(self.knobs, expandable_segments=True))
 
     def to_json(self) -> dict[str, Any]:
         memory = self.memory
@@ -64,8 +109,8 @@ class Estimate:
             "knobs": self.knobs.to_json(),
             "gpu": self.hardware.name,
             "peak_allocated_bytes": memory.peak_allocated_bytes,
-            "peak_reserved_bytes": None,
-            "reserve_allowance_bytes": memory.reserve_allowance_bytes,
+            "peak_reserved_bytes": self.reserved.peak_reserved_bytes,
+            "reserved": {"native": memory.native.to_json(), "expandable_segments": memory.expandable.to_json()},
             "non_torch_bytes": self.hardware.non_torch_bytes,
             "vllm_share_bytes": self.vllm_share_bytes,
             "required_bytes": self.required_bytes,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 RUN_SCHEMA = "autofit.run/1"
@@ -11,6 +12,36 @@ REWARD_NAMES = ("reward", "objective/scores")
 ``trl/experimental/ppo/ppo_trainer.py: train``)."""
 RUN_NAME = "run.json"
 """The file in the output folder that holds a Report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReading:
+    """What a device's allocator says of itself, in bytes."""
+
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
+        """Read from ``torch.cuda.memory_stats()``; what is not in it, as before a context is opened, is 0."""
+        return cls(
+            allocated_bytes=stats.get("allocated_bytes.all.current", 0),
+            peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
+            reserved_bytes=stats.get("reserved_bytes.all.current", 0),
+            peak_reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
+            num_alloc_retries=stats.get("num_alloc_retries", 0),
+        )
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, int]) -> MemoryReading:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,16 +56,23 @@ class Report:
     """Mean reward of the completions, where they are rewarded; None elsewhere."""
     last_reward: float | None = None
     predicted_peak_bytes: int
-    measured_peak_bytes: int | None
-    """Peak allocated bytes during training; None where nothing measures them (plain CPU training)."""
+    """Allocated; what follows says what is reserved."""
+    predicted_peak_reserved_bytes: int
+    measured: MemoryReading | None
+    """As training ended; None where nothing measures (plain CPU training)."""
     seconds: float
 
     @property
     def prediction_error(self) -> float | None:
-        """(predicted - measured) / measured; None when nothing was measured."""
-        if not self.measured_peak_bytes:
+        """(predicted - measured) / measured, of the peak allocated; None when nothing was measured."""
+        return None if self.measured is None else _error(self.predicted_peak_bytes, self.measured.peak_allocated_bytes)
+
+    @property
+    def reserved_prediction_error(self) -> float | None:
+        """The same of the peak reserved."""
+        if self.measured is None:
             return None
-        return (self.predicted_peak_bytes - self.measured_peak_bytes) / self.measured_peak_bytes
+        return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,7 +84,13 @@ class Report:
             "first_reward": self.first_reward,
             "last_reward": self.last_reward,
             "predicted_peak_bytes": self.predicted_peak_bytes,
-            "measured_peak_bytes": self.measured_peak_bytes,
+            "predicted_peak_reserved_bytes": self.predicted_peak_reserved_bytes,
+            "measured": None if self.measured is None else self.measured.to_json(),
             "prediction_error": self.prediction_error,
+            "reserved_prediction_error": self.reserved_prediction_error,
             "seconds": round(self.seconds, 3),
         }
+
+
+def _error(predicted: int, measured: int) -> float | None:
+    return (predicted - measured) / measured if measured else None

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
@@ -54,6 +54,21 @@ class Block:
     owner: Owner
     module: str
     """Qualified name of the parameter it is, or of the module whose forward made it; empty when neither."""
+    stream: int = 0
+    """Where it is allocated: 0 is the default stream. The allocator hands a block out again on its own stream only."""
+
+
+class StreamUse(NamedTuple):
+    """A block is used on a stream that is not its own (``torch.Tensor.record_stream``).
+
+    When it dies, it may not be handed out again before that stream has done what was asked of it by then.
+    """
+
+    event: int
+    """Comes before the event of this index; after all of them where there is none."""
+    block: int
+    """``n`` for ``blocks[n - 1]``, as among the events."""
+    stream: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +76,9 @@ class Trace:
     """Every allocation and free of one run, in order.
 
     ``events`` holds ``+n`` for the birth and ``-n`` for the death of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
-    between them. A storage that is resized dies and is born again as a new block. ``phase_starts`` lists (index of
-    the first event, phase).
+    between them. A storage that is resized dies and is born again as a new block. A block may be born again once it
+    is dead: steps of a generation that are not rehearsed are written as repetitions of one that is. ``phase_starts``
+    lists (index of the first event, phase).
     """
 
     blocks: tuple[Block, ...]
@@ -72,6 +88,8 @@ class Trace:
     """How many operators were dispatched."""
     seconds: float
     """Wall time of the recorded run."""
+    stream_uses: tuple[StreamUse, ...] = ()
+    """In the order in which they happened."""
     not_counted: tuple[str, ...] = ()
     """What is known to be missing, each in a sentence."""
 
@@ -97,7 +115,9 @@ class Trace:
             "owners": _pack("b", (owners.index(block.owner) for block in self.blocks)),
             "modules": _pack("i", (number[block.module] for block in self.blocks)),
             "module_names": names,
+            "streams": _pack("b", (block.stream for block in self.blocks)),
             "events": _pack("q", self.events),
+            "stream_uses": [list(use) for use in self.stream_uses],
             "phase_starts": [[index, phase.value] for index, phase in self.phase_starts],
             "operators": self.operators,
             "seconds": self.seconds,
@@ -112,11 +132,15 @@ class Trace:
             _unpack("q", fields["sizes"]),
             _unpack("b", fields["owners"]),
             _unpack("i", fields["modules"]),
+            _unpack("b", fields["streams"]),
             strict=True,
         )
         return cls(
-            blocks=tuple(Block(size_bytes=size, owner=owners[o], module=names[m]) for size, o, m in columns),
+            blocks=tuple(
+                Block(size_bytes=size, owner=owners[o], module=names[m], stream=s) for size, o, m, s in columns
+            ),
             events=_unpack("q", fields["events"]),
+            stream_uses=tuple(StreamUse(*use) for use in fields["stream_uses"]),
             phase_starts=tuple((index, Phase(phase)) for index, phase in fields["phase_starts"]),
             operators=fields["operators"],
             seconds=fields["seconds"],

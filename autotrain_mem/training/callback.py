@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from autotrain_mem.spec.report import REWARD_NAMES
+from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -19,12 +19,12 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
 
     Args:
         send: Takes one event.
-        allocated_bytes: Reads what is allocated now and what was at most; (None, None) where nothing measures it.
+        read: Reads the device's allocator; gives None where nothing measures.
     """
 
-    def __init__(self, send: Send, allocated_bytes: Callable[[], tuple[int | None, int | None]]) -> None:
+    def __init__(self, send: Send, read: Callable[[], MemoryReading | None]) -> None:
         self._send = send
-        self._allocated_bytes = allocated_bytes
+        self._read = read
         self.interrupted = False
         self.losses: list[float] = []
         self.rewards: list[float] = []
@@ -37,10 +37,9 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """One optimizer step is done."""
-        allocated, peak = self._allocated_bytes()
-        self._send(
-            {"event": "step", "step": state.global_step, "allocated_bytes": allocated, "peak_allocated_bytes": peak}
-        )
+        reading = self._read()
+        memory = None if reading is None else reading.to_json()
+        self._send({"event": "step", "step": state.global_step, "memory": memory})
         if self.interrupted:
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"  # so that the run can be gone on with from here

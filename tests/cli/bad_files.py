@@ -42,6 +42,7 @@ CONFIGS = {
     "empty.yaml": b"",
     "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
     "env_number.yaml": b"model: tiny\nenv: 5\n",
+    "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
     "autofit_choice.yaml": b"model: tiny\nautofit:\n  fit: nonsense\n",
@@ -130,6 +131,8 @@ def _write_good(folder: Path, rows: list[Row]) -> None:
     (folder / "splits").mkdir()
     for name, some in {"train.jsonl": rows, "test.jsonl": rows[:8]}.items():
         (folder / "splits" / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    fixed = "model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: expandable_segments:False\n"
+    (folder / "fixed_segments.yaml").write_text(fixed)
     (folder / "data.json").write_text(json.dumps(rows))
     texts = [" ".join(message["content"] for message in row["messages"]) for row in rows]
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -52,6 +52,8 @@ def autofit(
 ) -> Iterator[Autofit]:
     """Runs one command line in the folder of ``files``, on a machine without a GPU."""
     monkeypatch.chdir(files)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(api, "Worker", lambda: worker)
     monkeypatch.setattr(choose, "detect", lambda: ())
     monkeypatch.setattr(api, "detect", lambda: ())

@@ -128,7 +128,7 @@ CASES = {
     "does_not_fit": (41, "plan sft --model tiny --gpu 14MiB --dataset data.jsonl --max_length 512 --fit lossless"),
     "does_not_fit_pinned": (
         41,
-        "plan sft --model tiny --gpu 40MiB --dataset data.jsonl --per_device_train_batch_size 8 --max_length 512 "
+        "plan sft --model tiny --gpu 56MiB --dataset data.jsonl --per_device_train_batch_size 8 --max_length 512 "
         "--gradient_checkpointing false --fit lossless",
     ),
     "optimizer_not_installed": (50, f"{ESTIMATE} --model tiny --max_length 16 --optim lomo"),
@@ -140,8 +140,18 @@ CASES = {
     "quickstart_folder_exists": (2, "quickstart --folder tiny"),
     "quickstart_unknown_flag": (2, "quickstart --foo"),
     "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run"),
+    # the environment
+    "allocator_unknown_option": (2, f"{ESTIMATE} --model tiny --max_length 16"),
+    "allocator_wrong_value": (2, f"{PLAN} --max_length 16"),
+    "allocator_of_env_block": (2, "plan sft --config env_allocator.yaml --gpu 300MiB --max_length 16"),
     **bad_methods.CASES,
 }
+
+SHELL = {
+    "allocator_unknown_option": ("PYTORCH_ALLOC_CONF", "max_split_size:64"),
+    "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
+}
+"""What the shell sets, where that is the mistake."""
 
 ELSEWHERE = {
     3: "tests/trainers/test_ppo.py, test_help_of_a_method_that_is_not_installed_prints_no_half",
@@ -157,10 +167,16 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_mistake_has_one_clear_message(name: str, autofit: Autofit, files: Path) -> None:
+def test_every_mistake_has_one_clear_message(
+    name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, line = CASES[name]
+    typed = f"autofit {line}"
+    if name in SHELL:
+        monkeypatch.setenv(*SHELL[name])
+        typed = f"{'='.join(SHELL[name])} {typed}"
     ran = autofit(*shlex.split(line))
-    text = f"$ autofit {line}\nexit code {ran.code}\n{_normal(_message(ran), files, name)}"
+    text = f"$ {typed}\nexit code {ran.code}\n{_normal(_message(ran), files, name)}"
     if os.environ.get("AUTOFIT_UPDATE_GOLDEN"):
         (GOLDEN / f"{name}.txt").write_text(text)
     assert text == (GOLDEN / f"{name}.txt").read_text()

@@ -19,7 +19,8 @@ KNOBS = {
     *("packing", "use_peft", "load_in_4bit", "dtype", "optim"),
 }
 ESTIMATE_KEYS = {
-    *("schema", "knobs", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "budget_bytes"),
+    *("schema", "knobs", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "reserved", "non_torch_bytes"),
+    *("required_bytes", "budget_bytes"),
     *("fits", "peak_phase", "phases", "owners_at_peak", "not_counted", "rehearsal_seconds"),
 }
 PLAN_KEYS = {
@@ -39,7 +40,9 @@ def test_estimate_is_one_object_with_the_promised_keys(autofit: Autofit) -> None
     assert found.keys() >= ESTIMATE_KEYS
     assert found["knobs"].keys() >= KNOBS
     assert found["knobs"]["max_length"] == 64
-    assert found["peak_reserved_bytes"] is None
+    assert found["peak_reserved_bytes"] == found["reserved"]["native"]["peak_reserved_bytes"]
+    assert found["required_bytes"] == found["peak_reserved_bytes"] + found["non_torch_bytes"]
+    assert all(mode["peak_reserved_bytes"] > found["peak_allocated_bytes"] for mode in found["reserved"].values())
     assert sum(found["owners_at_peak"].values()) == found["peak_allocated_bytes"]
     assert max(phase["peak_bytes"] for phase in found["phases"]) == found["peak_allocated_bytes"]
     assert found["fits"]

@@ -6,7 +6,7 @@ import pytest
 
 from autotrain_mem.errors import UnknownGpuError
 from autotrain_mem.machine import catalog as module
-from autotrain_mem.machine.catalog import catalog, context_bytes, named, recognise
+from autotrain_mem.machine.catalog import catalog, named, recognise
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import GIB, MIB
 
@@ -175,29 +175,3 @@ def test_a_laptop_card_is_not_taken_for_the_desktop_card_of_its_name() -> None:
 
 def test_a_mig_instance_is_not_taken_for_its_card() -> None:
     assert recognise("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864 * MIB) is None
-
-
-@pytest.mark.parametrize(
-    ("multiprocessors", "capability", "found_mib"),
-    [
-        (24, (8, 9), 116),
-        (40, (7, 5), 198),
-        (82, (8, 6), 256),
-        (142, (8, 9), 429),
-        (108, (8, 0), 481),
-        (128, (8, 9), 504),
-        (132, (9, 0), 670),
-        (148, (10, 0), 712),
-    ],
-)
-def test_the_context_rule_is_above_every_public_figure_and_not_far(
-    multiprocessors: int, capability: tuple[int, int], found_mib: int
-) -> None:
-    ruled = context_bytes(multiprocessors, capability)
-    assert ruled is not None
-    # 170 MiB: the worst row of the table in the rule's docstring; the rest of a plan's headroom starts at 400 MiB
-    assert found_mib * MIB < ruled < (found_mib + 170) * MIB
-
-
-def test_an_unknown_architecture_has_no_context_size() -> None:
-    assert context_bytes(100, (99, 0)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotrain_mem.errors import NoGpuError, UnknownGpuError
@@ -24,11 +26,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     """The GPUs that detection finds: two, until a test changes the list."""
     gpus = [found("first", 1), found("second", 0)]
     monkeypatch.setattr(module, "detect", lambda: tuple(gpus))
+    monkeypatch.setattr(module, "measured", lambda card: replace(card, source="measured"))
     return gpus
 
 
 def test_the_first_gpu_that_cuda_shows_is_chosen(machine: list[Hardware]) -> None:
-    assert choose(None, use_cpu=False) is machine[0]
+    assert choose(None, use_cpu=False).name == machine[0].name
+
+
+def test_only_a_gpu_that_is_here_is_measured(machine: list[Hardware]) -> None:
+    assert choose(None, use_cpu=False).source == "measured"
+    others = [choose("rtx3060", use_cpu=False), choose("6GiB", use_cpu=False), choose(None, use_cpu=True)]
+    assert "measured" not in [other.source for other in others]
 
 
 def test_a_named_card_is_chosen_over_the_one_that_is_here(machine: list[Hardware]) -> None:

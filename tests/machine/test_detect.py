@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.machine.catalog import catalog, context_bytes, named
+from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
+from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.units import GIB, MIB
 
 
@@ -252,7 +253,7 @@ def test_an_old_driver_counts_its_own_part_in_the_total_but_not_as_free(nvml: Fa
     assert "with the driver's reserve" in device.source
 
 
-def test_a_card_of_the_catalog_gets_its_speed_and_context_from_there(nvml: FakeNvml) -> None:
+def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_there(nvml: FakeNvml) -> None:
     device, row = detect()[0], named("rtx3090")
     assert device.name == "NVIDIA GeForce RTX 3090"
     assert device.bandwidth_bytes_per_second == row.bandwidth_bytes_per_second
@@ -261,19 +262,23 @@ def test_a_card_of_the_catalog_gets_its_speed_and_context_from_there(nvml: FakeN
     assert device.compute_capability == (8, 6)
 
 
-def test_the_speed_of_an_unknown_card_stays_unknown_and_its_context_follows_its_size(nvml: FakeNvml) -> None:
+def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_follows_its_size(
+    nvml: FakeNvml,
+) -> None:
     nvml.gpus = [FakeGpu("NVIDIA GeForce RTX 4090 Laptop GPU", A, total_mib=16376, capability=(8, 9), cores=9728)]
     (device,) = detect()
     assert device.bandwidth_bytes_per_second is None
     assert device.bf16_flops_per_second is None
-    assert device.non_torch_bytes == context_bytes(9728 // 128, (8, 9))
+    ruled = overhead(9728 // 128, (8, 9))
+    assert ruled is not None
+    assert device.non_torch_bytes == ruled.total_bytes
 
 
-def test_an_unknown_card_that_tells_no_size_gets_the_largest_context_and_says_so(nvml: FakeNvml) -> None:
+def test_an_unknown_card_that_tells_no_size_gets_the_largest_figure_and_says_so(nvml: FakeNvml) -> None:
     nvml.gpus = [FakeGpu("NVIDIA Something New", A, capability=(99, 0), cores=None)]
     (device,) = detect()
     assert device.non_torch_bytes == max(card.non_torch_bytes for card in catalog())
-    assert "context: unknown" in device.source
+    assert "outside torch: unknown" in device.source
 
 
 def test_a_card_that_does_not_tell_its_memory_is_an_error(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +298,9 @@ def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: 
     assert device.total_bytes == 4864 * MIB
     assert device.free_bytes == 3864 * MIB
     assert device.bandwidth_bytes_per_second is None
-    assert device.non_torch_bytes == context_bytes(14, (8, 0))
+    ruled = overhead(14, (8, 0))
+    assert ruled is not None
+    assert device.non_torch_bytes == ruled.total_bytes
 
 
 def test_an_instance_hides_whole_cards(nvml: FakeNvml) -> None:

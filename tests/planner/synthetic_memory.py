@@ -11,7 +11,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.planner.points import relative_cost
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.spec import Estimate, Hardware, Harm, Job, Knobs, MemoryEstimate, Owner, Phase
+from autotrain_mem.spec import Estimate, Hardware, Harm, Job, Knobs, MemoryEstimate, Owner, Phase, ReservedEstimate
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
@@ -46,6 +46,8 @@ class LinearMemory:
     rollout_bytes: int = 0
     """Per row that is generated at once."""
     noise: float = 0.0
+    unmapped: float = 0.0
+    """Share of the peak that expandable segments save of what native ones reserve."""
     longest: int | None = None
     calls: list[Knobs] = field(default_factory=list)
 
@@ -54,6 +56,10 @@ class LinearMemory:
         return self.estimate(knobs)
 
     def estimate(self, knobs: Knobs) -> Estimate:
+        memory, hardware = self._memory(knobs), self._hardware()
+        return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=self.budget_bytes)
+
+    def _memory(self, knobs: Knobs) -> MemoryEstimate:
         owners = self._owners(knobs)
         static = sum(owners[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE))
         foreach = 0 if knobs.optimizer_offload else owners[Owner.GRADIENTS]
@@ -65,17 +71,29 @@ class LinearMemory:
         peak_phase = max(peaks, key=peaks.__getitem__)
         if peak_phase is not Phase.BACKWARD:
             owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: peaks[peak_phase] - static}
-        memory = MemoryEstimate(
+        return MemoryEstimate(
             peak_allocated_bytes=peaks[peak_phase],
             peak_phase=peak_phase,
             phases={Phase.LOAD: owners[Owner.WEIGHTS]} | peaks,
             owners_at_peak=owners,
             modules_at_peak=(),
-            reserve_allowance_bytes=int(peaks[peak_phase] * (0.03 + self.noise * self._stray(knobs))),
+            native=self._reserved(peaks[peak_phase], 0.03 + self.noise * self._stray(knobs)),
+            expandable=self._reserved(peaks[peak_phase], 0.03 + self.noise * self._stray(knobs) - self.unmapped),
             not_counted=(),
             rehearsal_seconds=1.0,
         )
-        return Estimate(knobs=knobs, hardware=self._hardware(), memory=memory, budget_bytes=self.budget_bytes)
+
+    def _reserved(self, peak_bytes: int, cached_share: float) -> ReservedEstimate:
+        reserved = int(peak_bytes * (1 + cached_share))
+        fits = reserved + self._hardware().non_torch_bytes <= self.budget_bytes
+        return ReservedEstimate(
+            peak_allocated_bytes=peak_bytes,
+            peak_reserved_bytes=reserved,
+            peak_limited_bytes=reserved,
+            slack_bytes=max(0, reserved - peak_bytes),
+            num_alloc_retries=0 if fits else 1,
+            largest_refused_bytes=None,
+        )
 
     def _owners(self, knobs: Knobs) -> dict[Owner, int]:
         width = 2 if knobs.dtype == "bfloat16" else 4
@@ -102,6 +120,8 @@ class LinearMemory:
         )
 
     def _stray(self, knobs: Knobs) -> float:
+        """The same for both kinds of segments."""
+        knobs = replace(knobs, expandable_segments=False)
         return zlib.crc32(repr(knobs).encode()) / 2**32
 
 

@@ -68,7 +68,9 @@ def test_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(borde
         need = int(knobs.per_device_train_batch_size**power * scale)
         estimate = line(knobs)
         phases = dict.fromkeys(estimate.memory.phases, need)
-        return replace(estimate, memory=replace(estimate.memory, peak_allocated_bytes=need, phases=phases))
+        reserved = replace(estimate.memory.native, peak_reserved_bytes=need, num_alloc_retries=0)
+        memory = replace(estimate.memory, peak_allocated_bytes=need, phases=phases, native=reserved)
+        return replace(estimate, memory=memory)
 
     most_that_fits(SPACE, ROWS, Memo(curved))
     assert len(line.calls) <= 2 + 3 * 6

@@ -214,15 +214,15 @@ def test_unknown_lever_is_answered_with_the_one_meant(name: str, meant: str) -> 
     assert raised.value.message == f"--forbid knows no lever named {name}"
     assert raised.value.hint == (
         f"did you mean --forbid {meant} instead of {name}?\nthe levers are "
-        "eval_batch, micro_batch, rollout_batch, gradient_checkpointing, activation_offloading, optimizer_offload, "
-        "bf16_weights, 8bit_optimizer, lora, 8bit_base, 4bit_base, max_length"
+        "expandable_segments, eval_batch, micro_batch, rollout_batch, gradient_checkpointing, activation_offloading, "
+        "optimizer_offload, bf16_weights, 8bit_optimizer, lora, 8bit_base, 4bit_base, max_length"
     )
 
 
 def test_lever_like_no_other_is_answered_with_the_list() -> None:
     with pytest.raises(UsageError) as raised:
         check_forbid(["zzz"])
-    assert raised.value.hint.startswith("the levers are eval_batch, micro_batch")
+    assert raised.value.hint.startswith("the levers are expandable_segments, eval_batch")
 
 
 def test_known_levers_may_be_forbidden() -> None:

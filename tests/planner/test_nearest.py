@@ -31,7 +31,7 @@ def error_of(budget_bytes: int, **words: object) -> DoesNotFitError:
 GOLDEN = """\
 toy-1B with full fine-tuning does not fit toy12.
   needs   8.41 GiB in the backward pass (weights 1.86 GiB, gradients 1.86 GiB, optimizer state 1.86 GiB, \
-activations 781.2 MiB, temporary 1.53 GiB, allocator 242.0 MiB, outside torch 300.0 MiB),
+activations 781.2 MiB, temporary 1.53 GiB, cached 242.0 MiB, outside torch 300.0 MiB),
           at the least demanding settings allowed: 8 x 1 rows, max_length 1024, with gradient checkpointing, \
 bfloat16, adamw_8bit
   budget  3.00 GiB (4.00 GiB total, 256.0 MiB used by others, 768.0 MiB headroom)

@@ -299,3 +299,10 @@ def test_a_policy_within_a_policy_gives_back_the_outer_one() -> None:
             assert sample(torch.bfloat16).exp().dtype is torch.float32
     with bf16():
         assert sample(torch.bfloat16).exp().dtype is torch.bfloat16
+
+
+def test_operators_of_cudnn_that_only_a_cuda_build_registers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = lens._registered
+    of_cuda_build = {"AutocastCUDA": {"_cudnn_rnn", "cudnn_convolution"}}
+    monkeypatch.setattr(lens, "_registered", lambda key: registered(key) | of_cuda_build.get(key, set()))
+    assert not [name for name in lens._kernels() if "cudnn" in name]

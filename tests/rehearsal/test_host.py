@@ -6,7 +6,7 @@ import pathlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -57,15 +57,14 @@ def build_and(prepare: Prepare | None, *args: Any, **arguments: Any) -> Any:
 
 
 def rehearsed(folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any) -> Trace:
-    with host_offloading():
-        return rehearse_play(Play(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
+    return rehearse_play(Play(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
 
 
 def real(
     folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any
 ) -> tuple[Trace, torch.nn.Module]:
     watch = Watch()
-    with host_offloading(), watch.curtain():
+    with watch.curtain():
         torch.manual_seed(0)
         trainer = build_and(prepare, folder, output_dir, **arguments)
         watch.train(trainer)
@@ -96,6 +95,9 @@ def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allo
     arguments = {"activation_offloading": True, "gradient_checkpointing": checkpointing, "peft": peft}
     fake, (true, _) = rehearsed(folder, tmp_path, **arguments), real(folder, tmp_path, **arguments)
     assert births(fake) == births(true)
+    assert [block.stream for block in fake.blocks] == [block.stream for block in true.blocks]
+    assert {block.stream for block in fake.blocks} == {0, 1}
+    assert [use[1:] for use in fake.stream_uses] == [use[1:] for use in true.stream_uses]
     assert peak(fake) == peak(true)
     assert peak(fake, Owner.ACTIVATIONS) == peak(true, Owner.ACTIVATIONS)
 
@@ -118,11 +120,12 @@ ELEMENTS = 1000
 
 def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> tuple[Trace, torch.Tensor]:
     """``layers`` times sin, each of which saves its input; returns what was recorded, and the gradient."""
-    with host_offloading():
+    recorder = Recorder()
+    with host_offloading(recorder):
         model = torch.nn.Linear(2, 2)
         context = activation_offloading.get_act_offloading_ctx_manager(model) if offload else nullcontext()
         x = torch.linspace(0, 1, elements).requires_grad_()
-        with Recorder().recording() as recorder, context:
+        with recorder.recording(), context:
             out = x
             for _ in range(layers):
                 out = (out * 1.5).sin()
@@ -147,6 +150,70 @@ def test_what_comes_back_is_born_again(tensors: Callable[[], Any]) -> None:
     more = Counter(block.size_bytes for block in offloaded.blocks) - Counter(block.size_bytes for block in kept.blocks)
     still_leaving = 5
     assert 40 - still_leaving <= more[ELEMENTS * 4] <= 40
+
+
+@REAL_OR_FAKE
+def test_what_comes_back_is_born_on_the_stream_that_copies(tensors: Callable[[], Any]) -> None:
+    """``OffloadActivations`` makes one stream beside the default one; the rest of the training stays on that."""
+    with tensors():
+        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
+    aside = [block for block in offloaded.blocks if block.stream]
+    still_leaving = 5
+    assert {block.stream for block in aside} == {1}
+    assert {block.size_bytes for block in aside} == {ELEMENTS * 4}
+    assert 40 - still_leaving <= len(aside) <= 40
+    assert not any(block.stream for block in kept.blocks)
+
+
+def test_a_copy_that_is_contiguous_for_the_way_out_is_born_there_too() -> None:
+    recorder = Recorder()
+    with host_offloading(recorder):
+        x = torch.ones(64, 32, requires_grad=True)
+        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
+        with recorder.recording(), context:
+            (x * 2).t().sin()
+    (copy,) = [block for block in recorder.trace().blocks if block.stream == 1]
+    assert copy.size_bytes == 64 * 32 * 4
+
+
+@REAL_OR_FAKE
+def test_what_is_still_referred_to_after_its_node_is_recorded_as_used_on_the_default_stream(
+    tensors: Callable[[], Any],
+) -> None:
+    """TRL's own case for ``record_stream``: something has kept a view of the tensor that came back."""
+    recorder = Recorder()
+    with tensors(), host_offloading(recorder):
+        _Keep.kept = []
+        out = torch.ones(ELEMENTS, requires_grad=True)
+        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
+        with recorder.recording(), context:
+            for _ in range(10):
+                out = _Keep.apply(out * 1.5)
+            out.sum().backward()
+        trace = recorder.trace()
+        _Keep.kept = []
+    assert trace.stream_uses
+    assert {use.stream for use in trace.stream_uses} == {0}
+    assert {trace.blocks[use.block - 1].stream for use in trace.stream_uses} == {1}
+    born = {event: index for index, event in enumerate(trace.events) if event > 0}
+    assert all(born[use.block] < use.event for use in trace.stream_uses)
+
+
+class _Keep(torch.autograd.Function):
+    """Holds on to what comes back."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        _Keep.kept.append(x.view(-1))
+        return grad * x
 
 
 @REAL_OR_FAKE

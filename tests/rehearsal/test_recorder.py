@@ -11,11 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_card import SmallCard
 
-from autotrain_mem.allocator.allocated import AllocatedBytes
-from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.recorder import Recorder, Scratch, Workspace
-from autotrain_mem.spec import Block, Hardware, Owner, Phase, Trace
+from autotrain_mem.spec import Block, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import KIB
 
@@ -371,15 +370,8 @@ def test_what_a_checkpoint_recomputes_in_the_backward_pass_is_activations(use_re
 # -- a device that is full -----------------------------------------------------------------------------------------
 
 
-def simulated(capacity_bytes: int) -> SimulatedGpu:
-    hardware = Hardware(
-        name="tiny", origin="imagined", total_bytes=capacity_bytes, free_bytes=capacity_bytes, non_torch_bytes=0
-    )
-    return SimulatedGpu(hardware, AllocatedBytes())
-
-
 def test_a_device_hears_of_every_birth_and_death() -> None:
-    device = simulated(100 * KIB)
+    device = SmallCard(100 * KIB)
     with Recorder(device=device).recording():
         tensor = torch.zeros(1024)
         assert device.allocated_bytes == 4 * KIB
@@ -391,7 +383,7 @@ def test_a_device_hears_of_every_birth_and_death() -> None:
 
 
 def test_out_of_memory_passes_through_a_forward() -> None:
-    device = simulated(10 * KIB)
+    device = SmallCard(10 * KIB)
     with Recorder(device=device).recording():
         with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
             torch.nn.functional.linear(torch.zeros(32, 16), torch.zeros(64, 16))
@@ -401,7 +393,7 @@ def test_out_of_memory_passes_through_a_forward() -> None:
 
 def test_out_of_memory_passes_through_a_backward() -> None:
     leaf = torch.ones(1024, requires_grad=True)
-    device = simulated(10 * KIB)  # exp's result and the loss; its gradient and the leaf's are two too many
+    device = SmallCard(10 * KIB)  # exp's result and the loss; its gradient and the leaf's are two too many
     with Recorder(device=device).recording():
         loss = leaf.exp().exp().sum()
         with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
@@ -411,7 +403,7 @@ def test_out_of_memory_passes_through_a_backward() -> None:
 
 
 def test_an_allocation_that_failed_is_not_part_of_the_peak() -> None:
-    device = simulated(100 * KIB)
+    device = SmallCard(100 * KIB)
     with Recorder(device=device).recording():
         fits = torch.zeros(1024)
         with pytest.raises(torch.OutOfMemoryError):
@@ -442,8 +434,8 @@ def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
 @given(steps)
 def test_births_less_deaths_are_the_bytes_of_live_storages(program: list[tuple[str, int, int]]) -> None:
     tensors: list[torch.Tensor] = []
-    device = AllocatedBytes()
-    recorder = Recorder(device=device)  # type: ignore[arg-type]  # it answers, where a device is silent
+    device = SmallCard()
+    recorder = Recorder(device=device)
     phases = list(Phase)
     with recorder.recording():
         for action, index, size in program:
@@ -477,11 +469,11 @@ def test_births_less_deaths_are_the_bytes_of_live_storages(program: list[tuple[s
                 recorder.enter_phase(phases[index % len(phases)])
         trace = recorder.trace()
         assert live_bytes(trace) == sum(storages(tensors).values())
-        assert sum(device._live.values()) == device.current_bytes
+        assert sum(device._live.values()) == device.allocated_bytes
         tensors.clear()
         trace = recorder.trace()
     assert live_bytes(trace) == 0
-    assert device.current_bytes == 0
+    assert device.allocated_bytes == 0
     births = [event for event in trace.events if event > 0]
     assert births == list(range(1, len(trace.blocks) + 1)), "blocks are numbered in the order of their births"
     assert sorted(-event for event in trace.events if event < 0) == births, "every block dies exactly once"
@@ -533,7 +525,7 @@ def test_scratch_that_is_kept_lives_on_under_its_name() -> None:
 
 
 def test_a_device_is_asked_for_scratch_and_gets_it_back() -> None:
-    device = simulated(100 * KIB)
+    device = SmallCard(100 * KIB)
     recorder = Recorder(device=device, workspace=takes(Scratch(50 * KIB), Scratch(10 * KIB, kept_as="handle")))
     with recorder.recording():
         x = torch.ones(256)
@@ -545,7 +537,7 @@ def test_a_device_is_asked_for_scratch_and_gets_it_back() -> None:
 
 @pytest.mark.parametrize("kept_as", ["", "handle"])
 def test_scratch_that_a_device_cannot_give_is_out_of_memory_and_is_taken_back(kept_as: str) -> None:
-    device = simulated(100 * KIB)
+    device = SmallCard(100 * KIB)
     recorder = Recorder(device=device, workspace=takes(Scratch(200 * KIB, kept_as=kept_as)))
     with recorder.recording():
         x = torch.ones(256)
@@ -557,13 +549,7 @@ def test_scratch_that_a_device_cannot_give_is_out_of_memory_and_is_taken_back(ke
 
 
 def test_an_emptied_cache_is_an_event_in_its_place() -> None:
-    class Emptied(Silent):
-        emptied = 0
-
-        def empty_cache(self) -> None:
-            self.emptied += 1
-
-    device = Emptied()
+    device = SmallCard()
     recorder = Recorder(device=device)
     with recorder.recording():
         first = torch.ones(N)
@@ -589,9 +575,95 @@ def test_an_emptied_cache_stays_when_what_was_disowned_goes() -> None:
         del paged, kept
 
 
-class Silent:
-    """A device that takes everything."""
+# -- streams -------------------------------------------------------------------------------------------------------
 
-    def allocate(self, block: int, size_bytes: int) -> None: ...
 
-    def free(self, block: int) -> None: ...
+def test_a_block_bears_the_stream_that_it_was_born_on() -> None:
+    device = SmallCard()
+    recorder = Recorder(device=device)
+    with recorder.recording():
+        first = torch.ones(N)
+        with recorder.on_stream(1):
+            second = torch.ones(N)
+        third = torch.ones(N)
+    assert [block.stream for block in recorder.trace().blocks] == [0, 1, 0]
+    assert device.streams == {0: 0, 1: 1, 2: 0}
+    del first, second, third
+
+
+def test_a_stream_is_left_after_an_exception() -> None:
+    with recorded() as recorder:
+        with pytest.raises(ZeroDivisionError), recorder.on_stream(1):
+            raise ZeroDivisionError
+        tensor = torch.ones(N)
+    assert [block.stream for block in recorder.trace().blocks] == [0]
+    del tensor
+
+
+def test_a_use_on_another_stream_is_noted_before_the_events_that_follow() -> None:
+    device = SmallCard()
+    recorder = Recorder(device=device)
+    with recorder.recording():
+        paged = torch.ones(N)
+        recorder.disown(paged)
+        first = torch.ones(N)
+        with recorder.on_stream(1):
+            second = torch.ones(N)
+        recorder.record_stream(second, 0)
+        recorder.record_stream(first.view(10, -1), 2)
+        recorder.record_stream(paged, 2)
+        del second
+        recorder.record_stream(first, 1)
+    trace = recorder.trace()
+    assert list(trace.events) == [1, 2, -2]
+    assert trace.stream_uses == ((2, 2, 0), (2, 1, 2), (3, 1, 1))
+    assert device.stream_uses == [(2, 0), (1, 2), (0, 2), (1, 1)]
+    del first, paged
+
+
+def test_a_use_on_a_blocks_own_stream_is_none() -> None:
+    """``recordStream`` returns at once."""
+    with recorded() as recorder:
+        tensor = torch.ones(N)
+        recorder.record_stream(tensor, 0)
+    assert not recorder.trace().stream_uses
+    del tensor
+
+
+def test_a_tensor_that_is_not_on_the_device_is_used_on_no_stream() -> None:
+    unseen = torch.ones(N)
+    with recorded() as recorder:
+        recorder.record_stream(unseen, 1)
+    assert not recorder.trace().stream_uses
+
+
+# -- blocks without a tensor ---------------------------------------------------------------------------------------
+
+
+def test_what_only_a_device_would_make_is_alive_while_it_is_taken() -> None:
+    device = SmallCard()
+    recorder = Recorder(device=device)
+    with recorder.taken(4 * KIB, Owner.TEMPORARY, "warm-up"):
+        assert device.allocated_bytes == 4 * KIB
+    (block,) = recorder.trace().blocks
+    assert (block.size_bytes, block.owner, block.module) == (4 * KIB, Owner.TEMPORARY, "warm-up")
+    assert events(recorder) == [1, -1]
+    assert device.allocated_bytes == 0
+
+
+def test_what_a_device_cannot_give_is_not_entered() -> None:
+    device = SmallCard(KIB)
+    recorder = Recorder(device=device)
+    with pytest.raises(torch.OutOfMemoryError), recorder.taken(4 * KIB, Owner.TEMPORARY, "warm-up"):
+        raise AssertionError
+    assert live_bytes(recorder.trace()) == 0
+
+
+def test_only_what_was_seen_is_a_block() -> None:
+    unseen = torch.ones(N)
+    with recorded() as recorder:
+        seen = torch.ones(N)
+        assert recorder.block_of(seen[10:]) == 0
+        assert recorder.block_of(unseen) is None
+        assert events(recorder) == [1], "looking is no birth"
+    del seen

@@ -12,7 +12,8 @@ import torch
 from tiny import tiny_config, tiny_folder
 
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
-from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
 from autotrain_mem.rehearsal import worker
 from autotrain_mem.rehearsal.configs import REHEARSED_STEPS
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_job
@@ -58,6 +59,9 @@ def rehearse(
     return rehearse_job(job, some_knobs(**changes), length, str(model.parent / "scratch"))
 
 
+ENDLESS = Room(capacity_bytes=None)
+
+
 def total(trace: Trace, owner: Owner) -> int:
     """All bytes that ever belonged to an owner."""
     return sum(block.size_bytes for block in trace.blocks if block.owner is owner)
@@ -73,7 +77,7 @@ def batches(trace: Trace) -> Counter[int]:
 
 
 def peak(trace: Trace) -> int:
-    return estimate_memory(trace).peak_allocated_bytes
+    return estimate_memory(trace, ENDLESS).peak_allocated_bytes
 
 
 # -- the worst batch -----------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
 def test_packed_blocks_are_full(strategy: str, folder: pathlib.Path) -> None:
     trace = rehearse(folder, {"packing_strategy": strategy}, packing=True)
     assert max(batches(trace)) == 2 * LENGTH * TOKEN_ID_BYTES  # newer TRL adds document borders, a few bytes
-    assert estimate_memory(trace).peak_phase in (Phase.FORWARD, Phase.BACKWARD)
+    assert estimate_memory(trace, ENDLESS).peak_phase in (Phase.FORWARD, Phase.BACKWARD)
 
 
 def test_longer_rows_need_more(folder: pathlib.Path, plain: Trace) -> None:
@@ -226,11 +230,11 @@ def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathli
     weights = parameter_bytes("qwen2")
     assert peak(one) < peak(two) <= peak(one) + 1.05 * weights
     assert peak(two) == peak(four), "a third micro-step meets nothing that the second did not"
-    assert estimate_memory(four).owners_at_peak[Owner.GRADIENTS] >= weights
+    assert estimate_memory(four, ENDLESS).owners_at_peak[Owner.GRADIENTS] >= weights
 
 
 def test_every_phase_of_a_training_step_is_met(plain: Trace) -> None:
-    phases = set(estimate_memory(plain).phases)
+    phases = set(estimate_memory(plain, ENDLESS).phases)
     assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP}
 
 
@@ -239,7 +243,7 @@ def test_two_rehearsals_of_the_same_thing_are_the_same(folder: pathlib.Path) -> 
     first, second = (rehearse(folder, use_peft=True) for _ in range(2))
     assert first.blocks == second.blocks
     assert first.phase_starts == second.phase_starts
-    assert estimate_memory(first).phases == estimate_memory(second).phases
+    assert estimate_memory(first, ENDLESS).phases == estimate_memory(second, ENDLESS).phases
 
 
 def test_a_rehearsed_trace_survives_the_way_to_another_process(plain: Trace) -> None:

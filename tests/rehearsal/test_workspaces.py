@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.allocator.allocated import AllocatedBytes
-from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.rehearsal.lens.workspaces import NOT_COUNTED, workspaces
+from autotrain_mem.machine import catalog
+from autotrain_mem.rehearsal.lens.workspaces import MULTIPROCESSORS, NOT_COUNTED, workspaces
 from autotrain_mem.rehearsal.recorder import Recorder, Scratch
-from autotrain_mem.spec import Block, Hardware, Owner, Phase
+from autotrain_mem.spec import Block, Owner, Phase
 from autotrain_mem.units import MIB
 
 AMPERE, HOPPER = (8, 0), (9, 0)
@@ -38,12 +38,12 @@ def scratch(step: Callable[[], Any]) -> list[int]:
     return [trace.blocks[born - 1].size_bytes for born, died in pairs if died == -born and born > 0]
 
 
-def asked(operator: Any, *args: Any, out: Any = None, **kwargs: Any) -> list[int]:
+def asked(operator: Any, *args: Any, out: Any = None, card: tuple[int, int] = AMPERE, **kwargs: Any) -> list[int]:
     """What the table says of one call, on tensors too large to make."""
     with FakeTensorMode():
         made = [arg() if callable(arg) else arg for arg in args]
         result = operator(*made, **kwargs) if out is None else out()
-        return [taken.size_bytes for taken in workspaces(AMPERE)(operator, tuple(made), kwargs, result)]
+        return [taken.size_bytes for taken in workspaces(card)(operator, tuple(made), kwargs, result)]
 
 
 def fake(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
@@ -124,6 +124,76 @@ def test_a_scatter_by_mask_counts_through_all_elements() -> None:
     assert wide == [4096 * 2048 * 9]
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (4096, 896, 29_360_128),
+        (4096, 128, 4_194_304),
+        (2048, 512, 8_388_608),
+        (2048, 128, 2_097_152),
+        (4096, 512, 16_777_216),
+        (8192, 896, 58_720_256),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_over_rows_holds_a_part_for_every_block_that_shares_it(
+    rows: int, columns: int, expected: int, dtype: torch.dtype
+) -> None:
+    operator = torch.ops.aten.sum.dim_IntList
+    assert asked(operator, fake(rows, columns, dtype=dtype), [0], True, card=HOPPER) == [expected]
+    split = fake(4, rows // 4, columns, dtype=dtype)
+    assert asked(operator, split, [0, 1], True, card=HOPPER) == [expected], "leading dimensions are one"
+
+
+@pytest.mark.parametrize(
+    ("card", "shares"),
+    [(HOPPER, 25), (AMPERE, 21), ((8, 6), 12), ((7, 5), 7), ((12, 0), 27), ((1, 0), 35)],
+)
+def test_a_card_with_more_multiprocessors_splits_a_wide_sum_further(card: tuple[int, int], shares: int) -> None:
+    wide = fake(4096, 11_008, dtype=torch.bfloat16)
+    sizes = asked(torch.ops.aten.sum.dim_IntList, wide, [0], True, card=card)
+    assert sizes == [shares * 32 * 4 * 11_008 * 4]
+
+
+def test_a_sums_threads_load_as_many_columns_at_once_as_divide_a_row() -> None:
+    operator = torch.ops.aten.sum.dim_IntList
+    by_two, one_by_one = fake(4096, 130), fake(4096, 131)
+    assert asked(operator, by_two, [0], card=HOPPER) == [4096 // 8 // 16 * 32 * 2 * 130 * 4]
+    assert asked(operator, one_by_one, [0], card=HOPPER) == [4096 // 16 // 16 * 32 * 131 * 4]
+
+
+def test_a_sum_beyond_two_gibibytes_is_made_by_halves() -> None:
+    operator, columns = torch.ops.aten.sum.dim_IntList, 151_936
+    whole, eighth = fake(4 * 4096, columns), fake(2048, columns)
+    assert asked(operator, whole, [0], card=HOPPER) == asked(operator, eighth, [0], card=HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((4096, 896), [1]), ((4096, 896), None), ((800, 896), [0]), ((2, 2, 7, 512, 64), [2]), ((), [0]), ((0, 4), [0])],
+    ids=["of each row", "of all", "few rows", "grouped heads", "scalar", "nothing"],
+)
+def test_other_sums_hold_nothing(shape: tuple[int, ...], dims: list[int] | None) -> None:
+    assert asked(torch.ops.aten.sum.dim_IntList, fake(*shape), dims) == []
+
+
+def test_sums_along_memory_hold_nothing_whatever_the_order_of_dimensions() -> None:
+    assert asked(torch.ops.aten.sum.dim_IntList, lambda: torch.empty(896, 4096).T, [0]) == []
+
+
+def test_a_mask_is_counted_as_int64() -> None:
+    mask = fake(8, 1024, dtype=torch.bool)
+    assert asked(torch.ops.aten.sum.default, mask) == [8 * 1024 * 8]
+    assert asked(torch.ops.aten.sum.dim_IntList, mask, [1]) == [8 * 1024 * 8]
+    assert asked(torch.ops.aten.sum.default, fake(8, dtype=torch.long)) == []
+    assert asked(torch.ops.aten.sum.default, fake(8, dtype=torch.bfloat16), dtype=torch.float32) == []
+
+
+def test_no_card_of_the_catalog_has_more_multiprocessors_than_its_capability_is_taken_to_have() -> None:
+    cards = [card for card in catalog._CARDS if card.compute_capability is not None]
+    assert all(card.multiprocessors <= MULTIPROCESSORS[card.compute_capability] for card in cards)
+
+
 # -- as a recording meets them -------------------------------------------------------------------------------------
 
 
@@ -158,6 +228,40 @@ def test_log_softmaxs_backward_holds_nothing(tensors: Callable[[], Any]) -> None
         out = scores.log_softmax(-1)
         grad = torch.ones_like(out)
         assert scratch(lambda: out.backward(grad)) == []
+
+
+@TENSORS
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax])
+def test_softmax_copies_logits_that_were_cut(tensors: Callable[[], Any], softmax: Any) -> None:
+    with tensors():
+        logits = torch.ones(4, 50, 60)
+        kept: list[torch.Tensor] = []
+        assert scratch(lambda: kept.append(softmax(logits[:, 9:-1], -1))) == [4 * 40 * 60 * 4]
+        assert scratch(lambda: kept.append(softmax(logits, -1))) == []
+
+
+@TENSORS
+def test_log_softmaxs_backward_copies_a_gradient_that_is_one_number(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        out = torch.ones(50, 60, requires_grad=True).log_softmax(-1).sum()
+        assert scratch(lambda: out.backward()) == [50 * 60 * 4]
+
+
+@TENSORS
+def test_the_gradient_of_a_bias_is_summed_by_blocks(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        layer, x = torch.nn.Linear(8, 128), torch.ones(2, 2048, 8)
+        out = layer(x)
+        grad = torch.ones_like(out)
+        assert 4_194_304 in scratch(lambda: out.backward(grad))
+
+
+@TENSORS
+def test_dropouts_mask_is_made_before_its_result(tensors: Callable[[], Any]) -> None:
+    with tensors():
+        x = torch.ones(50, 60)
+        trace = recorded(lambda: torch.native_dropout(x, 0.5, True)).trace()
+    assert [block.size_bytes for block in trace.blocks] == [50 * 60, 50 * 60 * 4]
 
 
 @TENSORS
@@ -244,39 +348,22 @@ def test_a_recompute_within_the_backward_pass_uses_the_backwards_workspace() -> 
 
 def test_a_workspace_is_alive_together_with_its_operators_inputs_and_results() -> None:
     n = 1_000_000
-    allocated = AllocatedBytes()
+    card = SmallCard()
     x = torch.ones(n)
 
     def step() -> None:
         recorder.mark(x, Owner.OTHER, "x")
         x.clone().logsumexp(0)
 
-    recorder = Recorder(device=Silent(allocated), workspace=workspaces(AMPERE))
+    recorder = Recorder(device=card, workspace=workspaces(AMPERE))
     with recorder.recording():
         step()
-    assert allocated.peak_bytes >= 3 * n * 4, "x, its clone and the exponentials"
-    assert allocated.peak_bytes < 3 * n * 4 + 4096
-
-
-class Silent:
-    """An accounting as a device."""
-
-    def __init__(self, accounting: AllocatedBytes) -> None:
-        self._accounting = accounting
-
-    def allocate(self, block: int, size_bytes: int) -> None:
-        self._accounting.allocate(block, size_bytes)
-
-    def free(self, block: int) -> None:
-        self._accounting.free(block)
-
-    def empty_cache(self) -> None:
-        raise AssertionError
+    assert card.peak_bytes >= 3 * n * 4, "x, its clone and the exponentials"
+    assert card.peak_bytes < 3 * n * 4 + 4096
 
 
 def test_a_workspace_that_does_not_fit_is_out_of_memory_and_leaves_nothing_behind() -> None:
-    card = Hardware(name="small", origin="imagined", total_bytes=16 * MIB, free_bytes=16 * MIB, non_torch_bytes=0)
-    gpu = SimulatedGpu(card, AllocatedBytes())
+    gpu = SmallCard(16 * MIB)
     recorder = Recorder(device=gpu, workspace=workspaces(AMPERE))
     logits = torch.ones(3 * MIB)  # 12 MiB, and 12 MiB more within logsumexp
     with recorder.recording():

@@ -16,11 +16,14 @@ from report_examples import (
     DEFAULTS,
     DOES_NOT_FIT,
     DPO_PLAN,
+    EXPANDED,
+    EXPANDED_PLAN,
     GRPO_KNOBS,
     GRPO_PLAN,
     HOST,
     IMAGINED,
     LONG_SEARCH,
+    MEASURED,
     NO_GPU,
     PLAN,
     PPO_PLAN,
@@ -30,8 +33,11 @@ from report_examples import (
     SHARED,
     UNCHANGED_PLAN,
     V100,
+    attempt,
+    crowded,
     estimate,
     memory,
+    reserved,
     sampling,
 )
 from rich.console import Console, RenderableType
@@ -54,6 +60,8 @@ from autotrain_mem.units import GIB, MIB
 
 GOLDEN = Path(__file__).parent / "golden"
 
+RETRIED = replace(REPORT, measured=replace(MEASURED, num_alloc_retries=2))
+
 VIEWS = {
     "estimate_fits": estimate_view(estimate()),
     "estimate_does_not_fit_a_shared_card": estimate_view(estimate(SHARED, scale=1.5)),
@@ -61,6 +69,11 @@ VIEWS = {
     "estimate_cpu": estimate_view(estimate(HOST, scale=0.1, knobs=DEFAULTS)),
     "estimate_vllm": estimate_view(GRPO_PLAN.estimate),
     "estimate_sampling": estimate_view(sampling(GRPO_KNOBS)),
+    "estimate_expandable": estimate_view(estimate(knobs=EXPANDED)),
+    "estimate_refused": estimate_view(crowded()),
+    "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
+    "plan_expanded": plan_view(EXPANDED_PLAN, defaults=DEFAULTS),
+    "attempts_expanded": attempts_view(EXPANDED_PLAN),
     "plan_quantized": plan_view(LONG_SEARCH, defaults=replace(DEFAULTS, per_device_eval_batch_size=8)),
     "plan_grpo": plan_view(GRPO_PLAN, defaults=None),
     "plan_ppo": plan_view(PPO_PLAN, defaults=None),
@@ -74,7 +87,8 @@ VIEWS = {
     "attempts_single": attempts_view(UNCHANGED_PLAN),
     "gpus": gpus_view([RTX3060, V100, IMAGINED]),
     "report": report_view(REPORT),
-    "report_unmeasured": report_view(replace(REPORT, measured_peak_bytes=None, first_loss=None, last_loss=None)),
+    "report_unmeasured": report_view(replace(REPORT, measured=None, first_loss=None, last_loss=None)),
+    "report_retried": report_view(RETRIED),
     "error_does_not_fit": error_view(DOES_NOT_FIT),
     "error_no_gpu": error_view(NO_GPU),
 }
@@ -127,7 +141,7 @@ def shown_sums(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
 
 def assert_adds_up(text: str) -> None:
     figures, signed = shown_sums(text)
-    assert {"peak allocated", "allowance for reserved", "outside torch", "needed", "budget"} <= set(figures)
+    assert {"peak allocated", "outside torch", "needed", "budget"} <= set(figures)
     running = 0
     for sign, number in signed:
         if sign == "+":
@@ -145,16 +159,29 @@ def test_shown_parts_add_up_to_the_shown_totals(name: str) -> None:
 
 @given(
     sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
-    allowance=st.integers(0, 5 * GIB),
+    cached=st.tuples(st.integers(0, 5 * GIB), st.integers(0, 5 * GIB)),
+    expandable=st.booleans(),
     non_torch=st.integers(0, GIB),
     free=st.integers(1, 200 * GIB),
 )
-def test_any_estimate_adds_up_as_shown(sizes: list[int], allowance: int, non_torch: int, free: int) -> None:
+def test_any_estimate_adds_up_as_shown(
+    sizes: list[int], cached: tuple[int, int], expandable: bool, non_torch: int, free: int
+) -> None:
     hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
     owners = dict(zip(Owner, sizes, strict=True))
-    needed = replace(memory(owners), reserve_allowance_bytes=allowance)
-    tried = Estimate(knobs=CHOSEN, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes())
-    assert_adds_up(rendered(estimate_view(tried)))
+    native, expanded = (reserved(sum(sizes) + more) for more in cached)
+    needed = replace(memory(owners), native=native, expandable=expanded)
+    knobs = EXPANDED if expandable else CHOSEN
+    tried = Estimate(knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes())
+    text = rendered(estimate_view(tried))
+    assert_adds_up(text)
+    assert_reserved_is_what_the_column_says(text)
+
+
+def assert_reserved_is_what_the_column_says(text: str) -> None:
+    figures, _ = shown_sums(text)
+    (peak,) = re.findall(r"^  \S.*? +(\d+)\.(\d\d) (?:[KMG]i)?B .*counted above$", text, flags=re.MULTILINE)
+    assert int("".join(peak)) == figures["peak allocated"] + figures["cached by the allocator"]
 
 
 @given(sizes=st.lists(st.integers(0, 300 * GIB), min_size=1, max_size=9))
@@ -199,6 +226,64 @@ def test_bars_are_ascii_where_the_output_is() -> None:
     assert b"backward        7.42 GiB  ########" in raw.getvalue()
 
 
+# What is reserved.
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name.startswith("estimate") and name != "estimate_cpu"])
+def test_the_reserved_mode_that_is_marked_is_the_one_that_is_counted(name: str) -> None:
+    assert_adds_up(rendered(VIEWS[name]))
+    assert_reserved_is_what_the_column_says(rendered(VIEWS[name]))
+
+
+def test_the_column_names_the_mode_that_it_counts() -> None:
+    assert "free blocks and their remains, with segments of fixed size" in rendered(VIEWS["estimate_fits"])
+    assert "free blocks and their remains, with expandable segments" in rendered(VIEWS["estimate_expandable"])
+
+
+def test_a_host_has_no_allocator_that_caches() -> None:
+    text = rendered(VIEWS["estimate_cpu"])
+    assert "reserved" not in text
+    assert "cached" not in text
+
+
+def test_retries_and_refusals_have_columns_only_where_there_are_any() -> None:
+    assert re.search(r"retries +largest refused", rendered(VIEWS["estimate_refused"]))
+    assert not re.search("retries|refused", rendered(VIEWS["estimate_fits"]))
+
+
+def test_what_would_fit_but_for_the_allocator_says_so_in_one_line() -> None:
+    lines = rendered(VIEWS["estimate_refused"]).splitlines()
+    assert "  the largest request that fails: 1.20 GiB; expandable segments would need 9.89 GiB, which fits" in lines
+    retried = rendered(VIEWS["estimate_retried"]).splitlines()
+    assert (
+        "  it would get by only by giving its cache back 7 times, each of which stops the GPU; expandable" in retried[1]
+    )
+    assert "which does not fit either" in retried[2]
+
+
+def test_what_would_not_fit_even_without_a_cache_says_nothing_of_the_allocator() -> None:
+    full = crowded()
+    full = replace(full, budget_bytes=full.memory.peak_allocated_bytes)
+    assert "largest request that fails" not in rendered(estimate_view(full))
+
+
+def test_an_estimate_in_expandable_segments_proposes_none() -> None:
+    expanded = replace(crowded(fits_expanded=False), knobs=EXPANDED)
+    text = rendered(estimate_view(expanded))
+    assert "it would get by only by giving its cache back 2 times" in text
+    assert "expandable segments would need" not in text
+
+
+def test_a_share_of_the_card_that_is_too_small_does_not_fit_though_the_sum_would() -> None:
+    """``per_process_memory_fraction``: requests are refused below the budget."""
+    fits = estimate()
+    refused = replace(fits.memory, native=replace(fits.memory.native, num_alloc_retries=1, largest_refused_bytes=MIB))
+    text = rendered(estimate_view(replace(fits, memory=refused)))
+    assert text.startswith("does not fit")
+    assert "the largest request that fails: 1.00 MiB" in text
+    assert_adds_up(text)
+
+
 # The plan.
 
 
@@ -241,8 +326,31 @@ def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
         assert f"  {line}\n" in text
 
 
-def test_exactly_one_attempt_is_the_chosen_one() -> None:
-    assert rendered(VIEWS["attempts"]).count("chosen") == 1
+@pytest.mark.parametrize("name", ["attempts", "attempts_expanded"])
+def test_exactly_one_attempt_is_the_chosen_one(name: str) -> None:
+    assert rendered(VIEWS[name]).count("chosen") == 1
+
+
+def test_a_plan_that_fits_only_with_expandable_segments_says_so() -> None:
+    text = rendered(VIEWS["plan_expanded"])
+    assert "  expandable_segments  false -> true  costs nothing\n" in text
+    assert "with segments of fixed size it needs 12.2 GiB, the budget is 11.2 GiB" in text
+    assert re.search(r"\* expandable_segments +true +TRL has none of its own", text)
+    assert "and only autofit has --expandable_segments" in text
+
+
+def test_attempts_in_expandable_segments_are_marked_where_the_plan_turned_them_on() -> None:
+    text = rendered(VIEWS["attempts_expanded"])
+    assert len(re.findall(r"\d x \d+ \+ ", text)) == 2
+    assert "\n+             with expandable segments\n" in text
+    assert "expandable" not in text.split("\nas asked for  ")[1].split("\n+")[0]
+
+
+def test_expandable_segments_that_the_user_asked_for_are_no_mark() -> None:
+    asked = replace(PLAN, attempts=(attempt(EXPANDED, 9.0), attempt(EXPANDED, 8.0)))
+    text = rendered(attempts_view(asked), 120)
+    assert "+" not in text
+    assert "expandable segments" in text.split("\nas asked for  ")[1]
 
 
 # Errors and the report.
@@ -263,15 +371,24 @@ def test_an_error_without_words_is_named_by_its_class() -> None:
     assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
 
 
-def test_the_shown_error_is_that_of_the_shown_peaks() -> None:
-    shown = re.search(r"([\d.]+) GiB allocated predicted, ([\d.]+) GiB measured: error \+([\d.]+) %", _report_text())
+@pytest.mark.parametrize("kind", ["allocated", "reserved"])
+def test_the_shown_error_is_that_of_the_shown_peaks(kind: str) -> None:
+    pattern = rf"([\d.]+) GiB {kind} predicted, ([\d.]+) GiB measured: error ([+-][\d.]+) %"
+    shown = re.search(pattern, rendered(VIEWS["report"]))
     assert shown is not None
     predicted, measured, error = map(float, shown.groups())
     assert 100 * (predicted - measured) / measured == pytest.approx(error, abs=0.2)  # each peak has two digits
 
 
-def _report_text() -> str:
-    return rendered(VIEWS["report"])
+def test_retries_have_a_line_where_there_were_any() -> None:
+    assert "retries" not in rendered(VIEWS["report"])
+    assert "2 times the allocator gave its cache back" in rendered(VIEWS["report_retried"])
+
+
+def test_what_was_not_measured_has_no_error() -> None:
+    text = rendered(VIEWS["report_unmeasured"])
+    assert "allocated predicted, nothing here measures it" in text
+    assert not re.search("reserved|error", text)
 
 
 # Progress.

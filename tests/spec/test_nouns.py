@@ -26,10 +26,12 @@ from autotrain_mem.spec import (
     Phase,
     Plan,
     Report,
+    ReservedEstimate,
     Trace,
 )
 from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
 from autotrain_mem.spec.knobs import knob_names
+from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
 
 
@@ -54,7 +56,22 @@ MEMORY = MemoryEstimate(
     phases={Phase.LOAD: GIB, Phase.BACKWARD: 3 * GIB},
     owners_at_peak={**dict.fromkeys(Owner, 0), Owner.WEIGHTS: GIB, Owner.ACTIVATIONS: 2 * GIB},
     modules_at_peak=(("lm_head", GIB),),
-    reserve_allowance_bytes=GIB,
+    native=ReservedEstimate(
+        peak_allocated_bytes=3 * GIB,
+        peak_reserved_bytes=4 * GIB,
+        peak_limited_bytes=4 * GIB,
+        slack_bytes=2 * GIB,
+        num_alloc_retries=0,
+        largest_refused_bytes=None,
+    ),
+    expandable=ReservedEstimate(
+        peak_allocated_bytes=3 * GIB,
+        peak_reserved_bytes=3 * GIB + MIB,
+        peak_limited_bytes=3 * GIB + MIB,
+        slack_bytes=GIB,
+        num_alloc_retries=0,
+        largest_refused_bytes=None,
+    ),
     not_counted=("the workspace of cuBLAS",),
     rehearsal_seconds=1.23456,
 )
@@ -204,6 +221,7 @@ def test_an_estimate_has_the_promised_keys() -> None:
         "gpu",
         "peak_allocated_bytes",
         "peak_reserved_bytes",
+        "reserved",
         "non_torch_bytes",
         "vllm_share_bytes",
         "budget_bytes",
@@ -220,7 +238,16 @@ def test_an_estimate_has_the_promised_keys() -> None:
 def test_an_estimate_says_what_it_knows_and_null_where_it_does_not() -> None:
     written = over_the_wire(ESTIMATE.to_json())
     assert written["schema"] == "autofit.estimate/1"
-    assert written["peak_reserved_bytes"] is None
+    assert written["peak_reserved_bytes"] == 4 * GIB
+    assert written["reserved"]["native"] == {
+        "peak_allocated_bytes": 3 * GIB,
+        "peak_reserved_bytes": 4 * GIB,
+        "peak_limited_bytes": 4 * GIB,
+        "slack_bytes": 2 * GIB,
+        "num_alloc_retries": 0,
+        "largest_refused_bytes": None,
+    }
+    assert written["reserved"]["expandable_segments"]["peak_reserved_bytes"] == 3 * GIB + MIB
     assert written["gpu"] == "rtx4090"
     assert written["knobs"] == KNOBS.to_json()
     assert written["peak_phase"] == "backward"
@@ -238,9 +265,29 @@ def test_sizes_are_whole_bytes() -> None:
     assert all(type(value) is int for value in sizes.values())
 
 
-def test_what_is_required_is_allocated_plus_allowance_plus_what_lies_outside_torch() -> None:
+def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch() -> None:
     assert ESTIMATE.required_bytes == 3 * GIB + GIB + 500 * MIB
+    assert ESTIMATE.required_bytes == MEMORY.peak_allocated_bytes + ESTIMATE.cached_bytes + ESTIMATE.outside_bytes
     assert ESTIMATE.to_json()["required_bytes"] == ESTIMATE.required_bytes
+
+
+def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
+    expanded = ESTIMATE.with_expandable_segments()
+    assert expanded == dataclasses.replace(ESTIMATE, knobs=dataclasses.replace(KNOBS, expandable_segments=True))
+    assert (expanded.reserved, ESTIMATE.reserved) == (MEMORY.expandable, MEMORY.native)
+    assert expanded.required_bytes == 3 * GIB + MIB + 500 * MIB
+    assert expanded.to_json()["peak_reserved_bytes"] == 3 * GIB + MIB
+
+
+@pytest.mark.parametrize("trouble", [{"num_alloc_retries": 1}, {"largest_refused_bytes": 512}])
+def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_requires(trouble: dict[str, int]) -> None:
+    native = dataclasses.replace(MEMORY.native, **trouble)
+    assert MEMORY.native.fits
+    assert not native.fits
+    assert ESTIMATE.fits
+    stumbling = dataclasses.replace(ESTIMATE, memory=dataclasses.replace(MEMORY, native=native))
+    assert not stumbling.fits
+    assert stumbling.with_expandable_segments().fits
 
 
 def test_what_a_vllm_takes_is_required_too() -> None:
@@ -283,19 +330,52 @@ def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     assert (written["truncated_tokens_fraction"], written["truncated_rows_fraction"]) == (0.25, None)
 
 
+READING = MemoryReading(
+    allocated_bytes=40, peak_allocated_bytes=100, reserved_bytes=90, peak_reserved_bytes=200, num_alloc_retries=3
+)
+REPORT = Report(
+    output_dir="run",
+    steps=3,
+    first_loss=2.0,
+    last_loss=1.0,
+    predicted_peak_bytes=110,
+    predicted_peak_reserved_bytes=190,
+    measured=READING,
+    seconds=1.0,
+)
+
+
 @pytest.mark.parametrize(("measured", "error"), [(100, 0.1), (None, None), (0, None), (220, -0.5)])
 def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | None, error: float | None) -> None:
-    report = Report(
-        output_dir="run",
-        steps=3,
-        first_loss=2.0,
-        last_loss=1.0,
-        predicted_peak_bytes=110,
-        measured_peak_bytes=measured,
-        seconds=1.0,
-    )
+    reading = None if measured is None else dataclasses.replace(READING, peak_allocated_bytes=measured)
+    report = dataclasses.replace(REPORT, measured=reading)
     assert report.prediction_error == (None if error is None else pytest.approx(error))
     assert over_the_wire(report.to_json())["prediction_error"] == report.prediction_error
+
+
+@pytest.mark.parametrize(("measured", "error"), [(200, -0.05), (None, None), (0, None), (95, 1.0)])
+def test_so_is_that_of_what_is_reserved(measured: int | None, error: float | None) -> None:
+    reading = None if measured is None else dataclasses.replace(READING, peak_reserved_bytes=measured)
+    report = dataclasses.replace(REPORT, measured=reading)
+    assert report.reserved_prediction_error == (None if error is None else pytest.approx(error))
+    assert over_the_wire(report.to_json())["reserved_prediction_error"] == report.reserved_prediction_error
+
+
+def test_a_reading_comes_back_as_it_went() -> None:
+    assert MemoryReading.from_json(over_the_wire(REPORT.to_json()["measured"])) == READING
+
+
+def test_a_reading_takes_torchs_own_statistics() -> None:
+    stats = {
+        "allocated_bytes.all.current": 40,
+        "allocated_bytes.all.peak": 100,
+        "reserved_bytes.all.current": 90,
+        "reserved_bytes.all.peak": 200,
+        "num_alloc_retries": 3,
+        "num_ooms": 9,
+    }
+    assert MemoryReading.from_stats(stats) == READING
+    assert MemoryReading.from_stats({}).peak_reserved_bytes == 0  # before a context is opened
 
 
 # -- the budget ----------------------------------------------------------------------------------------------------

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 
-from autotrain_mem.estimator.replay import estimate_memory
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
 from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
 from autotrain_mem.units import KIB
 
 
-def trace(events: list[int]) -> Trace:
-    """Three blocks of 1, 2 and 4 KiB; the optimizer step begins at the fourth event."""
+def trace(events: list[int], stream_uses: tuple[StreamUse, ...] = ()) -> Trace:
+    """Three blocks of 1, 2 and 4 KiB, the last one on stream 1; the optimizer step begins at the fourth event."""
     owners = (Owner.WEIGHTS, Owner.ACTIVATIONS, Owner.OPTIMIZER_STATE)
     return Trace(
         blocks=tuple(
-            Block(size_bytes=KIB << index, owner=owner, module=owner.value) for index, owner in enumerate(owners)
+            Block(size_bytes=KIB << index, owner=owner, module=owner.value, stream=index // 2)
+            for index, owner in enumerate(owners)
         ),
         events=array("q", events),
         phase_starts=((0, Phase.FORWARD), (3, Phase.OPTIMIZER_STEP)),
         operators=3,
         seconds=0.0,
+        stream_uses=stream_uses,
     )
 
 
@@ -41,7 +45,22 @@ def test_an_emptied_cache_survives_the_wire() -> None:
 
 
 def test_an_emptied_cache_changes_neither_what_is_allocated_at_the_peak_nor_whose_it_is() -> None:
-    found = estimate_memory(EMPTIED)
+    found = estimate_memory(EMPTIED, Room(capacity_bytes=None))
     assert found.peak_allocated_bytes == 5 * KIB
     assert found.peak_phase is Phase.OPTIMIZER_STEP
     assert {owner for owner, size in found.owners_at_peak.items() if size} == {Owner.WEIGHTS, Owner.OPTIMIZER_STATE}
+
+
+def test_streams_survive_the_wire() -> None:
+    sent = trace([1, 3, -3, -1], (StreamUse(event=2, block=3, stream=0),))
+    received = Trace.from_json(json.loads(json.dumps(sent.to_json())))
+    assert received == sent
+    assert [block.stream for block in received.blocks] == [0, 0, 1]
+    assert [use.block for use in received.stream_uses] == [3]
+
+
+def test_a_block_may_be_born_again_once_it_is_dead() -> None:
+    """Steps of a generation that are not rehearsed repeat one that is."""
+    again = trace([1, 2, -2, 2, 3, -2, -3])
+    assert [sign * block.size_bytes // KIB for _, sign, block in again.walk()] == [1, 2, -2, 2, 4, -2, -4]
+    assert estimate_memory(again, Room(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB

@@ -216,7 +216,7 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
 
     events: list[Any] = []
     built = trainer(model, config(tmp_path, max_steps=5, save_strategy="steps", save_steps=100))
-    narrator = Narrator(events.append, lambda: (None, None))
+    narrator = Narrator(events.append, lambda: None)
 
     class Interruption(Narrator):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -226,7 +226,7 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
             events.append({"event": "end", "episode": state.episode})
 
     built.add_callback(narrator)
-    built.add_callback(Interruption(lambda event: None, lambda: (None, None)))
+    built.add_callback(Interruption(lambda event: None, lambda: None))
     built.train()
     assert [event["event"] for event in events] == ["start", "log", "step", "log", "step", "end"]
     assert events[0]["total_steps"] == 5

@@ -102,12 +102,15 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Kernel]:
-    """What to register for each operator that the installed torch casts otherwise on the CPU."""
+    """What to register for each operator that the installed torch casts otherwise on the CPU.
+
+    Not cuDNN's own: they run on cuDNN alone, and some are known to a CUDA build of torch only (``_cudnn_rnn``).
+    """
     cpu = _registered("AutocastCPU")
     missing = [name for name in sorted(_registered("AutocastCUDA")) if name not in cpu or name in _CPU_OTHERWISE]
     surplus = cpu - _registered("AutocastCUDA")
     return {
-        **{name: _kernel(name) for name in missing if not name.startswith("cudnn_")},
+        **{name: _kernel(name) for name in missing if not name.lstrip("_").startswith("cudnn_")},
         **dict.fromkeys(sorted(surplus), fallthrough_kernel),
         REFUSED: _refuse,
     }

@@ -12,9 +12,9 @@ Three short rules first:
 - experts: a mixture's grouped product has a fake kernel for bfloat16 only. In other dtypes transformers' own loop over
   the experts stands in (``transformers/integrations/moe.py: _grouped_mm_fallback``), whose results have the same sizes.
 
-Larger rules have modules of their own, all of them composed here: autocast, attention, bitsandbytes, offloading to the
-host, the fused head of newer TRL, and ``empty_cache``. What kernels allocate inside one operator is told to the
-recorder (``workspaces``).
+Larger rules have modules of their own, all of them composed here: loading, autocast, attention, bitsandbytes,
+offloading to the host, the fused head of newer TRL, and ``empty_cache``. What kernels allocate inside one operator is
+told to the recorder (``workspaces``).
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
 from transformers.integrations import moe
 
-from autotrain_mem.rehearsal.lens import attention, workspaces
+from autotrain_mem.rehearsal.lens import attention, loading, workspaces
 from autotrain_mem.rehearsal.lens.attention import cuda_attention
 from autotrain_mem.rehearsal.lens.autocast import cuda_autocast
 from autotrain_mem.rehearsal.lens.bitsandbytes import cuda_bitsandbytes
 from autotrain_mem.rehearsal.lens.empty_cache import follow_empty_cache
 from autotrain_mem.rehearsal.lens.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.lens.host import host_offloading
+from autotrain_mem.rehearsal.lens.loading import cuda_loading
 from autotrain_mem.rehearsal.recorder import Recorder
 
 Capability = tuple[int, int]
@@ -43,7 +44,7 @@ Capability = tuple[int, int]
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
     """What no rehearsal for such a card counts, whatever its settings."""
-    return (*workspaces.NOT_COUNTED, *attention.not_counted(compute_capability))
+    return (*workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
 
 
 def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -74,7 +75,8 @@ def cuda_lens(recorder: Recorder, compute_capability: Capability) -> Iterator[No
         cuda_attention(compute_capability),
         cuda_bitsandbytes(),
         fused_head_stand_ins(),
-        host_offloading(),
+        host_offloading(recorder),
+        cuda_loading(recorder),
         follow_empty_cache(recorder),
     ):
         yield

@@ -4,7 +4,9 @@ Activation offloading is TRL's own class (``trl/models/activation_offloading.py:
 decides which tensors leave the device, how many that have left stay a while for the copy's sake, and when one that came
 back dies. Only what it asks torch is answered as on a GPU: there is an accelerator, saved tensors lie on it, streams
 and events exist (and have nothing to wait for), and tensors made in pinned memory are not on the device. A copy back is
-a birth like any other.
+a birth on the stream that TRL copies on, as is a copy that is contiguous for the way out; where TRL calls
+``record_stream``, that is written down too. No other stream allocates in a training on one GPU: accelerate's dataloader
+copies without waiting, on the default stream; bitsandbytes prefetches paged state outside torch's allocator.
 
 The optimizer on the host (``trainers/host_optimizer.py``) touches nothing on the device but weights that are there.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,33 +25,43 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from trl.models import activation_offloading
 
+from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.values import Known, known_value
 from autotrain_mem.trainers import host_optimizer
 
 NOT_COUNTED = (
-    "activation offloading allocates what comes back on a stream of its own, whose segments nothing else can use: "
-    "reserved memory is higher by at most what is back at one time, rounded up to segments",
+    "activation offloading allocates what comes back on a stream of its own: how long that stream's copies take, for "
+    "which memory in use there may have to wait before it is handed out again, depends on the card",
     "activation offloading knows a tensor by its address, and may leave one on the device that lies where another, "
     "just sent away, has died: no bound is known; it needs a saved view or transposed tensor just before",
 )
 """For a rehearsal with ``activation_offloading``.
 
-Sources: blocks are found by stream (``c10/cuda/CUDACachingAllocator.cpp: BlockComparatorSize``). TRL knows a tensor by
+Sources: a block that another stream uses waits for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp:
+insert_events``). TRL knows a tensor by
 address and dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is
 another tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
 """
 
 
 @contextmanager
-def host_offloading() -> Iterator[None]:
+def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
     """TRL's ``activation_offloading`` and our ``optimizer_offload`` work on CPU tensors as they would on a GPU's.
 
     Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built.
+
+    Args:
+        recorder: Learns which streams blocks are born and used on.
     """
+
+    def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
+        if recorder is not None:
+            recorder.record_stream(tensor, stream.number)
+
     with (
-        patch.object(activation_offloading, "torch", _TorchWithAccelerator()),
+        patch.object(activation_offloading, "torch", _TorchWithAccelerator(recorder)),
         patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
-        patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None),
+        patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(host_optimizer, "on_host", _on_unseen_host),
     ):
         yield
@@ -149,6 +161,9 @@ class _OnHost:
 class _Stream:
     """A stream on which everything is done already."""
 
+    def __init__(self, number: int) -> None:
+        self.number = number
+
     def wait_stream(self, stream: _Stream) -> None: ...
 
     def wait_event(self, event: None) -> None: ...
@@ -158,26 +173,35 @@ class _Stream:
     def synchronize(self) -> None: ...
 
 
-_ACCELERATOR = SimpleNamespace(
-    Stream=_Stream,
-    default_stream=_Stream,
-    current_stream=_Stream,
-    stream=nullcontext,
-    empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
-)
+def _accelerator(recorder: Recorder | None) -> SimpleNamespace:
+    """``torch.cuda`` as far as TRL uses it; each new stream has the next number."""
+    default, numbers = _Stream(0), itertools.count(1)
+
+    def stream(entered: _Stream) -> AbstractContextManager[None]:
+        return nullcontext() if recorder is None else recorder.on_stream(entered.number)
+
+    return SimpleNamespace(
+        Stream=lambda: _Stream(next(numbers)),
+        default_stream=lambda: default,
+        current_stream=lambda: default,
+        stream=stream,
+        empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
+    )
 
 
 class _TorchWithAccelerator:
     """The module ``torch`` as TRL's module sees it."""
 
     accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
-    cuda = _ACCELERATOR
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self.cuda = _accelerator(recorder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     def get_device_module(self, device: str) -> Any:
-        return _ACCELERATOR
+        return self.cuda
 
     def empty(self, *size: int, **options: Any) -> _OnHost:
         return _OnHost()

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.rehearsal.lens.attention_choice import HALF
 from autotrain_mem.rehearsal.recorder import Scratch, Workspace
 
 NOT_COUNTED = (
-    "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions, topk, scans, grouped matrix "
-    "products), those of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 tokens",
-    "copies that kernels make of inputs that are not contiguous",
+    "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "
+    "scans, grouped matrix products), those of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 "
+    "tokens",
+    "copies that kernels other than softmax make of inputs that are not contiguous",
 )
 
 INT64 = 8
@@ -37,7 +39,7 @@ Taking = Callable[[tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
 def workspaces(compute_capability: tuple[int, int]) -> Workspace:
     """What the kernels of one run take on a card; a fresh one for each run, as it knows which handles were used."""
     takings: dict[Any, Taking] = {
-        **{operator: _given_back(row) for operator, row in _rows().items()},
+        **{operator: _given_back(row) for operator, row in _rows(compute_capability).items()},
         **dict.fromkeys(_by_cublas(), _kept_by_cublas(_cublas_bytes(compute_capability))),
     }
 
@@ -56,10 +58,15 @@ def _given_back(row: Row) -> Taking:
     return taking
 
 
-def _rows() -> dict[Any, Row]:
+def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
     return {
+        _aten.sum.dim_IntList: _sum_over(compute_capability),
+        _aten.sum.default: _sum_converted,
         _aten.embedding_dense_backward.default: _embedding_backward,
+        _aten._softmax.default: _softmax,
+        _aten._log_softmax.default: _softmax,
         _aten._softmax_backward_data.default: _softmax_backward,
+        _aten._log_softmax_backward_data.default: _log_softmax_backward,
         _aten.logsumexp.default: _logsumexp,
         _aten.multinomial.default: _multinomial,
         _aten._foreach_norm.Scalar: _foreach_norm,
@@ -125,14 +132,122 @@ def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     return _bytes(tensor) if tensor.is_floating_point() else 2 * tensor.numel() * FLOAT
 
 
+def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: host_softmax`` copies an input that is not contiguous, such as logits cut by rows."""
+    return _copied(args[0])
+
+
 def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """``native/cuda/SoftMax.cu: softmax_backward_cuda_out`` holds ``tmp = grad * output``; log_softmax does not."""
     return _bytes(args[0])
 
 
+def _log_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: host_softmax_backward`` copies what is not contiguous."""
+    return _copied(args[0]) + _copied(args[1])
+
+
+def _copied(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else _bytes(tensor)
+
+
 def _multinomial(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """``native/Distributions.cpp: multinomial_out`` holds ``q``, an exponential draw for each probability."""
     return _bytes(args[0])
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+MULTIPROCESSORS = {
+    (7, 0): 80,
+    (7, 5): 72,
+    (8, 0): 108,
+    (8, 6): 84,
+    (8, 9): 142,
+    (9, 0): 132,
+    (10, 0): 148,
+    (12, 0): 188,
+}
+"""Of the largest card of each compute capability: an upper bound for the rest, as more blocks take more memory."""
+
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
+
+_BLOCK_THREADS, _WARP, _WIDEST_VECTOR = 512, 32, 4
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+_LARGEST_INDEX = 2**31 - 1
+
+
+def _sum_over(compute_capability: tuple[int, int]) -> Row:
+    """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
+
+    A capability that is not known here is taken for the largest card of all.
+    """
+    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
+    threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
+
+    def row(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+        tensor, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        return _sum_converted(args, kwargs, out) + _sum_parts(tensor, dims, out, threads)
+
+    return row
+
+
+def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/ReduceOpsUtils.h: make_reduction`` converts to the result's type first, but halves to float32."""
+    tensor = args[0]
+    as_it_is = tensor.dtype is out.dtype or (tensor.dtype in HALF and out.dtype is torch.float32)
+    return 0 if as_it_is else int(tensor.numel() * out.element_size())
+
+
+def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
+    """``native/cuda/Reduce.cuh: ReduceConfig::global_memory_size``, by ``setReduceConfig``; semaphores left out.
+
+    Where blocks share a sum over rows, each keeps a float32 part for every output and thread of its width: of 4096 rows
+    of 896, 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A sum along the fastest dimension keeps
+    one for each block, which is little. ``threads`` is how many the card runs at once.
+    """
+    if tensor.numel() < _MOST_VALUES:
+        return 0
+    rows, columns, vector = _rows_and_columns(tensor, dims)
+    while rows * columns * tensor.element_size() > _LARGEST_INDEX and rows > 1:
+        rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing, one half after the other
+    if not columns or rows < _MOST_VALUES:
+        return 0
+    vectors, most = columns // vector, _BLOCK_THREADS // vector
+    width = min(_power_of_two(vectors), _WARP)
+    height = min(_power_of_two(rows), most // width)
+    width = min(_power_of_two(vectors), most // height)
+    values, grid, blocks = -(-rows // height), -(-vectors // width), threads // (width * height)
+    if values < _MOST_VALUES or grid > blocks:
+        return 0
+    shares = max(min(-(-blocks // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    return shares * width * vector * columns * max(FLOAT, out.element_size()) if shares > 1 else 0
+
+
+def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
+    """How many are added up, how many sums there are, and how many of them a thread loads at once
+    (``Reduce.cuh: get_output_vec_size``); no sums where the fastest dimension is one of those added up."""
+    summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())}
+    shape = zip(tensor.stride(), tensor.shape, (dim in summed for dim in range(tensor.dim())), strict=True)
+    fastest_first = sorted((stride, size, is_summed) for stride, size, is_summed in shape if size != 1)
+    rows = math.prod(size for _, size, is_summed in fastest_first if is_summed)
+    columns = math.prod(size for _, size, is_summed in fastest_first if not is_summed)
+    if not fastest_first or fastest_first[0][2]:
+        return rows, 0, 1
+    together, others = 1, [tensor.storage_offset()]
+    for stride, size, is_summed in fastest_first:
+        if stride == together and not is_summed and len(others) == 1:
+            together *= size
+        else:
+            others.append(stride)
+    vector = math.gcd(together, _WIDEST_VECTOR, *others) if fastest_first[0][0] == 1 else 1
+    return rows, columns, vector
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above it."""
+    return 1 << (number.bit_length() - 1)
 
 
 # -- embedding -------------------------------------------------------------------------------------------------------

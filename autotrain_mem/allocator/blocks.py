@@ -1,0 +1,164 @@
+"""Blocks, which tile segments, and the pools of those that are free.
+
+``c10/cuda/CUDACachingAllocator.cpp`` of torch: ``Block``, ``BlockPool``, ``BlockComparatorSize``,
+``BlockComparatorAddress``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from autotrain_mem.allocator.tally import Tally
+
+ADDRESS_BITS = 48
+"""Device addresses are below 2**48; above them, in a key, stands the size."""
+
+
+class Segment:
+    """A range of addresses that grows by pages (``ExpandableSegment``); what the device gives otherwise has none."""
+
+    __slots__ = ("address", "page_bytes", "size")
+
+    def __init__(self, address: int, size: int, page_bytes: int) -> None:
+        self.address, self.size, self.page_bytes = address, size, page_bytes
+
+
+class Block:
+    """A stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
+
+    __slots__ = (
+        "address",
+        "allocated",
+        "gc_count_base",
+        "mapped",
+        "next",
+        "pending_events",
+        "pool",
+        "prev",
+        "requested",
+        "segment",
+        "size",
+        "stream",
+        "stream_uses",
+    )
+
+    def __init__(self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None = None) -> None:
+        self.address, self.size, self.requested = address, size, 0
+        self.stream, self.pool, self.segment = stream, pool, segment
+        self.allocated, self.mapped = False, True
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.stream_uses: set[int] | None = None
+        """Other streams that use it (``record_stream``); None for none."""
+        self.pending_events = 0
+        """Uses of other streams that were not over when it was freed."""
+        self.gc_count_base = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it shares its segment with others."""
+        return self.prev is not None or self.next is not None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it is neither allocated nor still in use by another stream."""
+        return not (self.allocated or self.pending_events or self.stream_uses)
+
+    def put_between(self, before: Block | None, after: Block | None) -> None:
+        """Link it in (``Block::splice``)."""
+        self.prev, self.next = before, after
+        if before is not None:
+            before.next = self
+        if after is not None:
+            after.prev = self
+
+
+class Pool:
+    """The free blocks of up to 1 MiB, or those above; by stream, smallest first, at equal size lowest address first."""
+
+    __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small", "tally")
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small = is_small
+        self.tally = Tally()
+        self.get_free_blocks_calls = 0
+        self._keys: dict[int, list[int]] = {}
+        self._by_key: dict[int, Block] = {}
+        self._unmapped: dict[int, list[tuple[int, Block]]] = {}
+
+    def insert(self, block: Block) -> None:
+        """A block became free (``insert_into_blocks``)."""
+        block.gc_count_base = self.get_free_blocks_calls
+        key = block.size << ADDRESS_BITS | block.address
+        self._by_key[key] = block
+        keys = self._keys.get(block.stream)
+        if keys is None:
+            self._keys[block.stream] = [key]
+        else:
+            insort(keys, key)
+
+    def remove(self, block: Block) -> None:
+        """A block is no longer free, or is about to change."""
+        key = block.size << ADDRESS_BITS | block.address
+        del self._by_key[key]
+        keys = self._keys[block.stream]
+        del keys[bisect_left(keys, key)]
+
+    def at_least(self, size: int, stream: int) -> Block | None:
+        """The smallest free block of a stream that has this size."""
+        keys = self._keys.get(stream)
+        if not keys:
+            return None
+        index = bisect_left(keys, size << ADDRESS_BITS)
+        return self._by_key[keys[index]] if index < len(keys) else None
+
+    def from_size(self, size: int, stream: int) -> Iterator[Block]:
+        """The free blocks of a stream from this size on, smallest first."""
+        keys = self._keys.get(stream, [])
+        for index in range(bisect_left(keys, size << ADDRESS_BITS), len(keys)):
+            yield self._by_key[keys[index]]
+
+    def below(self, size: int, stream: int) -> Iterator[Block]:
+        """The free blocks of a stream below this size, largest first. It may be emptied on the way."""
+        keys = self._keys.get(stream, [])
+        for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
+            yield self._by_key[key]
+
+    def free_blocks(self) -> list[Block]:
+        """All free blocks, in torch's order."""
+        return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
+
+    def insert_unmapped(self, block: Block) -> None:
+        """A stretch of addresses without memory behind it."""
+        insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
+
+    def remove_unmapped(self, block: Block) -> None:
+        """It is about to be mapped, merged or given up."""
+        self._unmapped[block.stream].remove((block.address, block))
+
+    def unmapped(self, stream: int) -> list[Block]:
+        """A stream's stretches without memory, lowest address first."""
+        return [block for _, block in self._unmapped.get(stream, ())]
+
+
+def merge(block: Block, neighbour: Block) -> int:
+    """``try_merge_blocks``: take a free neighbour in; returns its size, 0 if it stays."""
+    if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
+        return 0
+    pool = block.pool
+    if neighbour.mapped:
+        pool.remove(neighbour)
+    else:
+        pool.remove_unmapped(neighbour)
+    if block.prev is neighbour:
+        block.address = neighbour.address
+        block.prev = neighbour.prev
+        if block.prev is not None:
+            block.prev.next = block
+    else:
+        block.next = neighbour.next
+        if block.next is not None:
+            block.next.prev = block
+    block.size += neighbour.size
+    return neighbour.size

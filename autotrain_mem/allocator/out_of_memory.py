@@ -1,0 +1,72 @@
+"""What the allocator says when a request cannot be met, in torch's words and with its numbers.
+
+``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotrain_mem.units import GIB, KIB, MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """The numbers of a request that could not be met."""
+
+    requested_bytes: int
+    """As asked for, before any rounding."""
+    segment_bytes: int
+    """What was asked of the device: torch's message tells this."""
+    total_bytes: int
+    free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    allowed_bytes: int | None = None
+    """The most that the process may reserve; None without a limit."""
+    is_rejected: bool = False
+    """Whether the device was not even asked (``throw_on_cudamalloc_oom``)."""
+    outside_bytes: int | None = None
+    """What the process holds outside the allocator; None where no driver tells."""
+
+    def message(self) -> str:
+        """Torch's sentence."""
+        if self.is_rejected:
+            return (
+                "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
+                f"per_process_memory_fraction limit. Requested size: {format_size(self.requested_bytes)}"
+            )
+        unallocated = self.reserved_bytes - self.allocated_bytes
+        process = allowed = ""
+        if self.outside_bytes is not None:
+            in_use = format_size(self.reserved_bytes + self.outside_bytes)
+            process = f"Including non-PyTorch memory, this process has {in_use} memory in use. "
+        if self.allowed_bytes is not None:
+            allowed = f"{format_size(self.allowed_bytes)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {format_size(self.segment_bytes)}. GPU 0 has a total capacity of "
+            f"{format_size(self.total_bytes)} of which {format_size(self.free_bytes)} is free. {process}{allowed}"
+            f"Of the allocated memory {format_size(self.allocated_bytes)} is allocated by PyTorch, and "
+            f"{format_size(unallocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+            "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-"
+            "memory-usage-with-pytorch-cuda-alloc-conf)"
+        )
+
+
+class OutOfMemory(Exception):
+    """A request that could not be met, after everything cached was given back. ``str`` of it is torch's message."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message())
+        self.refusal = refusal
+
+
+def format_size(size_bytes: int) -> str:
+    """``format_size(21 * 2**20) == "21.00 MiB"``."""
+    if size_bytes <= 1024:
+        return f"{size_bytes} bytes"
+    for unit, name in ((KIB, "KiB"), (MIB, "MiB")):
+        if size_bytes <= unit * 1024:
+            return f"{size_bytes / unit:.2f} {name}"
+    return f"{size_bytes / GIB:.2f} GiB"

@@ -1,0 +1,236 @@
+"""What ``PYTORCH_ALLOC_CONF`` sets of the CUDA caching allocator, as far as it changes where a block comes to lie.
+
+Names and limits after torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: AcceleratorAllocatorConfig``,
+``c10/cuda/CUDAAllocatorConfig.h: CUDAAllocatorConfig``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from autotrain_mem.units import MIB
+
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""``c10/core/AllocatorConfig.h: large_segment_size_``."""
+ROUNDUP_INTERVALS = 16
+"""``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: powers of two from 1 MiB (``kRoundUpPowerOfTwoStart``) on."""
+_SMALLEST_SEGMENT_MIB = 11
+"""A shared segment holds the largest request that may share it, which is below 10 MiB, and more."""
+
+NEWER_VARIABLE, OLDER_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+"""Where both are set the older counts (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
+
+_PLACES_NOTHING = frozenset(
+    {
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_free_catch_all",
+        "pinned_max_round_threshold_mb",
+        "pinned_max_cached_size_mb",
+        "graph_capture_record_stream_reuse",
+    }
+)
+"""Options that concern locks, pinned host memory or graphs: read, and without effect here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorSettings:
+    """One parsed setting of the allocator; the defaults are torch's."""
+
+    expandable_segments: bool = False
+    """One segment for each stream and pool that grows page by page, instead of a segment for each request."""
+    max_split_bytes: int | None = None
+    """Blocks from this size on are never split (``max_split_size_mb``); None for no limit."""
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
+    """A block that may not be split serves requests up to this much smaller (``max_non_split_rounding_mb``)."""
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    """The segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
+    roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
+    """Into how many parts each power of two from 1 MiB on is divided; requests are rounded up to a part. 0: none."""
+    garbage_collection_threshold: float = 0.0
+    """Share of the allowed memory above which old cached blocks are freed; 0 for never."""
+    per_process_memory_fraction: float = 1.0
+    """Share of the device's memory that the process may reserve; 1 is no limit."""
+    throw_on_cudamalloc_oom: bool = False
+    """A request that would take more than the whole device is refused at once, and what is cached stays."""
+
+    def divisions_for(self, size_bytes: int) -> int:
+        """Into how many parts the power of two below ``size_bytes`` is divided (``roundup_power2_divisions``)."""
+        interval = size_bytes.bit_length() - MIB.bit_length()
+        return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
+
+
+def settings_of(environment: Mapping[str, str]) -> AllocatorSettings:
+    """The settings that a process with this environment runs with.
+
+    Raises:
+        ValueError: torch would refuse the variable.
+    """
+    return parse_settings(given_settings(environment))
+
+
+def given_settings(environment: Mapping[str, str]) -> str:
+    """The text of the variable that counts; empty without one."""
+    return environment.get(variable_that_counts(environment), "")
+
+
+def variable_that_counts(environment: Mapping[str, str]) -> str:
+    """The name under which torch would read its settings."""
+    return OLDER_VARIABLE if environment.get(OLDER_VARIABLE) else NEWER_VARIABLE
+
+
+def parse_settings(text: str) -> AllocatorSettings:
+    """``"expandable_segments:True,max_split_size_mb:64"`` as settings; of an option named twice the last counts.
+
+    Raises:
+        ValueError: an unknown option, or a value that torch refuses.
+    """
+    settings = AllocatorSettings()
+    for option in _options(text):
+        name, separator, value = option.partition(":")
+        if not separator or not value:
+            raise ValueError(f"{name} needs a value: {name}:VALUE")
+        if name in _READERS:
+            settings = _READERS[name](settings, value)
+        elif name == "backend":
+            _check_backend(value)
+        elif name not in _PLACES_NOTHING:
+            raise ValueError(f"{name} is no option of the allocator")
+    _check_limits(settings)
+    return settings
+
+
+def _options(text: str) -> list[str]:
+    """Split at the commas outside brackets; white space does not count (``ConfigTokenizer``)."""
+    packed = re.sub(r"\s", "", text)
+    return [option for option in re.split(r",(?![^\[]*\])", packed) if option]
+
+
+def _check_backend(value: str) -> None:
+    if value != "native":
+        raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise ValueError(f"{name} is True or False, not {value}")
+    return value == "True"
+
+
+def _number(name: str, value: str) -> int:
+    if not re.fullmatch(r"\d+", value):
+        raise ValueError(f"{name} takes a whole number, not {value}")
+    return int(value)
+
+
+def _mib(name: str, value: str, smallest: int = 0) -> int:
+    number = _number(name, value)
+    if number < smallest:
+        raise ValueError(f"{name} must be {smallest} or more, not {value}")
+    return number * MIB
+
+
+def _check_limits(settings: AllocatorSettings) -> None:
+    """``AllocatorConfig.cpp: parseMaxSplitSize``, ``parseMaxNonSplitRoundingSize``: at least a large segment."""
+    smallest = settings.large_segment_bytes
+    limits = {"max_split_size_mb": settings.max_split_bytes}
+    if settings.max_non_split_rounding_bytes != LARGE_SEGMENT_BYTES:
+        limits["max_non_split_rounding_mb"] = settings.max_non_split_rounding_bytes
+    for name, limit in limits.items():
+        if limit is not None and limit < smallest:
+            raise ValueError(f"{name} must be {smallest // MIB} or more, not {limit // MIB}")
+
+
+def _fraction(name: str, value: str, *, whole: bool) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number <= 1.0 or (not whole and number in (0.0, 1.0)):
+        raise ValueError(f"{name} takes a share {'from 0 to 1' if whole else 'between 0 and 1'}, not {value}")
+    return number
+
+
+def _with_expandable_segments(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, expandable_segments=_switch("expandable_segments", value))
+
+
+def _with_max_split(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, max_split_bytes=_mib("max_split_size_mb", value))
+
+
+def _with_rounding(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, max_non_split_rounding_bytes=_mib("max_non_split_rounding_mb", value))
+
+
+def _with_large_segment(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, large_segment_bytes=_mib("large_segment_size_mb", value, _SMALLEST_SEGMENT_MIB))
+
+
+def _with_threshold(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    share = _fraction("garbage_collection_threshold", value, whole=False)
+    return replace(settings, garbage_collection_threshold=share)
+
+
+def _with_fraction(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, per_process_memory_fraction=_fraction("per_process_memory_fraction", value, whole=True))
+
+
+def _with_throwing(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    return replace(settings, throw_on_cudamalloc_oom=_switch("throw_on_cudamalloc_oom", value))
+
+
+def _with_divisions(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+    """``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: MiB from which on so many parts."""
+    if value.startswith("["):
+        divisions = _listed_divisions(value.strip("[]"))
+    else:
+        divisions = [_division(value, may_be_none=False)] * ROUNDUP_INTERVALS
+    return replace(settings, roundup_power2_divisions=tuple(divisions))
+
+
+def _listed_divisions(pairs: str) -> list[int]:
+    """``AllocatorConfig.cpp: parseRoundUpPower2Divisions``: the first also counts for all sizes below it."""
+    divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True
+    for pair in pairs.split(","):
+        start, _, parts = pair.partition(":")
+        count = _division(parts, may_be_none=True)
+        if start == ">":
+            divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
+            continue
+        last = min(_power_of_two(start).bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        if first:
+            divisions[:last] = [count] * last
+            first = False
+        divisions[last] = count
+    return divisions
+
+
+def _power_of_two(text: str) -> int:
+    number = _number("roundup_power2_divisions", text)
+    if number.bit_count() != 1:
+        raise ValueError(f"roundup_power2_divisions takes powers of two, not {text}")
+    return number
+
+
+def _division(text: str, *, may_be_none: bool) -> int:
+    return 0 if may_be_none and text == "0" else _power_of_two(text)
+
+
+_READERS: dict[str, Callable[[AllocatorSettings, str], AllocatorSettings]] = {
+    "expandable_segments": _with_expandable_segments,
+    "max_split_size_mb": _with_max_split,
+    "max_non_split_rounding_mb": _with_rounding,
+    "large_segment_size_mb": _with_large_segment,
+    "roundup_power2_divisions": _with_divisions,
+    "garbage_collection_threshold": _with_threshold,
+    "per_process_memory_fraction": _with_fraction,
+    "throw_on_cudamalloc_oom": _with_throwing,
+}

@@ -1,0 +1,76 @@
+"""From a trace to a memory estimate: the peaks, when they are, and to whom the bytes belong."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import islice
+
+from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.estimator.replay import Room, reserve
+from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, Trace
+
+LARGEST_MODULES = 5
+
+
+def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
+    """The peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
+
+    Args:
+        room: What the allocator can have of the device.
+
+    Raises:
+        ValueError: the trace holds no events.
+    """
+    if not trace.events:
+        raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
+    peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
+    at_peak = _live_blocks(trace, peak_event)
+    owners = dict.fromkeys(Owner, 0)
+    for block in at_peak:
+        owners[block.owner] += round_size(block.size_bytes)
+    return MemoryEstimate(
+        peak_allocated_bytes=peak_bytes,
+        peak_phase=peak_phase,
+        phases=phases,
+        owners_at_peak=owners,
+        modules_at_peak=_largest_modules(at_peak),
+        native=reserve(trace, room, expandable_segments=False),
+        expandable=reserve(trace, room, expandable_segments=True),
+        not_counted=trace.not_counted,
+        rehearsal_seconds=trace.seconds,
+    )
+
+
+def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
+    """(peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
+
+    The index counts births and deaths, as ``Trace.walk`` yields them.
+    """
+    current = peak = peak_event = 0
+    peak_phase = Phase.LOAD
+    phases: dict[Phase, int] = {}
+    for index, (phase, sign, block) in enumerate(trace.walk()):
+        current += sign * round_size(block.size_bytes)
+        phases[phase] = max(phases.get(phase, 0), current)
+        if current > peak:
+            peak, peak_event, peak_phase = current, index, phase
+    return peak, peak_event, peak_phase, phases
+
+
+def _live_blocks(trace: Trace, event: int) -> list[Block]:
+    live: dict[int, Block] = {}
+    for number in islice(filter(None, trace.events), event + 1):
+        if number > 0:
+            live[number] = trace.blocks[number - 1]
+        else:
+            del live[-number]
+    return list(live.values())
+
+
+def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
+    sizes: dict[str, int] = defaultdict(int)
+    for block in blocks:
+        if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY) and block.module:
+            sizes[block.module] += round_size(block.size_bytes)
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    return tuple(largest[:LARGEST_MODULES])

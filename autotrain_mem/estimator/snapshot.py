@@ -1,0 +1,160 @@
+"""The predicted history of a run in the form of ``torch.cuda.memory._snapshot()``, for the tools that read it.
+
+The keys are those of a dump of torch 2.13 (``torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot``). What differs,
+since this run has not happened yet:
+
+- ``segments`` are the state after the last event, as a dump at the end of the run holds it, and not at the peak:
+  https://pytorch.org/memory_viz draws a history by undoing it from that state backwards. The peak is in the history.
+- ``frames`` lead from the module inwards out, and to the phase: ``activations: model.layers.0.self_attn.q_proj``, then
+  the modules around it, then ``phase: backward``. A free has the phase in which it happens.
+- ``time_us`` numbers the entries from 0: what is rehearsed has an order and no times.
+
+What lies outside the trainer's own allocator is not in it: the CUDA context, NCCL's buffers, a vLLM engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS, AllocatorSettings
+from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.spec import Owner, Phase, Trace
+
+Snapshot = dict[str, Any]
+Frame = dict[str, Any]
+Frames = list[Frame]
+
+_DEFAULT_POOL = (0, 0)
+"""Of all that is in no ``torch.cuda.MemPool``; one object, which a pickle holds once."""
+
+
+def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, setting: str = "") -> Snapshot:
+    """Replay a run and keep everything that the allocator does: about two entries for each event of the trace.
+
+    A run that does not fit goes on after an ``oom``, as if there had been memory enough.
+
+    Args:
+        room: What the allocator can have of the device, as for the estimate.
+        setting: The text of PYTORCH_ALLOC_CONF.
+    """
+    settings = replace(room.settings, expandable_segments=expandable_segments)
+    history = History(trace)
+    replay = Replay(trace, settings, room, tell=history.hear)
+    replay.run(history.events())
+    allocator = replay.allocator
+    segments = allocator.segments()
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                block["frames"] = history.frames_at(block["address"])
+    entries = [*history.entries, _end(len(history.entries), allocator.allocated_bytes)]
+    # The history comes first: a pickle names what it met early in fewer bytes.
+    return {
+        "device_traces": [entries],
+        "segments": segments,
+        "allocator_settings": _settings(settings, setting),
+        "external_annotations": [],
+    }
+
+
+class History:
+    """Turns what the allocator tells into entries, each with the module that it is for.
+
+    Watches the events of the trace go by, so that it knows which of them the allocator is at.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._trace = trace
+        self._event, self._phase = 0, Phase.LOAD
+        self._block_at: dict[int, int] = {}
+        self._frame: dict[tuple[str, str], Frame] = {}
+        self._frames: dict[tuple[Owner | None, str, Phase], Frames] = {}
+        self._frames_at: dict[int, Frames] = {}
+
+    def events(self) -> Iterator[int]:
+        """The events of the trace, one by one."""
+        starts = iter((*self._trace.phase_starts, (len(self._trace.events), Phase.SAVE)))
+        following, phase = next(starts)
+        for index, event in enumerate(self._trace.events):
+            while index >= following:
+                self._phase = phase
+                following, phase = next(starts)
+            self._event = event
+            yield event
+
+    def hear(self, action: str, address: int, size: int, stream: int) -> None:
+        """What the allocator tells; of ``oom`` the address is what the device has left."""
+        if action == "alloc":
+            self._block_at[address] = self._event
+            self._frames_at[address] = self._frames_of(self._event)
+        # A block that another stream was using is free for others later: when one is asked for, or the cache emptied.
+        block = self._block_at[address] if action == "free_completed" else abs(self._event)
+        self.entries.append(
+            {
+                "action": action,
+                "device_free" if action == "oom" else "addr": address,
+                "size": size,
+                "stream": stream,
+                "time_us": len(self.entries),
+                "frames": self._frames_of(block),
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "pool_id": _DEFAULT_POOL,
+            }
+        )
+
+    def frames_at(self, address: int) -> Frames:
+        """Those of the allocation that was the last at this address."""
+        return self._frames_at[address]
+
+    def _frames_of(self, number: int) -> Frames:
+        """Frames of a block, or of 0 for an emptied cache. The same frames are the same objects, pickled once."""
+        block = self._trace.blocks[number - 1] if number else None
+        owner, module = (None, "") if block is None else (block.owner, block.module)
+        key = (owner, module, self._phase)
+        if key not in self._frames:
+            what = ("torch", "cuda.empty_cache") if owner is None else (owner.value, module or "(no module)")
+            around = reversed([*accumulate(module.split("."), "{}.{}".format)][:-1])
+            named = [what, *(("module", name) for name in around), ("phase", self._phase.value)]
+            self._frames[key] = [self._frame_of(filename, name) for filename, name in named]
+        return self._frames[key]
+
+    def _frame_of(self, filename: str, name: str) -> Frame:
+        return self._frame.setdefault((filename, name), {"filename": filename, "line": 0, "name": name})
+
+
+def _end(time_us: int, allocated_bytes: int) -> dict[str, Any]:
+    """What torch notes of the dump itself."""
+    return {
+        "action": "snapshot",
+        "addr": 0,
+        "size": allocated_bytes,
+        "stream": 0,
+        "time_us": time_us,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": _DEFAULT_POOL,
+    }
+
+
+def _settings(settings: AllocatorSettings, text: str) -> dict[str, Any]:
+    """``allocator_settings``; what concerns pinned memory, locks and graphs is at torch's defaults."""
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": text,
+        "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": False,
+        "pinned_use_cuda_host_register": False,
+        "graph_capture_record_stream_reuse": False,
+        "max_round_threshold": -1,
+        "max_cached_size": -1,
+        "roundup_power2_divisions": {
+            str(1 << interval): settings.roundup_power2_divisions[interval] for interval in range(ROUNDUP_INTERVALS)
+        },
+    }

@@ -1,0 +1,228 @@
+"""What a training process holds outside torch's allocator, measured on the card that is here.
+
+A child process does what a training step does, in small (``measure_process``), says what torch reserved, and holds
+still; NVML says what it holds in all. This process never opens a CUDA context. The result is kept in the user's cache
+folder, one file for each card, driver, torch and way of loading kernels, so that it costs seconds once.
+
+NVML's figure for the process is taken where it gives one. In a container it lists other process numbers than ours, or
+none, and on Windows it lists no memory: there it is what was free before less what is free while the child holds still,
+which counts only if all of it is free again once the child has ended; else another process came or went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.units import GIB, MIB, format_bytes
+
+CHILD_MODULE = "autotrain_mem.machine.measure_process"
+TIME_LIMIT_SECONDS = 120.0
+"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
+RELEASE_SECONDS = 10.0
+"""How long the driver may take to give back what a process held."""
+STEADY_BYTES = 16 * MIB
+"""How much free memory may differ before and after the child: no context of another process is that small."""
+PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
+"""A MIG instance of 14 SMs holds 61 MiB by the rule, the largest figure ever reported with all kernels loaded 1.5 GiB;
+outside of this something else was measured."""
+_SCHEMA = "autofit.non_torch/1"
+
+
+class NotMeasured(Exception):
+    """Why there is no figure, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A child that holds still."""
+
+    pid: int
+    reserved_bytes: int
+    """What torch's allocator holds of the card."""
+
+
+class Run(Protocol):
+    """Runs a child on a card: inside the context it holds still, after it the child has ended. Raises NotMeasured."""
+
+    def __call__(self, hardware: Hardware) -> contextlib.AbstractContextManager[Loaded]: ...
+
+
+def measured(hardware: Hardware, run: Run | None = None, folder: pathlib.Path | None = None) -> Hardware:
+    """The same card with the measured figure; with the table's where it cannot be measured, and why in ``source``.
+
+    Args:
+        run: Starts the child; None for the real one.
+        folder: Where results are kept; None for the user's cache folder.
+    """
+    try:
+        non_torch_bytes = _measured_bytes(hardware, run or run_child, folder or cache_folder())
+    except NotMeasured as reason:
+        return replace(hardware, source=f"{hardware.source}, not measured: {reason}")
+    known, _, _ = hardware.source.partition("; outside torch: ")
+    return replace(hardware, non_torch_bytes=non_torch_bytes, source=f"{known}; outside torch: measured")
+
+
+def cache_folder() -> pathlib.Path:
+    """``$XDG_CACHE_HOME/autofit/non_torch`` on Linux, its like elsewhere."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("autofit", appauthor=False) / "non_torch"
+
+
+def _measured_bytes(hardware: Hardware, run: Run, folder: pathlib.Path) -> int:
+    with _nvml() as nvml:
+        key = _key(nvml, hardware)
+        kept = _read(folder, key)
+        if kept is not None:
+            return kept
+        try:
+            found = _measure(nvml, hardware, run)
+        except nvml.NVMLError as error:
+            raise NotMeasured(f"NVML does not answer ({error})") from error
+    if found not in PLAUSIBLE_BYTES:
+        raise NotMeasured(f"{format_bytes(found)} cannot be right")
+    _write(folder, key, found)
+    return found
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    try:
+        import pynvml  # a machine without NVIDIA's driver does without it
+
+        pynvml.nvmlInit()
+    except ImportError as error:
+        raise NotMeasured("NVML is not installed") from error
+    except pynvml.NVMLError as error:
+        raise NotMeasured(f"NVML does not start ({error})") from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+# -- the measurement -------------------------------------------------------------------------------------------------
+
+
+def _measure(nvml: Any, hardware: Hardware, run: Run) -> int:
+    handle = nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
+    strangers = _by_process(nvml, handle)
+    free_before = _free_bytes(nvml, handle)
+    with run(hardware) as loaded:
+        own_bytes = None if loaded.pid in strangers else _by_process(nvml, handle).get(loaded.pid)
+        taken_bytes = free_before - _free_bytes(nvml, handle)
+    if own_bytes is None:
+        _check_alone(lambda: _free_bytes(nvml, handle), free_before)
+        own_bytes = taken_bytes
+    return own_bytes - loaded.reserved_bytes
+
+
+def _by_process(nvml: Any, handle: Any) -> Mapping[int, int | None]:
+    """Bytes by process number, None where NVML knows of the process but not of its bytes."""
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return {}
+    return {process.pid: process.usedGpuMemory or None for process in processes}
+
+
+def _free_bytes(nvml: Any, handle: Any) -> int:
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)  # the same in both versions of the query: detect._memory
+
+
+def _check_alone(free_bytes: Callable[[], int], free_before: int) -> None:
+    """Wait until the card is as it was before the child. Raises NotMeasured when it does not become so."""
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while abs(free_bytes() - free_before) > STEADY_BYTES:
+        if time.monotonic() > deadline:
+            raise NotMeasured("another process took or freed memory meanwhile")
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def run_child(
+    hardware: Hardware, module: str = CHILD_MODULE, limit_seconds: float = TIME_LIMIT_SECONDS
+) -> Iterator[Loaded]:
+    """The real child, which sees this one card."""
+    child = Child(module, {"CUDA_VISIBLE_DEVICES": str(hardware.uuid)})
+    try:
+        yield _loaded(child, limit_seconds)
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
+
+
+def _loaded(child: Child, limit_seconds: float) -> Loaded:
+    try:
+        answer = child.receive(limit_seconds)
+    except ChildTimeout as timeout:
+        raise NotMeasured(f"no answer within {limit_seconds:.0f} s") from timeout
+    except ChildDied as death:
+        raise NotMeasured(f"the process ended with status {death.code}") from death
+    if "error" in answer:
+        raise NotMeasured(str(answer["error"]))
+    return Loaded(pid=child.pid, reserved_bytes=int(answer["reserved_bytes"]))
+
+
+# -- the kept results ------------------------------------------------------------------------------------------------
+
+
+def _key(nvml: Any, hardware: Hardware) -> dict[str, Any]:
+    """All that the figure depends on. Not the card's number: two cards of one kind hold the same."""
+    try:
+        driver = nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        driver = None
+    return {
+        "card": hardware.name,
+        "compute_capability": list(hardware.compute_capability or ()),
+        "driver": driver,
+        "torch": _version("torch"),
+        "bitsandbytes": _version("bitsandbytes"),
+        "module_loading": os.environ.get("CUDA_MODULE_LOADING"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _path(folder: pathlib.Path, key: Mapping[str, Any]) -> pathlib.Path:
+    return folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
+
+
+def _read(folder: pathlib.Path, key: Mapping[str, Any]) -> int | None:
+    """What was measured before; None when there is nothing, or something that we did not write whole."""
+    try:
+        kept = json.loads(_path(folder, key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(kept, dict) or kept.get("schema") != _SCHEMA or kept.get("key") != key:
+        return None
+    found = kept.get("non_torch_bytes")
+    return found if isinstance(found, int) and found in PLAUSIBLE_BYTES else None
+
+
+def _write(folder: pathlib.Path, key: Mapping[str, Any], non_torch_bytes: int) -> None:
+    """Whole or not at all. A folder that cannot be written costs the same seconds again next time."""
+    text = json.dumps({"schema": _SCHEMA, "key": key, "non_torch_bytes": non_torch_bytes}, indent=2)
+    path = _path(folder, key)
+    partial = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, path)

@@ -1,0 +1,178 @@
+"""The process that is measured: ``python -m autotrain_mem.machine.measure_process``.
+
+It does, in small, what a training step does, so that the driver loads the same kernels, says how much torch reserved,
+and holds still until its parent ends it. Its tensors are small: what the kernels hold does not depend on them, while
+cuBLAS picks other kernels by size, so there are several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from autotrain_mem.processes import Channel
+
+SIZES = (64, 512, 2048)
+"""Widths of the matrices. The largest takes some 200 MiB in fp32, with gradients and optimizer state."""
+HEADS = 4
+VOCABULARY = 4096
+
+
+class Card(Protocol):
+    """A device that says what torch took of it."""
+
+    @property
+    def device(self) -> str:
+        """torch's name of it."""
+
+    @property
+    def half(self) -> Any:
+        """torch's 16-bit dtype that it trains in."""
+
+    def reserved_bytes(self) -> int:
+        """What torch's allocator holds, once all work is done."""
+
+
+class CudaCard:
+    """The one card that this process sees."""
+
+    device = "cuda"
+
+    @property
+    def half(self) -> Any:
+        """bf16, or fp16 where bf16 is only emulated (before Ampere)."""
+        import torch
+
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+    def reserved_bytes(self) -> int:
+        """What the allocator holds."""
+        import torch
+
+        torch.cuda.synchronize()
+        return int(torch.cuda.memory_reserved())
+
+
+def main() -> None:
+    """Load, tell, and hold still."""
+    channel = Channel(ignore_interrupt=True)
+    try:
+        card = CudaCard()
+        exercise(card)
+        channel.send({"reserved_bytes": card.reserved_bytes()})
+    except Exception as error:  # whatever stands in the way, the parent does without the figure and says why
+        channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+    channel.receive()
+
+
+def exercise(card: Card, sizes: tuple[int, ...] = SIZES) -> None:
+    """Every step of ``STEPS``, in fp32 and in 16 bits, at every size."""
+    import torch
+
+    for dtype in (torch.float32, card.half):
+        for size in sizes:
+            for step in STEPS:
+                step(card.device, dtype, size)
+
+
+def _embedding_and_loss(device: str, dtype: Any, size: int) -> None:
+    """Token embedding, language-model head and cross entropy, forward and backward."""
+    import torch
+    from torch.nn.functional import cross_entropy, embedding
+
+    table = torch.randn(VOCABULARY, size, device=device, dtype=dtype, requires_grad=True)
+    tokens = torch.randint(VOCABULARY, (2, size), device=device)
+    hidden = embedding(tokens, table)
+    logits = (hidden.flatten(0, 1)[:256] @ table.T).float()
+    cross_entropy(logits, tokens.flatten()[:256]).backward()
+
+
+def _layer(device: str, dtype: Any, size: int) -> None:
+    """Norms, projections, gated activation, dropout and residual, forward and backward."""
+    import torch
+    from torch.nn import functional
+
+    x = torch.randn(2, 128, size, device=device, dtype=dtype, requires_grad=True)
+    weight = torch.randn(size, size, device=device, dtype=dtype, requires_grad=True)
+    normed = functional.layer_norm(x, (size,)) + functional.rms_norm(x, (size,))
+    gated = functional.silu(functional.linear(normed, weight)) * functional.gelu(normed @ weight)
+    rotated = torch.cat((-gated[..., size // 2 :], gated[..., : size // 2]), dim=-1)
+    (functional.dropout(rotated, 0.1) + x).float().softmax(-1).sum().backward()
+
+
+def _attention(device: str, dtype: Any, size: int) -> None:
+    """Scaled dot product, causal and with a mask, forward and backward."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    shape = (1, HEADS, 128, min(128, size))
+    query, key, value = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = torch.ones(1, 1, 128, 128, device=device, dtype=torch.bool).tril()
+    scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+    scaled_dot_product_attention(query, key, value, attn_mask=mask).sum().backward()
+
+
+def _autocast(device: str, dtype: Any, size: int) -> None:
+    """fp32 weights under 16-bit autocast, and what LoRA adds."""
+    import torch
+
+    weights = [torch.randn(shape, device=device, requires_grad=True) for shape in ((size, size), (size, 8), (8, size))]
+    x = torch.randn(128, size, device=device)
+    with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+        full, down, up = weights
+        (x @ full + (x @ down) @ up).float().pow(2).mean().backward()
+
+
+def _optimizer(device: str, dtype: Any, size: int) -> None:
+    """Clipping and AdamW, as foreach and as fused."""
+    import torch
+
+    for kind in ("foreach", "fused"):
+        weights = [torch.randn(size, size, device=device, dtype=dtype, requires_grad=True) for _ in range(2)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        options: dict[str, Any] = {kind: True}
+        torch.optim.AdamW(weights, **options).step()
+
+
+def _sampling(device: str, dtype: Any, size: int) -> None:
+    """What generation, evaluation and preference losses use."""
+    import torch
+
+    logits = torch.randn(4, size, device=device, dtype=dtype)
+    ordered, order = logits.sort(descending=True)
+    probabilities = ordered.float().softmax(-1).cumsum(-1)
+    chosen = torch.multinomial(logits.float().softmax(-1), 1)
+    logits.log_softmax(-1).gather(-1, chosen).sum().item()
+    logits.masked_fill(logits > 0, 0).logsumexp(-1).topk(2)
+    order[probabilities < 0.5].unique().argmax()
+
+
+def _four_bits(device: str, dtype: Any, size: int) -> None:
+    """A frozen 4-bit layer, forward and backward; nothing where bitsandbytes is not there or not built for the card."""
+    import torch
+
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        import bitsandbytes
+
+        layer = bitsandbytes.nn.Linear4bit(size, size, compute_dtype=dtype, quant_type="nf4").to(device)
+        x = torch.randn(128, size, device=device, dtype=dtype, requires_grad=True)
+        layer(x).sum().backward()
+
+
+Step = Callable[[str, Any, int], None]
+STEPS: tuple[Step, ...] = (
+    _embedding_and_loss,
+    _layer,
+    _attention,
+    _autocast,
+    _optimizer,
+    _sampling,
+    _four_bits,
+)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What a recorder writes down: blocks, their births and deaths, and what the trainer was about meanwhile.
+
+It knows no tensors. Everything is kept in columns until :meth:`Ledger.trace` makes a trace of them, since the owner of
+most blocks shows only when they die.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any, Protocol
+
+from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+
+
+class Device(Protocol):
+    """Something with a size, told of every birth and death as they happen: a simulated GPU."""
+
+    def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
+        """Take ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
+
+    def free(self, block: int) -> None:
+        """Give back block number ``block``."""
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
+
+    def record_stream(self, block: int, stream: int) -> None:
+        """Block number ``block`` is in use on another stream than its own (``torch.Tensor.record_stream``)."""
+
+
+class Ledger:
+    """The record of one run, written as it goes. Blocks are numbered from 0.
+
+    Args:
+        device: Told of every birth and death. Its out-of-memory error passes through whoever asked.
+    """
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.phase = Phase.LOAD
+        self.operators = 0
+        self.stream = 0
+        """Where the next block is born; 0 is the default stream."""
+        self.events: array[int] = array("q")
+        """As those of a trace: ``+n`` and ``-n`` for block ``n - 1``."""
+        self.sizes: list[int] = []
+        self._device = device
+        self._owners: list[Owner | None] = []
+        self._names: list[str] = []
+        self._born_in: list[int] = []
+        self._died_in: list[int | None] = []
+        self._with_grad: list[bool] = []
+        self._phase_of: list[Phase] = []
+        self._stream_of: dict[int, int] = {}
+        self._disowned: set[int] = set()
+        self._stream_uses: list[tuple[int, int, int]] = []
+        self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
+        self._stretch = 0
+        self._grad_enabled = True
+        self._started = time.perf_counter()
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+        self.phase = phase
+        self._stretch += 1
+        self._phase_starts.append((len(self.events), phase))
+
+    def write_birth(self, size_bytes: int, name: str, *, grad_enabled: bool = True) -> int:
+        """A new block; the device is not told yet (see :meth:`allocate`)."""
+        block = len(self.sizes)
+        if grad_enabled is not self._grad_enabled:
+            self._grad_enabled = grad_enabled
+            # Within a backward pass grad mode is on only while a checkpoint recomputes its forward.
+            self._stretch += self.phase is Phase.BACKWARD
+        self.sizes.append(size_bytes)
+        self._owners.append(None)
+        self._names.append(name)
+        self._born_in.append(self._stretch)
+        self._died_in.append(None)
+        self._with_grad.append(grad_enabled)
+        self._phase_of.append(self.phase)
+        if self.stream:
+            self._stream_of[block] = self.stream
+        self.events.append(block + 1)
+        return block
+
+    def allocate(self, block: int) -> None:
+        """Tell the device of a birth."""
+        if self._device is not None:
+            self._device.allocate(block, self.sizes[block], self._stream_of.get(block, 0))
+
+    def end(self, block: int) -> None:
+        """A block dies."""
+        self._died_in[block] = self._stretch
+        self.events.append(-block - 1)
+        if self._device is not None:
+            self._device.free(block)
+
+    def describe(self, block: int, owner: Owner, name: str) -> None:
+        """Say whose a block is."""
+        self._owners[block], self._names[block] = owner, name
+
+    def describe_as(self, block: int, other: int) -> None:
+        """A block is whose another is."""
+        self._owners[block], self._names[block] = self._owners[other], self._names[other]
+
+    def disown(self, block: int) -> None:
+        """Take a block out of the record."""
+        if block in self._disowned:
+            return
+        self._disowned.add(block)
+        if self._device is not None:
+            self._device.free(block)
+
+    def empty_cache(self) -> None:
+        """The allocator gives back what it holds in reserve."""
+        self.events.append(CACHE_EMPTIED)
+        if self._device is not None:
+            self._device.empty_cache()
+
+    def use_on_stream(self, block: int, stream: int) -> None:
+        """A block is in use on a stream that is not its own, and may not be handed out again before that is done."""
+        if stream == self._stream_of.get(block, 0):
+            return  # as c10/cuda/CUDACachingAllocator.cpp: recordStream
+        self._stream_uses.append((len(self.events), block, stream))
+        if self._device is not None:
+            self._device.record_stream(block, stream)
+
+    # -- what is written afterwards --------------------------------------------------------------------------------
+
+    def copy(self, block: int, size_bytes: int) -> int:
+        """A block like another but for its size; its births and deaths are written by :meth:`rewrite`."""
+        columns: tuple[list[Any], ...] = (
+            *(self._owners, self._names, self._born_in),
+            *(self._died_in, self._with_grad, self._phase_of),
+        )
+        for column in columns:
+            column.append(column[block])
+        self.sizes.append(size_bytes)
+        return len(self.sizes) - 1
+
+    def rewrite(self, start: int, stop: int, events: array[int]) -> None:
+        """Put ``events`` in the place of those from ``start`` to ``stop``, of one phase; no device hears of it."""
+        longer = len(events) - (stop - start)
+        self.events[start:stop] = events
+        self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]
+        self._stream_uses = [(at + longer * (at >= stop), block, stream) for at, block, stream in self._stream_uses]
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
+        """The run so far, without what was disowned."""
+        kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
+        number = {block: index + 1 for index, block in enumerate(kept)}
+        events: array[int] = array("q")
+        moved: dict[int, int] = {}
+        awaited = {index for index, *_ in (*self._phase_starts, *self._stream_uses)}
+        for index, event in enumerate(self.events):
+            if index in awaited:
+                moved[index] = len(events)
+            block = abs(event) - 1
+            if event == CACHE_EMPTIED:
+                events.append(CACHE_EMPTIED)
+            elif block in number:
+                events.append(number[block] if event > 0 else -number[block])
+        end = len(events)
+        return Trace(
+            blocks=tuple(self._block(block) for block in kept),
+            events=events,
+            phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts if at in moved),
+            stream_uses=tuple(
+                StreamUse(moved.get(at, end), number[block], stream)
+                for at, block, stream in self._stream_uses
+                if block in number
+            ),
+            operators=self.operators,
+            seconds=time.perf_counter() - self._started,
+            not_counted=not_counted,
+        )
+
+    def _block(self, block: int) -> Block:
+        return Block(
+            size_bytes=self.sizes[block],
+            owner=self._owner(block),
+            module=self._names[block],
+            stream=self._stream_of.get(block, 0),
+        )
+
+    def _owner(self, block: int) -> Owner:
+        """Marked blocks have their owner; the rest is told by when it was born and when it died.
+
+        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward
+        pass: an activation. One that does not is a temporary.
+        """
+        owner = self._owners[block]
+        if owner is not None:
+            return owner
+        phase = self._phase_of[block]
+        if phase is Phase.LOAD:
+            return Owner.OTHER
+        outlived = self._died_in[block] != self._born_in[block]
+        made_by_forward = phase is Phase.FORWARD or (phase is Phase.BACKWARD and self._with_grad[block])
+        return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY

@@ -1,0 +1,93 @@
+"""A predicted memory snapshot on disk, where ``torch.cuda.memory._dump_snapshot`` would have put a measured one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.report.record import replace_file
+from autotrain_mem.spec import Estimate
+from autotrain_mem.units import format_bytes
+
+_PROTOCOL = 4
+"""The page reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""
+
+_FULL = "Free some space, or give --snapshot a file on another disk."
+_FORBIDDEN = "Give --snapshot a file in a folder that you may write to."
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", _FULL),
+    errno.EDQUOT: ("the disk quota is used up", _FULL),
+    errno.EFBIG: ("it is larger than the largest file allowed", "Raise the limit that ulimit -f shows."),
+    errno.EACCES: ("writing there is not permitted", _FORBIDDEN),
+    errno.EPERM: ("writing there is not permitted", _FORBIDDEN),
+    errno.EROFS: ("the disk is read-only", _FORBIDDEN),
+    errno.ENOENT: ("its folder is not there", "Make the folder first, or give --snapshot a file in one that is there."),
+    errno.ENOTDIR: ("its folder is a file", "Give --snapshot a file in a folder."),
+    errno.EISDIR: ("it is a folder", "Give --snapshot a file, such as --snapshot run.pickle."),
+    errno.ENAMETOOLONG: ("its name is too long", "Give --snapshot a shorter name."),
+}
+"""What the operating system's refusals mean to the user, and what to do about them."""
+
+
+def check_snapshot(path: Path) -> None:
+    """What :func:`write_snapshot` would refuse, as far as it can be told before there is a snapshot.
+
+    Raises:
+        OutputFolderError: it is a folder or a device, or its folder is not there or cannot be written.
+    """
+    try:
+        target = path.resolve()
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "")
+        if not target.parent.is_dir():
+            raise OSError(errno.ENOTDIR if target.parent.exists() else errno.ENOENT, "")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+        if target.exists() and not target.is_file():
+            raise OutputFolderError(f"Cannot write {path}: it is no file.", hint="Give --snapshot the name of a file.")
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
+    """Replace ``path`` in one step, whatever file was there; a write that fails leaves it as it was.
+
+    Raises:
+        OutputFolderError: the file cannot be written; the hint says what to do.
+    """
+    check_snapshot(path)
+    try:
+        replace_file(path.resolve(), pickle.dumps(snapshot, _PROTOCOL))
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def snapshot_view(path: Path, estimate: Estimate) -> Text:
+    """Where it is, how to open it, and what it does not show."""
+    lines = [
+        f"Wrote the predicted history to {path} ({format_bytes(path.stat().st_size)}).",
+        f"Drag it onto https://pytorch.org/memory_viz, or run python -m torch.cuda._memory_viz trace_plot {path}.",
+        f"It shows torch's allocator; {_outside(estimate)} outside it are not in it.",
+    ]
+    if not estimate.reserved.fits:
+        lines.append("The run does not fit: after each oom the history goes on as if there had been memory enough.")
+    return Text("\n".join(lines))
+
+
+def _outside(estimate: Estimate) -> str:
+    vllm = estimate.vllm_share_bytes
+    share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
+    return f"{format_bytes(estimate.outside_bytes)}{share}"
+
+
+def _refusal(path: Path, error: OSError) -> OutputFolderError:
+    unforeseen = (error.strerror or str(error), "Give --snapshot another file.")
+    reason, hint = _REASONS.get(error.errno or 0, unforeseen)
+    return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint)

@@ -1,0 +1,63 @@
+"""The environment of a training process: what it sees of this machine, and how its allocator is set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from autotrain_mem.allocator.settings import (
+    NEWER_VARIABLE,
+    OLDER_VARIABLE,
+    AllocatorSettings,
+    given_settings,
+    parse_settings,
+    variable_that_counts,
+)
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec import Hardware, Knobs
+
+
+def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
+    """The settings, of this process's environment and what a job's ``env:`` block sets over it.
+
+    Raises:
+        UsageError: torch would refuse them, or they name another allocator.
+    """
+    text = environment_setting(environment)
+    try:
+        return parse_settings(text)
+    except ValueError as error:
+        raise UsageError(
+            f"The allocator is set to {text!r} by the environment, which cannot be planned with: {error}.",
+            hint=f"Correct or unset {NEWER_VARIABLE} (or {OLDER_VARIABLE}), in the shell or in the recipe's env block.",
+        ) from error
+
+
+def environment_setting(environment: Mapping[str, str], *, expandable_segments: bool = False) -> str:
+    """Their text, with expandable segments beside what the user set.
+
+    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
+    """
+    given = given_settings({**os.environ, **environment})
+    added = "expandable_segments:True" if expandable_segments else ""
+    return ",".join(filter(None, (given, added)))
+
+
+def process_environment(
+    device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
+) -> dict[str, str]:
+    """What is set for the training process.
+
+    One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
+    they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
+
+    Args:
+        environment: What the job's ``env:`` block sets, over this process's own environment.
+    """
+    if simulate or device.uuid is None:
+        sleeping = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        return {**sleeping, **environment, "CUDA_VISIBLE_DEVICES": ""}
+    setting = environment_setting(environment, expandable_segments=knobs.expandable_segments)
+    variable = variable_that_counts({**os.environ, **environment})
+    allocator = {variable: setting} if knobs.expandable_segments else {}
+    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": device.uuid}

@@ -1,0 +1,187 @@
+"""Public rows rehearsed: one line for each, a table of families, and the bars."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
+from autotrain_mem import api
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.rehearsal.model_config import read_config
+from autotrain_mem.spec import Estimate, Phase
+
+GIB = 2**30
+SMI_MODEL = "Mistral-7B"
+"""The family of runs whose nvidia-smi figure stands for one process on one card, idle memory subtracted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bars:
+    """The largest errors that pass, as fractions."""
+
+    limit: float
+    median: float
+    reserved_limit: float
+    reserved_median: float
+    smi_median: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One row's errors; None for what the row does not state."""
+
+    case: Case
+    counted: bool
+    allocated: float
+    other: float | None
+    """Of what it is compared with, allocated."""
+    reserved: float | None
+    smi: float | None
+
+
+HEADER = (
+    f"{'id':12} {'family':78} {'size':>10} {'measured':>9} {'rehearsed':>9} {'error':>7} {'other':>7} "
+    f"{'reserved':>16} {'nvidia-smi':>16}  peak in"
+)
+
+
+def predict(worker: api.Worker, case: Case) -> Estimate:
+    """On the whole card: a run that was measured had no headroom to keep."""
+    card = named(case.card)
+    rehearsals = api.Rehearsals(worker=worker, job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0)
+    return rehearsals.predict(case.knobs, case.longest)
+
+
+def taken_bytes(predicted: Estimate) -> int:
+    """What nvidia-smi would show: of a card that is nearly full, what is left after the cache was given back."""
+    return predicted.reserved.peak_limited_bytes + predicted.outside_bytes
+
+
+def counts(case: Case, predicted: Estimate) -> bool:
+    """Whether the row and the rehearsal did the same where the peak was."""
+    if not case.whole_logits:
+        return True
+    config = read_config(case.job).get_text_config()
+    copies = 2 * case.knobs.per_device_train_batch_size * int(case.row["seq_len"]) * int(config.vocab_size) * FLOAT32
+    phases = predicted.memory.phases
+    others = max(peak for phase, peak in phases.items() if phase is not Phase.OPTIMIZER_STEP)
+    return phases.get(Phase.OPTIMIZER_STEP, 0) > others + copies
+
+
+def run(case: Case, worker: api.Worker, compared_with: tuple[Case, api.Worker] | None) -> Result:
+    """Rehearse one case, and what it is compared with, and print its line."""
+    predicted = predict(worker, case)
+    allocated = _error(case.row["alloc_gib"], predicted.reserved.peak_allocated_bytes)
+    assert allocated is not None
+    other = None
+    if compared_with is not None:
+        compared, its_worker = compared_with
+        other = _error(case.row["alloc_gib"], predict(its_worker, compared).reserved.peak_allocated_bytes)
+    states_smi = SMI_MODEL in case.row["model"]
+    result = Result(
+        case=case,
+        counted=counts(case, predicted),
+        allocated=allocated,
+        other=other,
+        reserved=_error(case.row["reserved_gib"], predicted.reserved.peak_reserved_bytes),
+        smi=_error(case.row["nvidia_smi_gib"], taken_bytes(predicted)) if states_smi else None,
+    )
+    print(_line(result, predicted))
+    sys.stdout.flush()
+    return result
+
+
+def _error(measured_gib: str, predicted_bytes: int) -> float | None:
+    return predicted_bytes / GIB / float(measured_gib) - 1 if measured_gib else None
+
+
+def _line(result: Result, predicted: Estimate) -> str:
+    case, row = result.case, result.case.row
+    label = f"{row['id'][:11]:11}{_mark(case)} {case.family[:78]:78} {row['batch'] + ' x ' + row['seq_len']:>10}"
+    rehearsed = predicted.reserved.peak_allocated_bytes / GIB
+    beside = " " * 7 if result.other is None else f"{result.other:+7.2%}"
+    reserved = _with_error(predicted.reserved.peak_reserved_bytes, result.reserved)
+    smi = _with_error(taken_bytes(predicted), result.smi)
+    verdict = predicted.memory.peak_phase.value + ("" if result.counted else ", not counted")
+    return (
+        f"{label} {float(row['alloc_gib']):9.3f} {rehearsed:9.3f} {result.allocated:+7.2%} {beside} "
+        f"{reserved:>16} {smi:>16}  {verdict}"
+    )
+
+
+def _with_error(predicted_bytes: int, error: float | None) -> str:
+    return "" if error is None else f"{predicted_bytes / GIB:.3f} {error:+7.2%}"
+
+
+def _mark(case: Case) -> str:
+    if ran_older_trl(case.row):
+        return "t"
+    return "*" if case.whole_logits else "f" if "foak" in framework(case.row) else " "
+
+
+# -- families --------------------------------------------------------------------------------------------------------
+
+
+def report(results: Iterable[Result], bars: Bars) -> bool:
+    """Print the families; returns whether all bars are kept."""
+    families: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.counted:
+            families[result.case.family].append(result)
+    if not families:
+        print("\nno row counts")
+        return True
+    print("\nper family: rows, then median of absolute errors and worst error: of allocated bytes; of what they are")
+    print("compared with; of reserved bytes; of reserved and non-torch bytes against nvidia-smi")
+    for family, rows in families.items():
+        columns = (
+            [row.allocated for row in rows],
+            *([getattr(row, name) for row in rows if getattr(row, name) is not None] for name in _OTHERS),
+        )
+        print(f"{len(rows):3d}  {'   '.join(map(_median_and_worst, columns))}   {family}")
+    kept = [_allocated_kept(families, bars), _reserved_kept(families, bars), _smi_kept(families, bars)]
+    return all(kept)
+
+
+_OTHERS = ("other", "reserved", "smi")
+
+
+def _allocated_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
+    worst = max(abs(row.allocated) for rows in families.values() for row in rows)
+    middle = statistics.median(_median(row.allocated for row in rows) for rows in families.values())
+    print(f"allocated: median over families {middle:.2%} (bar {bars.median:.1%}), ", end="")
+    print(f"worst row {worst:.2%} (bar {bars.limit:.1%})")
+    return worst <= bars.limit and middle <= bars.median
+
+
+def _reserved_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
+    errors = [row.reserved for rows in families.values() for row in rows if row.reserved is not None]
+    if not errors:
+        return True
+    worst, middle = max(map(abs, errors)), _median(errors)
+    print(f"reserved: median over {len(errors)} rows {middle:.2%} (bar {bars.reserved_median:.1%}), ", end="")
+    print(f"worst row {worst:.2%} (bar {bars.reserved_limit:.1%})")
+    return worst <= bars.reserved_limit and middle <= bars.reserved_median
+
+
+def _smi_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
+    errors = {family: [row.smi for row in rows if row.smi is not None] for family, rows in families.items()}
+    medians = [_median(each) for each in errors.values() if each]
+    if not medians:
+        return True
+    middle = statistics.median(medians)
+    print(f"reserved and non-torch, against nvidia-smi: median over {len(medians)} families {middle:.2%} ", end="")
+    print(f"(bar {bars.smi_median:.1%})")
+    return middle <= bars.smi_median
+
+
+def _median(errors: Iterable[float]) -> float:
+    return statistics.median(abs(error) for error in errors)
+
+
+def _median_and_worst(errors: list[float]) -> str:
+    return f"{_median(errors):6.2%} {max(errors, key=abs):+7.2%}" if errors else " " * 14

@@ -1,0 +1,117 @@
+"""Records of ``scripts/record_gpu`` against rehearsals of the same cases, and their histories through the simulator."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpu_records.history import History
+from gpu_records.native import SMALLEST_BYTES, apart, native_path
+from gpu_records.record import Record, read_failures, read_records
+from gpu_records.replay import replay
+from gpu_records.sequences import births_of_history, births_of_trace, differences, summary
+
+from accuracy_rows.public import GIB
+from autotrain_mem import api
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.machine.overhead import overhead
+from autotrain_mem.spec import Hardware, Trace
+
+MIB = 2**20
+MOST_LINES = 12
+
+
+def check(folder: Path, worker: api.Worker, text: str, *, differing: bool) -> bool:
+    """Print every record's line, and what is behind it; returns whether all histories replay to the byte.
+
+    Args:
+        text: Only records whose case's name holds it.
+        differing: Also print where the rehearsal's allocations differ from the recorded ones.
+    """
+    records = [record for record in read_records(folder) if text in record.case.name]
+    print(f"\n{len(records)} records of {folder}, GiB; non-torch in MiB; replay: the history through the simulator")
+    print(f"{'case':48} {'allocated':>24} {'reserved':>24} {'non-torch':>14}  replay")
+    exact = [_check_one(record, folder, worker, differing=differing) for record in records]
+    for name, error in read_failures(folder).items():
+        print(f"{name}: not recorded, {error.strip().splitlines()[-1]}")
+    print(f"{sum(exact)} of {len(exact)} histories replay to the byte")
+    return all(exact)
+
+
+def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: bool) -> bool:
+    played = replay(record.history, record.allocator)
+    exact = not played.divergence and played.simulated_peak_bytes == record.trained.peak_reserved_bytes
+    verdict = f"exact, {played.segments} changes" if exact else f"DIFFERS: {played.divergence or 'in its peak'}"
+    with tempfile.TemporaryDirectory(prefix="record-") as scratch:
+        model = model_without_weights(record, Path(scratch))
+        try:
+            told = _line(record, worker, model) + f"  {verdict}"
+        except AutofitError as error:
+            told = f"{record.case.name:48} cannot be rehearsed: {error}; {verdict}"
+        print(told, flush=True)
+        if differing:
+            _print_differences(record, folder, worker, model)
+    return exact
+
+
+def model_without_weights(record: Record, folder: Path) -> Path:
+    """The record's model as far as a rehearsal reads it."""
+    for name, text in record.model_files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def hardware_of(record: Record) -> Hardware:
+    """The record's card as a plan would see it before any run: with the rule's figure outside torch."""
+    card = record.card
+    rule = overhead(card.multiprocessors, card.compute_capability)
+    return Hardware(
+        name=card.name,
+        origin="named",
+        total_bytes=card.total_bytes,
+        free_bytes=card.total_bytes,
+        non_torch_bytes=rule.total_bytes if rule is not None and card.is_real else 0,
+        compute_capability=card.compute_capability,
+    )
+
+
+def _line(record: Record, worker: api.Worker, model: Path) -> str:
+    case = record.case
+    rehearsals = api.Rehearsals(worker=worker, job=case.job(model), defaults=case.knobs, hardware=hardware_of(record))
+    predicted = rehearsals.predict(case.knobs, case.length)
+    allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
+    reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)
+    outside = record.outside.non_torch_bytes
+    measured = "-" if outside is None else f"{outside / MIB:.0f}"
+    beside = f"{measured} / {predicted.outside_bytes / MIB:.0f}"
+    return f"{case.name[:48]:48} {allocated:>24} {reserved:>24} {beside:>14}"
+
+
+def _beside(measured_bytes: int, predicted_bytes: int) -> str:
+    error = predicted_bytes / measured_bytes - 1
+    return f"{measured_bytes / GIB:.3f} {predicted_bytes / GIB:.3f} {error:+7.2%}"
+
+
+def _print_differences(record: Record, folder: Path, worker: api.Worker, model: Path) -> None:
+    case = record.case
+    lens = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
+    rehearsed = births_of_trace(lens, apart(case), SMALLEST_BYTES)
+    _print_side_by_side(("recorded", "rehearsed"), _births(record.history, apart(case)), rehearsed)
+    path = native_path(folder, case.name)
+    if path.is_file():
+        import json
+
+        trace = Trace.from_json(json.loads(path.read_text(encoding="utf-8"))["trace"])
+        _print_side_by_side(("native", "rehearsed"), births_of_trace(trace, apart(case), SMALLEST_BYTES), rehearsed)
+
+
+def _births(history: History, phases: Iterable[str]) -> list:
+    return births_of_history(history, phases, SMALLEST_BYTES)
+
+
+def _print_side_by_side(names: tuple[str, str], first: list, second: list) -> None:
+    found = differences(first, second)
+    print(f"    {names[0]} {len(first)}, {names[1]} {len(second)} allocations from 1 MiB on, {len(found)} differences")
+    for line in summary(found, names, MOST_LINES):
+        print(f"    {line}")

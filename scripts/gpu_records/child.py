@@ -1,0 +1,142 @@
+"""Records one case in a process of its own: ``python -m gpu_records.child REQUEST.json``, then a line on its stdin.
+
+It imports first and waits: the next case's imports run beside this one's training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from gpu_records.cases import SEED, GpuCase
+from gpu_records.record import Record, versions, write
+
+SETTING = "PYTORCH_ALLOC_CONF"
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    case = GpuCase.from_json(request["case"])
+    import_all(case)
+    if not sys.stdin.readline():
+        return  # the parent is gone
+    from gpu_records.card import CudaCard, DryCard
+
+    card = DryCard(case.allocator) if request["device"] == "cpu" else CudaCard()
+    with tempfile.TemporaryDirectory(prefix="record-", ignore_cleanup_errors=True) as scratch:
+        write(Path(request["out"]), record(case, card, Path(request["model"]), scratch))
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to do, and to take everything down takes a second
+
+
+def import_all(case: GpuCase) -> None:
+    """What the run will import anyway."""
+    import torch  # noqa: F401
+
+    from autotrain_mem.rehearsal import rehearse  # noqa: F401
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    method_of(case.method).configs({"output_dir": tempfile.gettempdir(), "use_cpu": True, "report_to": "none"})
+    if case.knobs.load_in_4bit or case.knobs.load_in_8bit:
+        import bitsandbytes  # noqa: F401
+
+
+def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
+    """Build the trainer as a rehearsal does, with true weights, and train its two steps on the same worst batch."""
+    import torch
+
+    from gpu_records.models import config_files
+
+    torch.manual_seed(SEED)
+    started = time.perf_counter()
+    card.open()
+    play = real_play(case, model, scratch, on_host=card.on_host)
+    with card.curtain(), completions_as_rehearsed():
+        trainer = play.build()
+        loaded, built = card.levels(), time.perf_counter()
+        with play.directions(trainer):
+            card.train(trainer, play.edit_rows)
+        trained, ended = card.levels(), time.perf_counter()
+    return Record(
+        case=case,
+        model_files=config_files(model),
+        card=card.facts(),
+        versions=versions(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seed=SEED,
+        allocator=os.environ.get(SETTING, ""),
+        loaded=loaded,
+        trained=trained,
+        outside=card.outside(),
+        memory_stats=card.memory_stats(),
+        seconds={"load": round(built - started, 2), "train": round(ended - built, 2)},
+        history=card.history(),
+    )
+
+
+def real_play(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
+    """The play of a rehearsal, whose trainer may use the card: the same configs, the same worst batch.
+
+    ``make_play`` keeps a rehearsal on the CPU by one argument, which is taken back here.
+
+    Args:
+        others: Laid over the trainer's arguments.
+    """
+    from autotrain_mem.rehearsal import rehearse
+
+    rehearsal_arguments = rehearse.rehearsal_arguments
+
+    def on_card(*args: Any) -> dict[str, Any]:
+        arguments = rehearsal_arguments(*args)
+        return {**arguments, **({} if on_host else {"use_cpu": False}), **others}
+
+    with patch.object(rehearse, "rehearsal_arguments", on_card):
+        return rehearse.make_play(case.job(model), case.knobs, case.length, scratch)
+
+
+@contextlib.contextmanager
+def completions_as_rehearsed() -> Iterator[None]:
+    """Completions are sampled for real, and then are what a rehearsal has: an ordinary token, ends where it has them.
+
+    The first of a batch has its full length, the others end one token before (``rehearsal/generation.py``); and no
+    generation is shuffled, so that the same completions are together. Written in place, without an allocation.
+    """
+    from transformers import GenerationMixin
+    from trl.trainer import grpo_trainer, rloo_trainer
+
+    from autotrain_mem.rehearsal.generation import _end_of_sequence
+    from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
+
+    sample = GenerationMixin._sample
+
+    def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
+        import torch
+
+        result = sample(model, prompt, *args, generation_config=generation_config, **options)
+        ids = result if isinstance(result, torch.Tensor) else result.sequences
+        end = _end_of_sequence(generation_config)
+        with torch._C._DisableTorchDispatch():
+            ids[:, prompt.shape[1] :].fill_(ORDINARY_TOKEN)
+            for place, token in enumerate(reversed(end), start=1):
+                ids[1:, -place].fill_(token)
+        return result
+
+    with (
+        patch.object(GenerationMixin, "_sample", sample_and_end),
+        patch.object(grpo_trainer, "shuffle_sequence_dict", dict),
+        patch.object(rloo_trainer, "shuffle_sequence_dict", dict),
+    ):
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""torch's memory history as compact columns: what the allocator was asked, and what it asked of the device.
+
+An entry of ``torch.cuda.memory._snapshot()["device_traces"]`` is a dict of some 300 bytes; here it takes a few. Sizes
+of ``alloc`` and ``free_*`` are as requested, before rounding; those of segments are whole
+(``c10/cuda/CUDACachingAllocator.cpp: record_trace``).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ACTIONS = (
+    *("alloc", "free_requested", "free_completed"),
+    *("segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+    "oom",
+)
+GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+UNKNOWN_ADDRESS = -1
+LOADING, OTHER_THREAD = "load", "backward"
+"""Labels of events without one, which is a thread's own: weights are loaded by several threads, and afterwards
+autograd's thread is the only other one that allocates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the history."""
+
+    action: str
+    address: int
+    size_bytes: int
+    stream: int
+    label: str
+    """``phase module``, as far as it is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """All events, in order. Addresses, streams and labels are numbered in the order in which they were first met."""
+
+    actions: array[int]
+    places: array[int]
+    sizes: array[int]
+    streams: array[int]
+    labels: array[int]
+    addresses: tuple[int, ...]
+    stream_names: tuple[int, ...]
+    label_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> History:
+        """Columns of events; what is no request and no segment (``snapshot``) is left out."""
+        places, streams, labels = _Numbers(), _Numbers(), _Numbers()
+        columns = actions, numbers, sizes, stream_numbers, label_numbers = tuple(map(array, "biqii"))
+        for event in events:
+            if event.action in ACTIONS:
+                row = (ACTIONS.index(event.action), places[event.address], event.size_bytes)
+                for column, value in zip(columns, (*row, streams[event.stream], labels[event.label]), strict=True):
+                    column.append(value)
+        return cls(
+            actions=actions,
+            places=numbers,
+            sizes=sizes,
+            streams=stream_numbers,
+            labels=label_numbers,
+            addresses=tuple(places),
+            stream_names=tuple(streams),
+            label_names=tuple(labels),
+        )
+
+    @classmethod
+    def of_trace(cls, entries: Iterable[Mapping[str, Any]]) -> History:
+        """From one device's list of ``_snapshot()["device_traces"]``. An ``oom`` has no address."""
+        return cls.of(_labelled(entries))
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __iter__(self) -> Iterator[Event]:
+        columns = (self.actions, self.places, self.sizes, self.streams, self.labels)
+        for action, place, size, stream, label in zip(*columns, strict=True):
+            yield Event(
+                ACTIONS[action], self.addresses[place], size, self.stream_names[stream], self.label_names[label]
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "events": len(self),
+            "actions": _pack(self.actions),
+            "places": _pack(self.places),
+            "sizes": _pack(self.sizes),
+            "streams": _pack(self.streams),
+            "labels": _pack(self.labels),
+            "addresses": _pack(array("q", self.addresses)),
+            "stream_names": list(self.stream_names),
+            "label_names": list(self.label_names),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> History:
+        return cls(
+            actions=_unpack("b", fields["actions"]),
+            places=_unpack("i", fields["places"]),
+            sizes=_unpack("q", fields["sizes"]),
+            streams=_unpack("i", fields["streams"]),
+            labels=_unpack("i", fields["labels"]),
+            addresses=tuple(_unpack("q", fields["addresses"])),
+            stream_names=tuple(fields["stream_names"]),
+            label_names=tuple(fields["label_names"]),
+        )
+
+
+def _labelled(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+    otherwise = LOADING
+    for entry in entries:
+        label = entry.get("user_metadata", "")
+        if label and label != LOADING:
+            otherwise = OTHER_THREAD
+        yield Event(
+            entry["action"],
+            entry.get("addr", UNKNOWN_ADDRESS),
+            entry["size"],
+            entry["stream"],
+            label or otherwise,
+        )
+
+
+class _Numbers(dict[Any, int]):
+    """Gives every new key the next number."""
+
+    def __missing__(self, key: Any) -> int:
+        return self.setdefault(key, len(self))
+
+
+def _pack(column: array[int]) -> str:
+    return base64.b64encode(zlib.compress(column.tobytes(), 9)).decode("ascii")
+
+
+def _unpack(code: str, text: str) -> array[int]:
+    column: array[int] = array(code)
+    column.frombytes(zlib.decompress(base64.b64decode(text)))
+    return column

@@ -1,0 +1,149 @@
+"""What is kept of one run on a card: a small JSON file that says all that a prediction of it needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpu_records.cases import GpuCase
+from gpu_records.history import History
+
+SCHEMA = "autofit.gpu_record/1"
+FAILURE_SCHEMA = "autofit.gpu_failure/1"
+VERSIONED = ("torch", "trl", "transformers", "peft", "bitsandbytes", "accelerate", "datasets")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardFacts:
+    """The device, as torch and NVML describe it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    total_bytes: int
+    """As torch reports it."""
+    driver: str | None
+    cuda: str | None
+    is_real: bool
+    """False for a dry run on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Levels:
+    """What torch's allocator holds and at most held."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """What the process holds of the card beside what torch reserved, and how that is known."""
+
+    non_torch_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One case, run for real."""
+
+    case: GpuCase
+    model_files: Mapping[str, str]
+    card: CardFacts
+    versions: Mapping[str, str | None]
+    date: str
+    seed: int
+    allocator: str
+    """PYTORCH_ALLOC_CONF of the process."""
+    loaded: Levels
+    """When the trainer is built."""
+    trained: Levels
+    """After the last step; its peaks are those of the whole process."""
+    outside: Outside
+    memory_stats: Mapping[str, int]
+    """torch.cuda.memory_stats()."""
+    seconds: Mapping[str, float]
+    history: History
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        nested = {name: asdict(plain[name]) for name in ("card", "loaded", "trained", "outside")}
+        columns = {"case": self.case.to_json(), "history": self.history.to_json()}
+        mappings = {name: dict(plain[name]) for name in ("model_files", "versions", "memory_stats", "seconds")}
+        return {"schema": SCHEMA, **plain, **nested, **columns, **mappings}
+
+    @classmethod
+    def from_json(cls, read: Mapping[str, Any]) -> Record:
+        if read["schema"] != SCHEMA:
+            raise ValueError(f"{read['schema']} is not {SCHEMA}")
+        card = {**read["card"], "compute_capability": tuple(read["card"]["compute_capability"])}
+        made = {
+            "case": GpuCase.from_json(read["case"]),
+            "card": CardFacts(**card),
+            "loaded": Levels(**read["loaded"]),
+            "trained": Levels(**read["trained"]),
+            "outside": Outside(**read["outside"]),
+            "history": History.from_json(read["history"]),
+        }
+        return cls(**{field.name: made.get(field.name, read[field.name]) for field in fields(cls)})
+
+
+def versions() -> dict[str, str | None]:
+    """Of the libraries that decide about memory; None where one is missing."""
+
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {package: version(package) for package in VERSIONED}
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def record_path(folder: Path, case: str) -> Path:
+    return folder / f"{case}.record.json"
+
+
+def failure_path(folder: Path, case: str) -> Path:
+    return folder / f"{case}.failure.json"
+
+
+def write(folder: Path, record: Record) -> None:
+    """The record appears whole or not at all; an earlier failure of the case is forgotten."""
+    _write(record_path(folder, record.case.name), record.to_json())
+    failure_path(folder, record.case.name).unlink(missing_ok=True)
+
+
+def write_failure(folder: Path, case: GpuCase, error: str) -> None:
+    """Why there is no record."""
+    _write(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": case.to_json(), "error": error})
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records of a folder, by name."""
+    paths = sorted(folder.glob(f"*{record_path(folder, '').name}"))
+    return [Record.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def read_failures(folder: Path) -> dict[str, str]:
+    """The error of every case that failed, by name."""
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.failure.json"))
+    return {failure["case"]["name"]: failure["error"] for failure in found}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,177 @@
+"""Runs cases one after another, each in a fresh process; what is there is kept, what fails is noted, time is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpu_records.cases import GpuCase
+from gpu_records.child import SETTING
+from gpu_records.models import model_folder
+from gpu_records.record import failure_path, record_path, write_failure
+
+ROOT = Path(__file__).parents[2]
+ERROR_CHARACTERS = 4000
+"""Of what a failed process said, its end."""
+CASE_SECONDS = 180.0
+"""A case takes 10 to 15; a hanging one must not take the others' time."""
+SHORTEST_SECONDS = 10.0
+"""With less left no case is begun."""
+ENVIRONMENT = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's own
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of a round."""
+
+    recorded: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Not begun or not ended: the time was over."""
+
+
+class Running(Protocol):
+    """A process that has been started for a case and waits for its word."""
+
+    def go(self, limit_seconds: float) -> str:
+        """Let it run to its end; returns why it failed, empty if it did not."""
+
+    def stop(self) -> None:
+        """End it, begun or not."""
+
+
+Start = Callable[[GpuCase], Running]
+
+
+def open_cases(folder: Path, cases: Iterable[GpuCase]) -> list[GpuCase]:
+    """Those without a record; those that have failed before come last."""
+    missing = [case for case in cases if not record_path(folder, case.name).is_file()]
+    return sorted(missing, key=lambda case: failure_path(folder, case.name).is_file())
+
+
+def run_cases(
+    folder: Path, cases: Iterable[GpuCase], start: Start, budget_seconds: float, told: Callable[[str], None] = print
+) -> Outcome:
+    """Record every case that has no record yet, until the time is over."""
+    began, outcome = time.monotonic(), Outcome()
+    coming = open_cases(folder, cases)
+    waiting: Running | None = None
+    try:
+        for index, case in enumerate(coming):
+            left_seconds = budget_seconds - (time.monotonic() - began)
+            if left_seconds < SHORTEST_SECONDS:
+                outcome.left.extend(each.name for each in coming[index:])
+                break
+            running = waiting or start(case)
+            waiting = start(coming[index + 1]) if index + 1 < len(coming) else None
+            case_began = time.monotonic()
+            try:
+                error = running.go(min(CASE_SECONDS, left_seconds))
+            finally:
+                running.stop()
+            seconds = time.monotonic() - case_began
+            if error and time.monotonic() - began >= budget_seconds:
+                outcome.left.append(case.name)
+            elif error:
+                write_failure(folder, case, error)
+                outcome.failed.append(case.name)
+            else:
+                outcome.recorded.append(case.name)
+            last_line = error.strip().splitlines()[-1:] or ["recorded"]
+            told(f"{case.name:44} {seconds:6.1f} s  {last_line[0][:120]}")
+    finally:
+        if waiting is not None:
+            waiting.stop()
+    return outcome
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def environment(case: GpuCase, packages: Path | None, device: str) -> dict[str, str]:
+    """Of a case's process: its allocator's settings, one card or none, and where the packages are."""
+    without = {name: value for name, value in os.environ.items() if name not in (SETTING, "PYTORCH_CUDA_ALLOC_CONF")}
+    allocator = {SETTING: case.allocator} if case.allocator else {}
+    card = "" if device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    paths = {"PYTHONPATH": python_path(packages)}
+    return {**without, **ENVIRONMENT, **allocator, **paths, "CUDA_VISIBLE_DEVICES": card}
+
+
+def python_path(packages: Path | None) -> str:
+    """For children: this project, the packages from wheels, and what was there."""
+    found = [str(ROOT / "scripts"), str(ROOT), *([str(packages)] if packages else [])]
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in found]
+    return os.pathsep.join([*found, *before])
+
+
+class Process:
+    """A fresh Python process that imports, waits for its word, and runs one case.
+
+    Args:
+        module: ``gpu_records.child``, or another that reads the same request.
+    """
+
+    def __init__(self, module: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="record-")
+        path = Path(self._folder.name) / "request.json"
+        path.write_text(json.dumps(request), encoding="utf-8")
+        self._log = open(path.with_name("log"), "w+b")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+        )
+
+    def go(self, limit_seconds: float) -> str:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(b"go\n")
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died as it imported: its log says why
+        try:
+            status = self._process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            return f"{self.said()}\nstopped after {limit_seconds:.0f} s"
+        return f"{self.said()}\nended with status {status}" if status else ""
+
+    def said(self) -> str:
+        """The end of all that it printed."""
+        self._log.flush()
+        self._log.seek(0)
+        return self._log.read().decode("utf-8", errors="replace")[-ERROR_CHARACTERS:].strip()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+
+def start_child(
+    out: Path, models: Path, device: str, packages: Path | None = None, module: str = "gpu_records.child"
+) -> Start:
+    """What starts a case's process; its model is written first, if it is not there."""
+
+    def start(case: GpuCase) -> Process:
+        model = model_folder(models, case.model)
+        request = {"case": case.to_json(), "device": device, "out": str(out), "model": str(model)}
+        return Process(module, request, environment(case, packages, device))
+
+    return start

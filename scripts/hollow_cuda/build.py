@@ -1,0 +1,114 @@
+"""Builds, once, all that a run needs: torch's CUDA build in a folder of its own, and the stand-ins that it links to.
+
+Everything else comes from the environment that builds: the folder goes before it on PYTHONPATH, so that its torch is
+the one that is imported, and transformers, TRL, PEFT and bitsandbytes are those that rehearsals use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hollow_cuda.stubs import RUNTIME, imports_of, write_stubs
+from hollow_cuda.wheel import HEADERS, TORCH, WHEEL
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+REAL_ALLOCATOR = ROOT / "scripts" / "real_allocator"
+LINKED = ("torch", "torch_cpu", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_global_deps", "torch_nvshmem")
+OTHERS_LINKED = ("libc10_cuda.so", "libcaffe2_nvrtc.so", "libshm.so")
+BITSANDBYTES = "libbitsandbytes_cuda130.so"
+RENAMED = {"cudaGetDeviceProperties": "standin_properties", "cudaEventQuery": "standin_event_query"}
+"""Functions of cudart_standin.c that are other ones here (cudart_device.c)."""
+NOT_REWRITTEN = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class Hollow:
+    """A folder in which all of it is."""
+
+    cache: Path
+
+    @property
+    def packages(self) -> Path:
+        """torch's CUDA build."""
+        return self.cache / "packages"
+
+    @property
+    def libraries(self) -> Path:
+        """The stand-ins."""
+        return self.cache / "libraries"
+
+    def environment(self, capacity_bytes: int, allocator: str) -> dict[str, str]:
+        """Of a process that imports that torch, and finds a device of so many bytes."""
+        rest = {name: value for name, value in os.environ.items() if name not in NOT_REWRITTEN}
+        return rest | {
+            "PYTHONPATH": os.pathsep.join(map(str, (self.packages, ROOT / "scripts", ROOT))),
+            "LD_LIBRARY_PATH": str(self.libraries),
+            "HOLLOW_CAPACITY": str(capacity_bytes),
+            "PYTORCH_ALLOC_CONF": allocator,
+            "TORCH_SYMBOLIZE_MODE": "dladdr",  # names of C++ functions, which is all that the history is asked for
+        }
+
+
+def build(cache: Path) -> Hollow:
+    """What is missing is made, or made anew where its sources are newer."""
+    hollow = Hollow(cache)
+    if not (hollow.packages / ".installed").exists():
+        _install(hollow)
+    runtime = hollow.libraries / RUNTIME
+    sources = [path for folder in (HERE, REAL_ALLOCATOR) for path in folder.glob("*.[ch]*")]
+    sources += [HERE / "stubs.py", HERE / "libcudart.map", Path(__file__)]
+    if not runtime.exists() or runtime.stat().st_mtime < max(path.stat().st_mtime for path in sources):
+        _compile(hollow)
+    return hollow
+
+
+def _install(hollow: Hollow) -> None:
+    if sys.version_info[:2] != (3, 11):
+        sys.exit("error: the wheel is that of Python 3.11; run this with a Python 3.11.")
+    downloads = hollow.cache / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    print(f"Fetching torch {TORCH} for CUDA (530 MB) and headers into {hollow.cache} ...", flush=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = downloads / WHEEL.rpartition("/")[2]
+    if not wheel.exists():
+        subprocess.run([*pip, "download", "--no-deps", "--dest", str(downloads), WHEEL], check=True)
+    subprocess.run(
+        [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(downloads), *HEADERS], check=True
+    )
+    for path in downloads.glob("nvidia_cuda_*.whl"):
+        shutil.unpack_archive(path, hollow.cache / "headers", "zip")
+    shutil.rmtree(hollow.packages, ignore_errors=True)
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(hollow.packages), str(wheel)], check=True)
+    (hollow.packages / ".installed").touch()
+
+
+def _compile(hollow: Hollow) -> None:
+    print(f"Compiling stand-ins for NVIDIA's libraries into {hollow.libraries} ...", flush=True)
+    hollow.libraries.mkdir(parents=True, exist_ok=True)
+    torch = hollow.packages / "torch" / "lib"
+    linked = [torch / name for name in (*(f"lib{name}.so" for name in LINKED), *OTHERS_LINKED)]
+    bitsandbytes = importlib.util.find_spec("bitsandbytes")
+    if bitsandbytes is not None and bitsandbytes.submodule_search_locations:
+        linked.append(Path(bitsandbytes.submodule_search_locations[0]) / BITSANDBYTES)
+    write_stubs(imports_of(path for path in linked if path.exists()), hollow.libraries)
+
+    nvml = hollow.libraries / "libnvidia-ml.so.1"
+    source = REAL_ALLOCATOR / "nvml_standin.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), f"-Wl,-soname,{nvml.name}", "-o", str(nvml)], check=True)
+    c = [REAL_ALLOCATOR / "cudart_standin.c", HERE / "cudart_device.c", HERE / "cudart_nothing.c"]
+    objects = [hollow.libraries / f"{path.stem}.o" for path in c]
+    for path, made in zip(c, objects, strict=True):
+        renamed = [f"-D{old}={new}" for old, new in RENAMED.items()] if path.parent == REAL_ALLOCATOR else []
+        include = f"-I{hollow.cache / 'headers' / 'nvidia' / 'cu13' / 'include'}"
+        options = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", include, *renamed]
+        subprocess.run(["gcc", "-c", *options, str(path), "-o", str(made)], check=True)
+    shared = ["gcc", "-shared", *map(str, objects), f"-Wl,-soname,{RUNTIME}"]
+    version = f"-Wl,--version-script={HERE / 'libcudart.map'}"
+    subprocess.run([*shared, version, "-o", str(hollow.libraries / RUNTIME)], check=True)

@@ -1,0 +1,46 @@
+"""What is compared: every trainer, every kind of weights, checkpointing on and off, both allocator modes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpu_records.cases import GpuCase, make
+
+from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
+from hollow_cuda.models import SMALL
+
+LENGTH, PROMPT, SMALL_LENGTH = 1024, 256, 512
+
+
+def cases() -> list[GpuCase]:
+    """All of them, then the small ones."""
+    return [*_product(), *small_cases()]
+
+
+def _product() -> Iterator[GpuCase]:
+    weights = ("full", "lora", "4bit", "8bit")
+    for method, kind, checkpointing, expandable in itertools.product(METHODS, weights, (True, False), (False, True)):
+        length = PROMPT if method in ONLINE_METHODS else LENGTH
+        yield _make(method, kind, length, checkpointing, expandable_segments=expandable)
+
+
+def small_cases() -> list[GpuCase]:
+    """Those whose measured numbers are kept, for a test that has no CUDA build: each is rehearsed in seconds."""
+    made = [
+        _make("sft", "lora", SMALL_LENGTH, True),
+        _make("sft", "4bit", SMALL_LENGTH, False, expandable_segments=True),
+        _make("sft", "full", SMALL_LENGTH, False),
+        _make("dpo", "lora", SMALL_LENGTH, True, expandable_segments=True),
+        _make("reward", "full", SMALL_LENGTH, True),
+        _make("grpo", "lora", PROMPT, True, expandable_segments=True),
+    ]
+    return [replace(case, name=f"small-{case.name}", model=SMALL) for case in made]
+
+
+def _make(method: str, weights: str, length: int, checkpointing: bool, **knobs: Any) -> GpuCase:
+    if weights == "8bit":
+        return make(method, "lora", length, checkpointing, also="8bit", load_in_8bit=True, **knobs)
+    return make(method, weights, length, checkpointing, **knobs)

@@ -1,0 +1,134 @@
+"""One real run on the stand-in device: ``python -m hollow_cuda.child REQUEST.json``, with the environment of a build.
+
+The run is that of ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card. Beside its record it keeps
+where in Python each block was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from gpu_records import child as gpu_child
+from gpu_records.card import CudaCard
+from gpu_records.cases import GpuCase
+from gpu_records.history import History
+from gpu_records.marks import Marks
+from gpu_records.record import CardFacts, Outside, write
+
+from hollow_cuda.frames import Frames
+
+MOST_EVENTS = 10**7
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    case, out = GpuCase.from_json(request["case"]), Path(request["out"])
+    card = HollowCard("all" if request["functions"] else "python")
+    with (
+        tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch,
+        patch.object(gpu_child, "completions_as_rehearsed", completions_as_rehearsed),
+    ):
+        record = gpu_child.record(case, card, Path(request["model"]), scratch)
+    card.frames.write(out, case.name)
+    write(out, record)
+    sys.stdout.flush()
+    os._exit(0)  # autograd's thread of the device cannot be ended: the process would be aborted
+
+
+class HollowCard(CudaCard):
+    """The device that is none. Of each allocation it keeps what led to it."""
+
+    def __init__(self, stacks: str) -> None:
+        self._stacks = stacks
+        self._marks: Marks | None = None
+        self.frames = Frames()
+
+    def open(self) -> None:
+        import torch
+
+        # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.cuda.init()
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context="alloc", stacks=self._stacks, max_entries=MOST_EVENTS
+        )
+        self._marks = Marks(torch.cuda.memory._set_memory_metadata)
+
+    @contextmanager
+    def curtain(self) -> Iterator[None]:
+        """Values of the host are known inside."""
+        from hollow_cuda.values import HostValues
+
+        with HostValues():
+            yield
+
+    def facts(self) -> CardFacts:
+        import torch
+
+        card = torch.cuda.get_device_properties(0)
+        return CardFacts(
+            name="stand-ins for NVIDIA's libraries; no GPU",
+            compute_capability=(card.major, card.minor),
+            multiprocessors=card.multi_processor_count,
+            total_bytes=torch.cuda.mem_get_info(0)[1],
+            driver=None,
+            cuda=torch.version.cuda,
+            is_real=False,
+        )
+
+    def outside(self) -> Outside:
+        return Outside(non_torch_bytes=None, source="no GPU: nothing is known of what lies outside torch")
+
+    def history(self) -> History:
+        import torch
+
+        entries = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        self.frames.take(entries)
+        return History.of_trace(entries)
+
+
+@contextlib.contextmanager
+def completions_as_rehearsed() -> Iterator[None]:
+    """As of ``gpu_records.child``: no sequence ends before its full length, and then all but the first end one token
+    before it. Here the ids are not written, but known.
+    """
+    import torch
+    from transformers import GenerationMixin
+    from trl.trainer import grpo_trainer, rloo_trainer
+
+    from autotrain_mem.rehearsal.generation import _end_of_sequence
+    from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
+    from hollow_cuda.values import know, known_value
+
+    sample = GenerationMixin._sample
+
+    def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
+        result = sample(model, prompt, *args, generation_config=generation_config, **options)
+        ids = result if isinstance(result, torch.Tensor) else result.sequences
+        end, begun = _end_of_sequence(generation_config), known_value(prompt)
+        if begun is not None:
+            sampled = torch.full((ids.shape[0], ids.shape[1] - begun.shape[1]), ORDINARY_TOKEN, dtype=ids.dtype)
+            if end:
+                sampled[1:, -len(end) :] = torch.tensor(end)
+            know(ids, torch.cat([begun, sampled], dim=1))
+        return result
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(GenerationMixin, "_sample", sample_and_end))
+        for trainer in (grpo_trainer, rloo_trainer):
+            stack.enter_context(patch.object(trainer, "shuffle_sequence_dict", dict))
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+/* The part of libcudart.so.13 that scripts/real_allocator/cudart_standin.c lacks for the whole of torch: what a device
+ * is said to be, copies, kernels, streams, host memory. Real: sizes, addresses, order. Not real: whatever a device would
+ * have computed.
+ *
+ * Kernels   are launched and compute nothing.
+ * Copies    to the device and within it go nowhere. One from the device gives zeros, or what standin_answer() laid
+ *           ready for it: so a caller who knows what the device would have computed can say it.
+ * Events    are always ready: the device is never behind. A block that another stream used is free at once.
+ * The device is described as an H100 SXM: what torch and bitsandbytes decide by is its compute capability of 9.0, its
+ *           132 multiprocessors and its shared memory.
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Addresses that cudart_standin.c gives out lie above FIRST, those of the host's heap and stacks above LAST. */
+#define FIRST 0x100000000000ull
+#define LAST 0x500000000000ull
+
+void standin_set_memory(size_t capacity_bytes, size_t total_bytes);
+
+__attribute__((constructor)) static void set_memory(void) {
+    const char *capacity = getenv("HOLLOW_CAPACITY");
+    size_t bytes = capacity ? strtoull(capacity, NULL, 10) : 80ull << 30;
+    standin_set_memory(bytes, bytes);
+}
+
+static int is_on_device(const void *address) {
+    return (unsigned long long)address >= FIRST && (unsigned long long)address < LAST;
+}
+
+static char answer[8];
+static int answered;
+
+/* The first `size` bytes of this number are what the next copy from the device gives, if it is of 8 bytes at most. */
+void standin_answer(long long number) {
+    memcpy(answer, &number, sizeof answer);
+    answered = 1;
+}
+
+void standin_no_answer(void) { answered = 0; }
+
+static cudaError_t copy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+    if (kind == cudaMemcpyHostToHost) {
+        memcpy(to, from, size);
+    } else if (kind == cudaMemcpyDeviceToHost || (kind == cudaMemcpyDefault && !is_on_device(to))) {
+        memset(to, 0, size);
+        if (answered && size <= sizeof answer) {
+            memcpy(to, answer, size);
+            answered = 0;
+        }
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+    return copy(to, from, size, kind);
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)stream;
+    return copy(to, from, size, kind);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)from, (void)from_pitch, (void)stream;
+    for (size_t row = 0; kind == cudaMemcpyDeviceToHost && row < height; row++) {
+        memset((char *)to + row * to_pitch, 0, width);
+    }
+    return cudaSuccess;
+}
+
+/* Pinned memory is ordinary memory of the host. */
+cudaError_t cudaHostAlloc(void **address, size_t size, unsigned int flags) {
+    (void)flags;
+    return posix_memalign(address, 4096, size ? size : 1) ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *address) { return free(address), cudaSuccess; }
+
+/* Managed memory (paged optimizers) lies on the host too, and takes nothing of the device's capacity. */
+cudaError_t cudaMallocManaged(void **address, size_t size, unsigned int flags) {
+    return cudaHostAlloc(address, size, flags);
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = is_on_device(address) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    attributes->devicePointer = is_on_device(address) ? (void *)address : NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
+    static char constants[1 << 16];
+    (void)symbol;
+    return *address = constants, cudaSuccess;
+}
+
+/* -- the device ----------------------------------------------------------------------------------------------------- */
+
+/* cudart_standin.c's own, under another name: see build.py. It fills in the name, the memory and sm_90. */
+cudaError_t standin_properties(struct cudaDeviceProp *properties, int device);
+
+/* CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", column 9.0; H100 SXM datasheet. */
+enum {
+    MULTIPROCESSORS = 132,
+    SHARED_PER_BLOCK = 48 << 10,
+    SHARED_PER_BLOCK_OPTIN = 227 << 10,
+    SHARED_PER_MULTIPROCESSOR = 228 << 10,
+    REGISTERS = 64 << 10,
+    THREADS_PER_MULTIPROCESSOR = 2048,
+    THREADS_PER_BLOCK = 1024,
+    MOST_BLOCKS_Z = 64,
+    MOST_BLOCKS_IN_GRID = 2147483647,
+    MOST_BLOCKS_IN_GRID_YZ = 65535,
+    BLOCKS_PER_MULTIPROCESSOR = 32,
+    L2_BYTES = 50 << 20,
+};
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    standin_properties(properties, device);
+    properties->multiProcessorCount = MULTIPROCESSORS;
+    properties->maxThreadsPerMultiProcessor = THREADS_PER_MULTIPROCESSOR;
+    properties->maxBlocksPerMultiProcessor = BLOCKS_PER_MULTIPROCESSOR;
+    properties->maxThreadsPerBlock = THREADS_PER_BLOCK;
+    properties->sharedMemPerBlock = SHARED_PER_BLOCK;
+    properties->sharedMemPerBlockOptin = SHARED_PER_BLOCK_OPTIN;
+    properties->sharedMemPerMultiprocessor = SHARED_PER_MULTIPROCESSOR;
+    properties->reservedSharedMemPerBlock = 1 << 10;
+    properties->regsPerBlock = properties->regsPerMultiprocessor = REGISTERS;
+    properties->totalConstMem = 64 << 10;
+    properties->l2CacheSize = L2_BYTES;
+    properties->memoryBusWidth = 5120;
+    properties->asyncEngineCount = 3;
+    properties->unifiedAddressing = properties->concurrentKernels = 1;
+    for (int axis = 0; axis < 3; axis++) {
+        properties->maxThreadsDim[axis] = axis < 2 ? THREADS_PER_BLOCK : MOST_BLOCKS_Z;
+        properties->maxGridSize[axis] = axis ? MOST_BLOCKS_IN_GRID_YZ : MOST_BLOCKS_IN_GRID;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+    (void)device;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY: *value = THREADS_PER_BLOCK; break;
+    case cudaDevAttrMaxBlockDimZ: *value = MOST_BLOCKS_Z; break;
+    case cudaDevAttrMaxGridDimX: *value = MOST_BLOCKS_IN_GRID; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = MOST_BLOCKS_IN_GRID_YZ; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_PER_BLOCK; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_PER_BLOCK_OPTIN; break;
+    case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = THREADS_PER_MULTIPROCESSOR; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    default: *value = 0;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device) {
+    (void)device;
+    return snprintf(id, size, "0000:00:00.0"), cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+
+/* -- kernels ---------------------------------------------------------------------------------------------------------- */
+
+static int module; /* one for all: nothing is ever looked up in it */
+
+void **__cudaRegisterFatBinary(void *binary) { return (void)binary, (void **)&module; }
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+void __cudaRegisterFunction(void) {}
+void __cudaRegisterVar(void) {}
+int __cudaInitModule(void **handle) { return (void)handle, 0; }
+unsigned int __cudaPushCallConfiguration(void) { return 0; }
+
+typedef struct {
+    unsigned int x, y, z;
+} Dimensions;
+
+cudaError_t __cudaPopCallConfiguration(Dimensions *grid, Dimensions *block, size_t *shared, void **stream) {
+    *grid = *block = (Dimensions){1, 1, 1};
+    *shared = 0;
+    *stream = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t __cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, cudaSuccess; }
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
+    (void)library, (void)name;
+    return *kernel = (void *)&module, cudaSuccess;
+}
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
+                                unsigned int count, enum cudaLibraryOption *library_options, void **library_values,
+                                unsigned int library_count) {
+    (void)code, (void)options, (void)values, (void)count, (void)library_options, (void)library_values;
+    (void)library_count;
+    return *library = (cudaLibrary_t)(void *)&module, cudaSuccess;
+}
+
+/* Of no kernel are registers or shared memory known. Some sizes of scratch depend on how many blocks run at once. */
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
+    (void)function;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = THREADS_PER_BLOCK;
+    attributes->binaryVersion = attributes->ptxVersion = 90;
+    attributes->numRegs = 32;
+    return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
+                                                                   size_t shared, unsigned int flags) {
+    (void)function, (void)threads, (void)shared, (void)flags;
+    return *blocks = 2, cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads,
+                                                          size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
+}
+
+/* -- streams and events --------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    static unsigned long long next = 0x1000;
+    return *stream = (cudaStream_t)(next += 16), cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
+    return (void)flags, cudaStreamCreate(stream);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
+    return (void)flags, (void)priority, cudaStreamCreate(stream);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    return (void)stream, *priority = 0, cudaSuccess;
+}
+
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned int flags) {
+    (void)flags;
+    return callback(stream, cudaSuccess, data), cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+    (void)stream;
+    return function(data), cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                     const cudaGraphEdgeData **edges, size_t *count) {
+    (void)stream, (void)graph, (void)dependencies, (void)edges, (void)count;
+    *status = cudaStreamCaptureStatusNone;
+    if (id) {
+        *id = 0;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
+    return (void)flags, cudaEventRecord(event, stream);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) { return (void)event, cudaSuccess; }

@@ -1,0 +1,108 @@
+"""Writes stand-ins for NVIDIA's libraries: every function that torch imports is there, and answers "success".
+
+Only those that hand something out are written by hand. What the libraries would do inside (their kernels, and the
+memory that they take for themselves) is not there; cuBLAS workspaces are torch's own, and lie in its allocator as ever.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem)")
+RUNTIME = "libcudart.so.13"
+"""Made of C sources instead (``build.py``)."""
+UNVERSIONED = {
+    "libcuda.so.1": r"cu(?!File)[A-Z]",
+    "libcufile.so.0": r"cuFile",
+    "libcusparseLt.so.0": r"cusparseLt",
+    "libnccl.so.2": r"p?nccl",
+    "libnvshmem_host.so.3": r"nvshmem",
+}
+"""Libraries whose symbols carry no version, and how the names begin that are theirs."""
+VERSION_OF = {"libnvshmem_host.so.3": "NVSHMEM"}
+"""Where the version of the symbols is not the library's name."""
+
+HANDLES = ("cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusolverDnCreate", "cusparseCreate")
+"""Each makes a handle, a different one every time: torch keeps a workspace for each handle of cuBLAS."""
+TEXTS = ("cudnnGetErrorString", "ncclGetErrorString", "ncclGetLastError", "nvrtcGetErrorString")
+BY_HAND = {
+    "cuDevicePrimaryCtxGetState": "(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }",
+    "cuGetErrorString": '(int error, const char **text) { *text = "stand-in"; return 0; }',
+    # One heuristic, all zeros: cublasLtMatmulHeuristicResult_t has 96 bytes (cublasLt.h of CUDA 13.0).
+    "cublasLtMatmulAlgoGetHeuristic": "(void *a, void *b, void *c, void *d, void *e, void *f, void *g, int most,"
+    " char *result, int *found) { __builtin_memset(result, 0, 96); *found = 1; return 0; }",
+    # Versions: those that torch 2.13 was built with, which it compares.
+    "cudnnGetCudartVersion": "(void) { return 13000; }",
+    "cudnnGetProperty": "(int which, int *value) { *value = which == 0 ? 9 : which == 1 ? 20 : 0; return 0; }",
+    "cudnnGetVersion": "(void) { return 92000; }",
+    "ncclGetVersion": "(int *version) { *version = 22907; return 0; }",
+    "nvrtcVersion": "(int *major, int *minor) { *major = 13; *minor = 0; return 0; }",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What some libraries need of others."""
+
+    libraries: frozenset[str]
+    versioned: Mapping[str, frozenset[str]]
+    """Symbols by version, which for most of NVIDIA's libraries is the name of the library."""
+    unversioned: frozenset[str]
+
+
+def imports_of(libraries: Iterable[Path]) -> Imports:
+    """By ``readelf`` and ``nm``."""
+    needed, versioned, unversioned = set[str](), defaultdict[str, set[str]](set), set[str]()
+    for library in libraries:
+        needed.update(re.findall(r"NEEDED.*\[(.*?)\]", _said("readelf", "-dW", library)))
+        for line in _said("nm", "-D", "--undefined-only", library).splitlines():
+            name, _, version = line.split()[-1].partition("@")
+            if version:
+                versioned[version.lstrip("@")].add(name)
+            elif not name.startswith("_Z"):
+                unversioned.add(name)
+    return Imports(
+        frozenset(needed),
+        {version: frozenset(names) for version, names in versioned.items()},
+        frozenset(unversioned),
+    )
+
+
+def write_stubs(imports: Imports, folder: Path) -> None:
+    """A library for each of NVIDIA's, but for the runtime."""
+    for library in sorted(imports.libraries):
+        if NVIDIA.match(library) and library != RUNTIME:
+            _write_stub(library, imports, folder)
+
+
+def _write_stub(library: str, imports: Imports, folder: Path) -> None:
+    version = VERSION_OF.get(library, library)
+    names = set(imports.versioned.get(version, ()))
+    options = []
+    if names:
+        script = folder / f"{library}.map"
+        script.write_text(f"{version} {{ global: *; }};\n", encoding="utf-8")
+        options = [f"-Wl,--version-script={script}"]
+    if library in UNVERSIONED:
+        names |= {name for name in imports.unversioned if re.match(UNVERSIONED[library], name)}
+    source = folder / f"{library}.c"
+    source.write_text("".join(f"{_function(name)}\n" for name in sorted(names)), encoding="utf-8")
+    shared = ["gcc", "-w", "-shared", "-fPIC", "-fno-builtin", str(source), f"-Wl,-soname,{library}", *options]
+    subprocess.run([*shared, "-o", str(folder / library)], check=True)
+
+
+def _function(name: str) -> str:
+    if name in HANDLES:
+        return f"int {name}(void **handle) {{ static long next; *handle = (void *)(next += 16); return 0; }}"
+    if name in TEXTS:
+        return f'const char *{name}(void) {{ return "stand-in"; }}'
+    return f"long {name}{BY_HAND.get(name, '(void) { return 0; }')}"
+
+
+def _said(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

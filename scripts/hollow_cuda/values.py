@@ -1,0 +1,158 @@
+"""What the device would have computed, where the host can know it: ids, labels, masks and what is made of them.
+
+Kernels of the stand-in device compute nothing, so whatever is read back from it is zero: no token would be selected, no
+completion would have a length. But the batch came from the host, with its values. Every call of a torch function in
+Python is seen; where all of its inputs are known and small, it is made on the host as well, after it was made on the
+device as ever, and the result is kept beside the device's tensor. Reading back gives that. What depends on the weights
+stays unknown and reads as zero.
+
+- A copy to the host, ``item()``, ``bool()`` and the like give what is known.
+- Where a size is read back inside an operator (``nonzero``, a boolean index, ``repeat_interleave``), torch's own code
+  runs whole, with all that it allocates, and the device answers with the size that is known; of an unknown mask
+  everything is selected, as a rehearsal assumes.
+- A token that is sampled is ORDINARY_TOKEN.
+
+Nothing is kept alive on the device by this, and nothing else is allocated there. It is done above autograd and not with
+a mode below it on purpose: under such a mode autograd itself goes other ways (it adds gradients out of place, for one:
+``ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), and the run would no longer be the real one. So a size that
+is read back within a backward formula is not answered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
+
+LARGEST_KNOWN_ELEMENTS = 1 << 20
+"""As in a rehearsal (``rehearsal/values.py``)."""
+READ_BACK = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "equal", "__contains__"})
+SELECTING = frozenset({"__getitem__", "__setitem__", "nonzero", "argwhere", "where", "masked_select"})
+NO_VALUE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+RANDOM = ("rand", "normal", "uniform", "bernoulli", "dropout", "exponential", "multinomial", "trunc_normal")
+
+
+class _Known:
+    """The value of a tensor of the device. ``valid`` is shared by all views of one storage."""
+
+    __slots__ = ("valid", "value")
+
+    def __init__(self, value: torch.Tensor, valid: list[bool]) -> None:
+        self.value = value
+        self.valid = valid
+
+
+def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Say what a tensor of the device holds."""
+    tensor.__dict__["known"] = _Known(value, [True])
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """None where it is not known; so of everything that is trained."""
+    known = tensor.__dict__.get("known")
+    return known.value if known is not None and known.valid[0] and not tensor.requires_grad else None
+
+
+class HostValues(TorchFunctionMode):  # type: ignore[misc]
+    """Inside, values are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runtime = ctypes.CDLL("libcudart.so.13")
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if name in ("__get__", "__set__", "size", "dim", "stride", "is_floating_point", "numel"):
+            return function(*args, **kwargs)
+        on_device = [tensor for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cuda]
+        known = all(known_value(tensor) is not None for tensor in on_device)
+        if name in READ_BACK and on_device and known:
+            function(*args, **kwargs)
+            return function(*_swap(args), **_swap_all(kwargs))
+        size = self._size_read_back(name, args, known) if on_device else None
+        if size is not None:
+            self._runtime.standin_answer(ctypes.c_longlong(size))
+        out = function(*args, **kwargs)
+        self._runtime.standin_no_answer()
+        if not on_device and not any(tensor.is_cuda for tensor in _tensors([out])):
+            return out
+        if name == "multinomial":
+            know(out, torch.full(out.shape, ORDINARY_TOKEN, dtype=out.dtype))
+        elif known and name not in NO_VALUE and not any(word in name for word in RANDOM):
+            _compute_beside(function, args, kwargs, out)
+        elif name.endswith("_") or name.startswith("__i") or name == "__setitem__":
+            _forget(args[:1], kwargs)
+        return out
+
+    def _size_read_back(self, name: str, args: Any, known: bool) -> int | None:
+        """What the device will be asked for while the function runs."""
+        if name == "repeat_interleave" and known and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            return int(_swap(args[1]).sum())
+        if name not in SELECTING:
+            return None
+        if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+            return _count(args[0])
+        masks = [each for each in _tensors(args[1:]) if each.dtype in (torch.bool, torch.uint8)]
+        return _count(masks[0]) if masks and name != "where" else None
+
+
+def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+    outs = list(_tensors([out]))
+    given = [tensor for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cuda]
+    if any(each.numel() > LARGEST_KNOWN_ELEMENTS for each in (*outs, *given)):
+        _forget((*args[:1], *outs), {})
+        return
+    try:
+        with torch.no_grad():
+            reals = list(_tensors([function(*_swap(args), **_swap_all(kwargs))]))
+    except (RuntimeError, TypeError, AssertionError):  # a host cannot do it, or it is about the device itself
+        _forget((*args[:1], *outs), {})
+        return
+    before = [known.valid for tensor in given if (known := tensor.__dict__.get("known")) is not None]
+    for each, value in zip(outs, reals, strict=False):
+        if not each.is_cuda:
+            if given:
+                each.detach().copy_(value)  # read back
+        elif each.shape == value.shape and not any(each is tensor for tensor in given):
+            # What came from the host may be changed there; what is a view of something known stays one.
+            each.__dict__["known"] = _Known(value if before else value.clone(), before[0] if before else [True])
+
+
+def _count(mask: torch.Tensor) -> int:
+    value = known_value(mask) if mask.is_cuda else mask
+    return mask.numel() if value is None else int(value.count_nonzero())
+
+
+def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
+
+
+def _swap(item: Any) -> Any:
+    """The host's side of an argument."""
+    if isinstance(item, torch.Tensor):
+        return known_value(item) if item.is_cuda else item
+    if isinstance(item, torch.device) or (isinstance(item, str) and item.startswith("cuda")):
+        return torch.device("cpu")
+    if isinstance(item, (list, tuple)) and type(item) in (list, tuple):
+        return type(item)(_swap(part) for part in item)
+    return item
+
+
+def _swap_all(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _swap(item) for name, item in kwargs.items()}
+
+
+def _forget(items: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+    """Something unknown was written into these."""
+    for tensor in _tensors((*items, kwargs.get("out"))):
+        if (known := tensor.__dict__.get("known")) is not None:
+            known.valid[0] = False

@@ -1,0 +1,262 @@
+/* Stands in for libcudart.so.13, and for the part of libcuda.so.1 that it hands out: a device that has memory to count
+ * and nothing else. libc10_cuda.so, unchanged, runs its caching allocator on top of it.
+ *
+ * Memory    Addresses count up from FIRST_ADDRESS, 2 MiB aligned, and are never given twice and never dereferenced. So
+ *           of two segments the newer has the higher address, and an address tells which segment it was. cudaMalloc
+ *           and cuMemCreate take from the same `capacity`, to the byte, and refuse what is beyond it.
+ * Events    An event is ready once standin_complete_events() was called after it was recorded, or once somebody waited
+ *           for it. Nothing else makes it ready: a real cudaFree waits for the device, this one does not.
+ * The rest  Succeeds and does nothing, or (cudart_unsupported.c) says that it is not supported.
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- memory ------------------------------------------------------------------------------------------------------- */
+
+#define FIRST_ADDRESS 0x100000000000ull
+#define PAGE (2ull << 20)
+#define MOST_REGIONS (1u << 20)
+
+typedef struct {
+    unsigned long long base, size;
+} Region;
+
+static Region regions[MOST_REGIONS]; /* by address, since addresses only grow; freed ones stay, with size 0 */
+static size_t region_count;
+static size_t capacity, total, used;
+
+void standin_set_memory(size_t capacity_bytes, size_t total_bytes) {
+    capacity = capacity_bytes;
+    total = total_bytes;
+}
+
+/* The number of the cudaMalloc or cuMemAddressReserve that an address came from, counted from 0. */
+size_t standin_region(const void *address) {
+    size_t low = 0, high = region_count;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (regions[middle].base <= (unsigned long long)address) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+unsigned long long standin_region_base(size_t region) { return regions[region].base; }
+
+static unsigned long long new_region(size_t size) {
+    if (region_count == MOST_REGIONS) {
+        abort();
+    }
+    static unsigned long long next = FIRST_ADDRESS;
+    regions[region_count++] = (Region){next, size};
+    next += (size + 2 * PAGE - 1) / PAGE * PAGE; /* at least one page apart */
+    return regions[region_count - 1].base;
+}
+
+static int take(size_t size) {
+    if (size > capacity - used) {
+        return 0;
+    }
+    used += size;
+    return 1;
+}
+
+cudaError_t cudaMalloc(void **address, size_t size) {
+    if (!take(size)) {
+        return cudaErrorMemoryAllocation;
+    }
+    *address = (void *)new_region(size);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *address) {
+    if (address) { /* cudaFree(NULL) is how a context is made */
+        Region *region = &regions[standin_region(address)];
+        used -= region->size;
+        region->size = 0;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    *free_bytes = capacity - used;
+    *total_bytes = total;
+    return cudaSuccess;
+}
+
+/* -- the driver's virtual memory, on which expandable segments stand ------------------------------------------------ */
+
+static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
+    (void)alignment, (void)hint, (void)flags;
+    *address = new_region(size);
+    return CUDA_SUCCESS;
+}
+
+/* A handle is the size of what it stands for: handles are only ever mapped, unmapped and released. */
+static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *what,
+                       unsigned long long flags) {
+    (void)what, (void)flags;
+    if (!take(size)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = size;
+    return CUDA_SUCCESS;
+}
+
+static CUresult release(CUmemGenericAllocationHandle handle) {
+    used -= handle;
+    return CUDA_SUCCESS;
+}
+
+static CUresult granularity(size_t *size, const CUmemAllocationProp *what, CUmemAllocationGranularity_flags option) {
+    (void)what, (void)option;
+    *size = PAGE;
+    return CUDA_SUCCESS;
+}
+
+static CUresult attribute(int *value, CUdevice_attribute which, CUdevice device) {
+    (void)which, (void)device;
+    *value = 0; /* no GPUDirect RDMA, no fabric handles */
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_get(CUdevice *device, int ordinal) {
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+static CUresult text_of(CUresult error, const char **text) {
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "error of the stand-in driver";
+    return CUDA_SUCCESS;
+}
+
+static CUresult done(void) { return CUDA_SUCCESS; } /* cuMemMap, cuMemUnmap, ...: their arguments stay unread */
+static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+static const struct {
+    const char *name;
+    void *function;
+} DRIVER[] = {
+    {"cuMemAddressReserve", (void *)reserve},
+    {"cuMemAddressFree", (void *)done},
+    {"cuMemCreate", (void *)create},
+    {"cuMemRelease", (void *)release},
+    {"cuMemMap", (void *)done},
+    {"cuMemUnmap", (void *)done},
+    {"cuMemSetAccess", (void *)done},
+    {"cuMemGetAllocationGranularity", (void *)granularity},
+    {"cuDeviceGet", (void *)device_get},
+    {"cuDeviceGetAttribute", (void *)attribute},
+    {"cuGetErrorString", (void *)text_of},
+};
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *result) {
+    (void)version, (void)flags;
+    *function = (void *)not_supported;
+    for (size_t i = 0; i < sizeof DRIVER / sizeof *DRIVER; i++) {
+        if (!strcmp(name, DRIVER[i].name)) {
+            *function = DRIVER[i].function;
+        }
+    }
+    if (result) {
+        *result = cudaDriverEntryPointSuccess;
+    }
+    return cudaSuccess;
+}
+
+/* -- the device ----------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDA_VERSION, cudaSuccess; }
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    (void)device;
+    memset(properties, 0, sizeof *properties);
+    strcpy(properties->name, "stand-in");
+    properties->totalGlobalMem = total;
+    properties->major = 9;
+    properties->multiProcessorCount = 1;
+    properties->warpSize = 32;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    (void)device, (void)peer;
+    return *can = 0, cudaSuccess;
+}
+
+/* -- streams and events --------------------------------------------------------------------------------------------- */
+
+struct CUevent_st {
+    unsigned long long recorded; /* its number among all records; 0: never recorded, or waited for */
+};
+
+static unsigned long long recorded, completed;
+
+void standin_complete_events(void) { completed = recorded; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
+    (void)flags;
+    *event = calloc(1, sizeof **event);
+    return *event ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    (void)stream;
+    event->recorded = ++recorded;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return event->recorded <= completed ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    event->recorded = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    (void)from, (void)to;
+    return *milliseconds = 0, cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    (void)stream;
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return (void)stream, cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return (void)stream, cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return (void)mode, cudaSuccess; }
+
+/* -- errors --------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory" : "error of the stand-in runtime";
+}
+
+const char *cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }

@@ -1,0 +1,63 @@
+"""Our simulator says, event by event, what torch's compiled CUDA allocator said.
+
+The answers in ``recorded`` were written by ``scripts/allocator_parity --record tests/allocator/recorded``: a file for
+each setting, of a card so full that allocations are refused, or rescued by giving cached memory back. The script itself
+compares a thousand times as many.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+from real_allocator import Comparison, simulated
+
+RECORDED = sorted((pathlib.Path(__file__).parent / "recorded").glob("*.json"))
+RECORDINGS: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDED]
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=[path.stem for path in RECORDED])
+def test_every_event_is_answered_as_torch_answers_it(recording: dict[str, Any]) -> None:
+    events = [event for event, _, _ in recording["answers"]]
+    ours = list(simulated(recording["settings"], recording["capacity_bytes"], recording["total_bytes"], events))
+    comparison = Comparison()
+    for number, ((event, said, values), answer) in enumerate(zip(recording["answers"], ours, strict=True)):
+        real = {**said, "numbers": dict(zip(recording["numbers"], values, strict=True))}
+        assert comparison.differences(event, real, answer) == [], f"event {number}: {event}"
+    assert not comparison.not_simulated
+    assert comparison.differences("the end", {"numbers": recording["at_the_end"]}, ours[-1]) == []
+
+
+def test_the_recordings_cover_every_setting_and_every_ending() -> None:
+    settings = [recording["settings"] for recording in RECORDINGS]
+    assert "" in settings
+    assert {name for text in settings for name in re.findall(r"[a-z]\w+(?=:)", text)} == {
+        "expandable_segments",
+        "garbage_collection_threshold",
+        "large_segment_size_mb",
+        "max_non_split_rounding_mb",
+        "max_split_size_mb",
+        "per_process_memory_fraction",
+        "roundup_power2_divisions",
+        "throw_on_cudamalloc_oom",
+    }
+    counted = [recording["at_the_end"] for recording in RECORDINGS]
+    assert sum(one["num_alloc_retries"] - one.get("num_ooms", 0) for one in counted) > 20  # rescued
+    assert sum(one.get("num_ooms", 0) for one in counted) > 20
+    assert any("num_oom_rejections" in one for one in counted)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=[path.stem for path in RECORDED])
+def test_in_a_recording_allocated_fits_reserved_and_reserved_fits_the_card(recording: dict[str, Any]) -> None:
+    """Of the golden files themselves, whatever we simulate."""
+    for event, said, values in recording["answers"]:
+        numbers = dict(zip(recording["numbers"], values, strict=True))
+        allocated, active, reserved = (
+            numbers[f"{name}_bytes.all.current"] for name in ("allocated", "active", "reserved")
+        )
+        assert allocated <= active <= reserved <= recording["capacity_bytes"], event
+        if "segments" in said:
+            assert sum(segment["total_size"] for segment in said["segments"]) == reserved

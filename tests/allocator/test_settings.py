@@ -1,0 +1,182 @@
+"""``PYTORCH_ALLOC_CONF`` as torch reads it: every option, every refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotrain_mem.allocator.rounding import round_size_by
+from autotrain_mem.allocator.settings import (
+    NEWER_VARIABLE,
+    OLDER_VARIABLE,
+    AllocatorSettings,
+    given_settings,
+    parse_settings,
+    settings_of,
+)
+from autotrain_mem.units import GIB, MIB
+
+DEFAULTS = AllocatorSettings()
+
+
+def test_nothing_set_is_torchs_default() -> None:
+    assert parse_settings("") == parse_settings(" , ") == DEFAULTS
+    assert not DEFAULTS.expandable_segments
+    assert DEFAULTS.max_split_bytes is None
+    assert DEFAULTS.max_non_split_rounding_bytes == DEFAULTS.large_segment_bytes == 20 * MIB
+    assert DEFAULTS.roundup_power2_divisions == (0,) * 16
+    assert (DEFAULTS.garbage_collection_threshold, DEFAULTS.per_process_memory_fraction) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("expandable_segments:True", {"expandable_segments": True}),
+        ("expandable_segments:False", {}),
+        ("max_split_size_mb:64", {"max_split_bytes": 64 * MIB}),
+        ("max_split_size_mb:20", {"max_split_bytes": 20 * MIB}),
+        ("max_non_split_rounding_mb:32", {"max_non_split_rounding_bytes": 32 * MIB}),
+        ("large_segment_size_mb:40", {"large_segment_bytes": 40 * MIB}),
+        ("garbage_collection_threshold:0.8", {"garbage_collection_threshold": 0.8}),
+        ("per_process_memory_fraction:0.5", {"per_process_memory_fraction": 0.5}),
+        ("per_process_memory_fraction:1", {}),
+        ("per_process_memory_fraction:0", {"per_process_memory_fraction": 0.0}),
+        ("roundup_power2_divisions:8", {"roundup_power2_divisions": (8,) * 16}),
+        ("backend:native", {}),
+    ],
+)
+def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
+    assert parse_settings(text) == replace(DEFAULTS, **changed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "release_lock_on_cudamalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "graph_capture_record_stream_reuse",
+    ],
+)
+def test_an_option_that_places_no_block_is_accepted(name: str) -> None:
+    assert parse_settings(f"{name}:1") == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("listed", "divisions"),
+    [
+        # the first also counts for all below it, ">" for all above the last
+        ("[256:1,512:2,1024:4,>:8]", (1,) * 9 + (2, 4) + (8,) * 5),
+        ("[1:2,4:8,32:1,>:4]", (2, 0, 8, 0, 0, 1) + (4,) * 10),
+        ("[4:2]", (2, 2, 2) + (0,) * 13),
+        ("[1:0,2:4]", (0, 4) + (0,) * 14),
+        ("[65536:2]", (2,) * 16),
+    ],
+)
+def test_divisions_may_differ_by_size(listed: str, divisions: tuple[int, ...]) -> None:
+    assert parse_settings(f"roundup_power2_divisions:{listed}").roundup_power2_divisions == divisions
+
+
+def test_a_size_belongs_to_the_power_of_two_below_it() -> None:
+    settings = parse_settings("roundup_power2_divisions:[1:2,2:4,4:8,>:16]")
+    assert [settings.divisions_for(size) for size in (512, MIB, 2 * MIB - 1, 2 * MIB, 4 * MIB, 8 * MIB, 99 * GIB)] == [
+        *(2, 2, 2, 4, 8, 16, 16)
+    ]
+
+
+def test_commas_in_brackets_separate_no_options() -> None:
+    settings = parse_settings("roundup_power2_divisions:[1:2,>:4],max_split_size_mb:64,expandable_segments:True")
+    assert settings.roundup_power2_divisions == (2,) + (4,) * 15
+    assert (settings.max_split_bytes, settings.expandable_segments) == (64 * MIB, True)
+
+
+def test_white_space_and_empty_options_do_not_count() -> None:
+    spaced = " expandable_segments : True ,, max_split_size_mb: 64\n,"
+    assert parse_settings(spaced) == parse_settings("expandable_segments:True,max_split_size_mb:64")
+
+
+def test_of_an_option_named_twice_the_last_counts() -> None:
+    assert parse_settings("expandable_segments:True,expandable_segments:False") == DEFAULTS
+    assert parse_settings("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("expandable_segment:True", "expandable_segment is no option of the allocator"),
+        ("expandable_segments", "expandable_segments needs a value: expandable_segments:VALUE"),
+        ("max_split_size_mb:", "max_split_size_mb needs a value: max_split_size_mb:VALUE"),
+        ("expandable_segments:true", "expandable_segments is True or False, not true"),
+        ("expandable_segments:1", "expandable_segments is True or False, not 1"),
+        ("max_split_size_mb:19", "max_split_size_mb must be 20 or more, not 19"),
+        ("max_split_size_mb:1.5", "max_split_size_mb takes a whole number, not 1.5"),
+        ("max_split_size_mb:-64", "max_split_size_mb takes a whole number, not -64"),
+        ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be 20 or more, not 19"),
+        ("large_segment_size_mb:10", "large_segment_size_mb must be 11 or more, not 10"),
+        ("large_segment_size_mb:40,max_split_size_mb:22", "max_split_size_mb must be 40 or more, not 22"),
+        ("large_segment_size_mb:big", "large_segment_size_mb takes a whole number, not big"),
+        ("garbage_collection_threshold:0", "garbage_collection_threshold takes a share between 0 and 1, not 0"),
+        ("garbage_collection_threshold:1.0", "garbage_collection_threshold takes a share between 0 and 1, not 1.0"),
+        ("garbage_collection_threshold:80%", "garbage_collection_threshold takes a share between 0 and 1, not 80%"),
+        ("garbage_collection_threshold:nan", "garbage_collection_threshold takes a share between 0 and 1, not nan"),
+        ("per_process_memory_fraction:1.1", "per_process_memory_fraction takes a share from 0 to 1, not 1.1"),
+        ("per_process_memory_fraction:half", "per_process_memory_fraction takes a share from 0 to 1, not half"),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions takes powers of two, not 3"),
+        ("roundup_power2_divisions:0", "roundup_power2_divisions takes powers of two, not 0"),
+        ("roundup_power2_divisions:[3:4]", "roundup_power2_divisions takes powers of two, not 3"),
+        ("roundup_power2_divisions:[4:3]", "roundup_power2_divisions takes powers of two, not 3"),
+        ("roundup_power2_divisions:[4]", "roundup_power2_divisions takes a whole number, not "),
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is another allocator, which is not simulated; native is"),
+    ],
+)
+def test_what_torch_refuses_is_refused_by_its_name(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        parse_settings(f"expandable_segments:True,{text}")
+    assert str(raised.value) == said
+
+
+def test_of_the_two_variables_the_older_counts_where_it_is_set() -> None:
+    both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
+    assert settings_of(both) == AllocatorSettings(max_split_bytes=64 * MIB)
+    assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(expandable_segments=True)
+
+
+def test_a_smaller_shared_segment_lets_smaller_blocks_be_left_whole() -> None:
+    assert parse_settings("max_split_size_mb:15,large_segment_size_mb:11").max_split_bytes == 15 * MIB
+    assert settings_of({"PATH": "/bin"}) == DEFAULTS
+    assert given_settings({}) == ""
+
+
+# -- roundup_power2_divisions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requested", "block"),
+    [
+        (1, 512),
+        (513, 1024),  # not above 512 x 4: rounded to 512 only
+        (2048, 2048),
+        (2049, 2560),  # 2048 in 4 parts of 512
+        (MIB, MIB),
+        (MIB + 1, MIB + MIB // 4),
+        (1200 << 10, 1280 << 10),
+        (GIB + 1, GIB + GIB // 4),
+    ],
+)
+def test_a_request_is_rounded_up_to_a_part_of_its_power_of_two(requested: int, block: int) -> None:
+    assert round_size_by(parse_settings("roundup_power2_divisions:4"), requested) == block
+
+
+@given(st.integers(1, 64 * GIB), st.sampled_from(("2", "8", "[1:4,64:2,>:1]")))
+def test_rounding_to_parts_never_takes_away_and_never_doubles(requested: int, divisions: str) -> None:
+    settings = parse_settings(f"roundup_power2_divisions:{divisions}")
+    size = round_size_by(settings, requested)
+    assert requested <= size < max(2 * requested, requested + 512)
+    assert size % 512 == 0
+    assert round_size_by(settings, size) == size

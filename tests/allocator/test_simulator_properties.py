@@ -1,0 +1,390 @@
+"""The simulator under any settings, any device and any calls: what must hold after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from autotrain_mem.allocator.blocks import Block, Pool
+from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by
+from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, ROUNDUP_INTERVALS, AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.units import KIB, MIB
+
+STREAMS = st.integers(0, 2)
+SIZES = st.one_of(
+    st.integers(0, 4 * KIB),
+    st.integers(1, 1 * MIB),
+    st.sampled_from((MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 32 * MIB)),
+    st.integers(1 * MIB, 48 * MIB),
+)
+
+
+def divided() -> st.SearchStrategy[tuple[int, ...]]:
+    parts = st.sampled_from((0, 1, 2, 4, 8))
+    return parts.map(lambda each: (each,) * ROUNDUP_INTERVALS) | st.tuples(*[parts] * ROUNDUP_INTERVALS)
+
+
+ALLOCATOR_SETTINGS = st.builds(
+    AllocatorSettings,
+    expandable_segments=st.booleans(),
+    max_split_bytes=st.sampled_from((None, None, 20 * MIB, 33 * MIB)),
+    max_non_split_rounding_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, 32 * MIB)),
+    large_segment_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, LARGE_SEGMENT_BYTES, 34 * MIB)),
+    roundup_power2_divisions=st.just((0,) * ROUNDUP_INTERVALS) | divided(),
+    garbage_collection_threshold=st.sampled_from((0.0, 0.0, 0.3, 0.8)),
+    per_process_memory_fraction=st.sampled_from((1.0, 1.0, 0.5, 0.9)),
+)
+
+
+@dataclass(kw_only=True)
+class Counted:
+    """One statistic, counted the plain way."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+
+    def change(self, amount: int) -> None:
+        self.current += amount
+        self.allocated += max(amount, 0)
+        self.peak = max(self.peak, self.current)
+
+    def named(self, name: str) -> dict[str, int]:
+        freed = self.allocated - self.current
+        figures = {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": freed}
+        return {f"{name}.{key}": value for key, value in figures.items()}
+
+
+@dataclass(kw_only=True)
+class Naive:
+    """What the program holds, without any idea of segments: three statistics of torch's, for all and for each pool."""
+
+    stats: dict[str, Counted] = field(default_factory=dict)
+
+    def change(self, size: int, requested: int, sign: int, *, is_small: bool) -> None:
+        for kind in ("all", "small_pool" if is_small else "large_pool"):
+            for name, amount in (("allocation", 1), ("allocated_bytes", size)):
+                self._stat(f"{name}.{kind}").change(sign * amount)
+            if sign > 0:
+                self._stat(f"requested_bytes.{kind}").change(requested)
+
+    def freed(self, requested: int, *, is_small: bool) -> None:
+        """Nobody uses it any more, on any stream."""
+        for kind in ("all", "small_pool" if is_small else "large_pool"):
+            self._stat(f"requested_bytes.{kind}").change(-requested)
+
+    def _stat(self, name: str) -> Counted:
+        return self.stats.setdefault(name, Counted())
+
+    def memory_stats(self) -> dict[str, int]:
+        return {key: value for name, stat in self.stats.items() for key, value in stat.named(name).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One live request."""
+
+    address: int
+    requested: int
+    size: int
+    is_small: bool
+    stream: int
+
+
+def chains(allocator: CachingAllocator) -> Iterator[list[Block]]:
+    """The blocks of each segment, in the order of their links: all that can be reached from any pool."""
+    known = [*allocator.active_blocks(), *allocator.small.free_blocks(), *allocator.large.free_blocks()]
+    known += [block for pool in (allocator.small, allocator.large) for block in unmapped(pool)]
+    seen: set[int] = set()
+    for block in known:
+        if id(block) in seen:
+            continue
+        while block.prev is not None:
+            block = block.prev
+        chain = [block]
+        while chain[-1].next is not None:
+            chain.append(chain[-1].next)
+        seen |= {id(each) for each in chain}
+        yield chain
+
+
+def unmapped(pool: Pool) -> list[Block]:
+    return [block for stream in range(3) for block in pool.unmapped(stream)]
+
+
+def is_free(block: Block) -> bool:
+    return block.mapped and not block.allocated and not block.pending_events
+
+
+class AnyProgram(RuleBasedStateMachine):
+    """Plays any calls, beside a naive count of them; a refused request is part of it."""
+
+    allocator: CachingAllocator
+
+    @initialize(
+        settings=ALLOCATOR_SETTINGS,
+        capacity_mib=st.sampled_from((None, 24, 64, 150)),
+        beside_mib=st.sampled_from((0, 0, 7)),
+        ends_unevenly=st.booleans(),
+    )
+    def start(
+        self, settings: AllocatorSettings, capacity_mib: int | None, beside_mib: int, ends_unevenly: bool
+    ) -> None:
+        assume(capacity_mib is not None or settings.per_process_memory_fraction == 1.0)
+        capacity = None if capacity_mib is None else capacity_mib * MIB + 12_345 * ends_unevenly
+        total = None if capacity is None else capacity + beside_mib * MIB
+        self.made_with = (capacity, settings, total)
+        self.allocator = CachingAllocator(capacity, settings, total_bytes=total)
+        self.naive = Naive()
+        self.held: list[Held] = []
+        self.used_elsewhere: set[int] = set()
+        self.waiting: list[Held] = []
+        self.done = 0
+        """How many of those that wait need to wait no longer."""
+        self.calls: list[tuple[Any, ...]] = []
+        self.refused = 0
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    @rule(requested=SIZES, stream=STREAMS)
+    def malloc(self, requested: int, stream: int) -> None:
+        self.calls.append(("malloc", requested, stream))
+        if requested:
+            self._waited(self.done)
+        retries = self.allocator.num_alloc_retries
+        try:
+            address = self.allocator.malloc(requested, stream)
+        except OutOfMemory as error:
+            address, self.refused, refused_bytes = 0, self.refused + 1, error.refusal.requested_bytes
+        else:
+            refused_bytes = 0
+        if self.allocator.num_alloc_retries > retries:
+            self._waited(len(self.waiting))
+        if not address:
+            assert refused_bytes == requested
+            assert self.allocator.num_alloc_retries == retries + bool(requested)
+            return
+        block = next(each for each in self.allocator.active_blocks() if each.address == address)
+        asked = round_size_by(self.allocator.settings, requested)
+        assert block.size >= asked >= requested
+        assert (block.stream, block.requested, block.pool.is_small) == (stream, requested, asked <= SMALL_BYTES)
+        held = Held(address=address, requested=requested, size=block.size, is_small=block.pool.is_small, stream=stream)
+        self.held.append(held)
+        self.naive.change(held.size, requested, +1, is_small=held.is_small)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self._free(data.draw(st.integers(0, len(self.held) - 1)))
+
+    def _free(self, index: int) -> None:
+        self.calls.append(("free", index))
+        held = self.held.pop(index)
+        self.allocator.free(held.address)
+        self.naive.change(held.size, held.requested, -1, is_small=held.is_small)
+        if held.address in self.used_elsewhere:
+            self.used_elsewhere.remove(held.address)
+            self.waiting.append(held)
+        else:
+            self.naive.freed(held.requested, is_small=held.is_small)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), stream=STREAMS)
+    def record_stream(self, data: st.DataObject, stream: int) -> None:
+        index = data.draw(st.integers(0, len(self.held) - 1))
+        self.calls.append(("record_stream", index, stream))
+        held = self.held[index]
+        self.allocator.record_stream(held.address, stream)
+        if stream != held.stream:
+            self.used_elsewhere.add(held.address)
+
+    @rule()
+    def complete_events(self) -> None:
+        self.calls.append(("complete_events",))
+        self.allocator.complete_events()
+        self.done = len(self.waiting)
+
+    @rule()
+    def empty_cache(self) -> None:
+        self.calls.append(("empty_cache",))
+        self.allocator.empty_cache()
+        self._waited(len(self.waiting))
+        assert not [chain for chain in chains(self.allocator) if len(chain) == 1 and is_free(chain[0])]
+
+    @rule()
+    def reset_peak_stats(self) -> None:
+        self.calls.append(("reset_peak_stats",))
+        self.allocator.reset_peak_stats()
+        for stat in self.naive.stats.values():
+            stat.peak = stat.current
+
+    def _waited(self, blocks: int) -> None:
+        """The first so many of what other streams used are free."""
+        for held in self.waiting[:blocks]:
+            self.naive.freed(held.requested, is_small=held.is_small)
+        del self.waiting[:blocks]
+        self.done = 0
+
+    # -- what holds ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def blocks_tile_their_segments(self) -> None:
+        places = []
+        for chain in chains(self.allocator):
+            for block, following in pairwise(chain):
+                assert following.prev is block
+                assert block.address + block.size == following.address
+                assert (block.pool, block.stream, block.segment) == (
+                    following.pool,
+                    following.stream,
+                    following.segment,
+                )
+            first, last = chain[0], chain[-1]
+            places.append((first.address, last.address + last.size))
+            if first.segment is not None:
+                assert (first.address, sum(block.size for block in chain)) == (
+                    first.segment.address,
+                    first.segment.size,
+                )
+        places.sort()
+        assert all(end <= start for (_, end), (start, _) in pairwise(places))
+
+    @invariant()
+    def no_neighbours_are_free_alike(self) -> None:
+        for chain in chains(self.allocator):
+            for block, following in pairwise(chain):
+                assert not (is_free(block) and is_free(following))
+                assert block.mapped or following.mapped
+
+    @invariant()
+    def every_block_is_aligned(self) -> None:
+        for chain in chains(self.allocator):
+            assert all(block.address % MIN_BLOCK_BYTES == 0 for block in chain)
+            assert all(block.size % MIN_BLOCK_BYTES == 0 for block in chain if block.mapped)
+
+    @invariant()
+    def pages_are_mapped_whole(self) -> None:
+        for chain in chains(self.allocator):
+            segment = chain[0].segment
+            if segment is None:
+                assert all(block.mapped for block in chain)
+                continue
+            for block in chain:
+                if not block.mapped:
+                    assert (block.address - segment.address) % segment.page_bytes == 0
+                    assert block.size % segment.page_bytes == 0
+
+    @invariant()
+    def pools_hold_what_is_free_and_nothing_else(self) -> None:
+        for pool in (self.allocator.small, self.allocator.large):
+            linked = [block for chain in chains(self.allocator) for block in chain if block.pool is pool]
+            assert {id(block) for block in linked if is_free(block)} == {id(block) for block in pool.free_blocks()}
+            assert {id(block) for block in linked if not block.mapped} == {id(block) for block in unmapped(pool)}
+            keys = [(block.stream, block.size, block.address) for block in pool.free_blocks()]
+            assert keys == sorted(keys)
+
+    @invariant()
+    def what_is_active_and_what_is_free_is_what_is_reserved(self) -> None:
+        allocator = self.allocator
+        mapped = sum(block.size for chain in chains(allocator) for block in chain if block.mapped)
+        active = sum(block.size for block in allocator.active_blocks())
+        free = sum(block.size for pool in (allocator.small, allocator.large) for block in pool.free_blocks())
+        assert active + free == mapped == allocator.reserved_bytes == allocator.device.taken_bytes
+        assert allocator.allocated_bytes == active - sum(held.size for held in self.waiting)
+        assert {held.address for held in self.held} <= {block.address for block in allocator.active_blocks()}
+
+    @invariant()
+    def reserved_stays_within_its_limits(self) -> None:
+        allocator = self.allocator
+        capacity = allocator.device.capacity_bytes
+        if capacity is not None:
+            assert allocator.peak_reserved_bytes <= capacity
+            assert allocator.device.free_bytes == capacity - allocator.reserved_bytes
+        if allocator.allowed_bytes is not None:
+            # The limit is held against what is asked for, and an expandable segment maps whole pages.
+            page = allocator.settings.large_segment_bytes if allocator.settings.expandable_segments else 0
+            assert allocator.peak_reserved_bytes <= allocator.allowed_bytes + page
+
+    @invariant()
+    def statistics_are_what_a_naive_count_says(self) -> None:
+        stats = self.allocator.memory_stats()
+        expected = self.naive.memory_stats()
+        assert {name: stats[name] for name in expected} == expected
+
+    @invariant()
+    def statistics_agree_with_each_other(self) -> None:
+        stats = self.allocator.memory_stats()
+        for name in {key.rsplit(".", 1)[0] for key in stats if key.endswith(".current")}:
+            assert stats[f"{name}.freed"] == stats[f"{name}.allocated"] - stats[f"{name}.current"] >= 0
+            assert stats[f"{name}.peak"] >= stats[f"{name}.current"] >= 0
+        for name in {key.split(".")[0] for key in stats if ".all." in key}:
+            for figure in ("current", "allocated", "freed"):
+                pools = stats[f"{name}.small_pool.{figure}"] + stats[f"{name}.large_pool.{figure}"]
+                assert stats[f"{name}.all.{figure}"] == pools
+        assert stats["num_ooms"] == self.refused
+        assert stats["num_alloc_retries"] >= self.refused
+
+    @invariant()
+    def inactive_split_is_what_is_free_beside_others(self) -> None:
+        split = [
+            block
+            for pool in (self.allocator.small, self.allocator.large)
+            for block in pool.free_blocks()
+            if block.is_split and block.segment is None
+        ]
+        stats = self.allocator.memory_stats()
+        assert stats["inactive_split.all.current"] == len(split)
+        assert stats["inactive_split_bytes.all.current"] == sum(block.size for block in split)
+
+    @invariant()
+    def a_snapshot_shows_the_same(self) -> None:
+        shown = self.allocator.segments()
+        assert sum(segment["total_size"] for segment in shown) == self.allocator.reserved_bytes
+        assert sum(segment["allocated_size"] for segment in shown) == self.allocator.allocated_bytes
+        assert sum(len(segment["blocks"]) for segment in shown) == sum(
+            block.mapped for chain in chains(self.allocator) for block in chain
+        )
+
+    def teardown(self) -> None:
+        if not hasattr(self, "allocator"):
+            return
+        self._the_same_calls_have_the_same_end()
+        while self.held:
+            self._free(0)
+        self.empty_cache()
+        assert self.allocator.reserved_bytes == self.allocator.device.taken_bytes == 0
+        # Addresses for pages that could not be had are kept, as by torch.
+        assert not [block for chain in chains(self.allocator) for block in chain if block.mapped]
+        stats = self.allocator.memory_stats()
+        assert not any(value for key, value in stats.items() if key.endswith(".current"))
+
+    def _the_same_calls_have_the_same_end(self) -> None:
+        capacity, chosen, total = self.made_with
+        again = CachingAllocator(capacity, chosen, total_bytes=total)
+        addresses: list[int] = []
+        for action, *arguments in self.calls:
+            if action == "malloc":
+                try:
+                    if address := again.malloc(*arguments):
+                        addresses.append(address)
+                except OutOfMemory:
+                    pass
+            elif action == "free":
+                again.free(addresses.pop(arguments[0]))
+            elif action == "record_stream":
+                again.record_stream(addresses[arguments[0]], arguments[1])
+            else:
+                getattr(again, action)()
+        assert again.memory_stats() == self.allocator.memory_stats()
+        assert again.segments() == self.allocator.segments()
+
+
+AnyProgram.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestAnyProgram = AnyProgram.TestCase

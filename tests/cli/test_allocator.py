@@ -1,0 +1,106 @@
+"""What a command makes of the allocator's two modes: by itself, by flag, and as the environment sets them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+
+import pytest
+from command_line import Autofit
+
+from autotrain_mem.spec.hardware import HEADROOM_FRACTION
+from autotrain_mem.units import MIB
+
+PINNED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
+ONE_RUNG = f"{PINNED} --fit lossless --forbid activation_offloading,optimizer_offload"
+"""Pins that leave a search nothing to choose but the segments."""
+EXPANDED = "expandable_segments:True"
+FIXED = "expandable_segments:False"
+
+
+@pytest.fixture
+def card(autofit: Autofit) -> str:
+    """The smallest card that this job fits in expandable segments: too small for segments of fixed size."""
+    modes = json.loads(autofit(*shlex.split(f"estimate sft {PINNED} --gpu 300MiB --json")).out)["reserved"]
+    fixed, expanded = (modes[name]["peak_reserved_bytes"] for name in ("native", "expandable_segments"))
+    size = math.ceil(expanded / (1 - HEADROOM_FRACTION) / MIB)
+    assert expanded <= size * MIB * (1 - HEADROOM_FRACTION) < fixed
+    return f"{size}MiB"
+
+
+def planned(autofit: Autofit, card: str, more: str = "") -> dict[str, Any]:
+    ran = autofit(*shlex.split(f"plan sft {ONE_RUNG} --gpu {card} --json {more}"))
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+def test_a_plan_that_fits_only_with_expandable_segments_turns_them_on_and_says_why(autofit: Autofit, card: str) -> None:
+    found = planned(autofit, card)
+    (lever,) = [lever for lever in found["levers"] if lever["name"] == "expandable_segments"]
+    assert (lever["before"], lever["after"], lever["harm"]) == (False, True, 0)
+    assert lever["why"].startswith("with segments of fixed size it needs")
+    estimate = found["estimate"]
+    assert estimate["fits"]
+    assert estimate["reserved"]["native"]["peak_reserved_bytes"] > estimate["budget_bytes"]
+    assert estimate["peak_reserved_bytes"] == estimate["reserved"]["expandable_segments"]["peak_reserved_bytes"]
+
+
+def test_the_plan_for_a_reader_shows_the_flag_that_only_autofit_has(autofit: Autofit, card: str) -> None:
+    ran = autofit(*shlex.split(f"plan sft {ONE_RUNG} --gpu {card}"))
+    assert ran.code == 0, ran.err
+    assert "  expandable_segments  false -> true  costs nothing\n" in ran.out
+    assert "and only autofit has --expandable_segments" in ran.out
+
+
+def test_an_estimate_says_that_the_other_mode_would_fit(autofit: Autofit, card: str) -> None:
+    ran = autofit(*shlex.split(f"estimate sft {PINNED} --gpu {card}"))
+    assert ran.out.startswith("does not fit")
+    assert "expandable segments would need" in ran.out
+    flagged = autofit(*shlex.split(f"estimate sft {PINNED} --gpu {card} --expandable_segments"))
+    assert flagged.out.startswith("fits")
+
+
+@pytest.mark.parametrize("how", ["forbid", "shell", "older name", "env block"])
+def test_segments_that_the_user_fixed_stay_fixed(
+    how: str, autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ""
+    if how == "forbid":
+        more = "--forbid activation_offloading,optimizer_offload,expandable_segments"
+    elif how == "env block":
+        more = "--config fixed_segments.yaml"
+    else:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF" if how == "shell" else "PYTORCH_CUDA_ALLOC_CONF", FIXED)
+    ran = autofit(*shlex.split(f"plan sft {ONE_RUNG} --gpu {card} {more}"))
+    assert (ran.code, ran.out) == (41, "")
+
+
+def test_segments_that_the_shell_expands_are_counted_and_shown(
+    autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDED)
+    found = planned(autofit, card)
+    assert found["knobs"]["expandable_segments"]
+    assert found["estimate"]["fits"]
+
+
+def test_what_the_user_expanded_is_no_change_of_the_plans(
+    autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_flag = planned(autofit, card, "--expandable_segments")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDED)
+    by_shell = planned(autofit, card)
+    assert by_flag["levers"] == by_shell["levers"] == []
+    assert by_flag["estimate"]["required_bytes"] == by_shell["estimate"]["required_bytes"]
+
+
+def test_other_settings_of_the_shell_are_counted_too(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = shlex.split(f"estimate sft {PINNED} --gpu 300MiB --json")
+    before = json.loads(autofit(*line).out)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:64")
+    after = json.loads(autofit(*line).out)
+    assert after["peak_allocated_bytes"] == before["peak_allocated_bytes"]
+    assert after["peak_reserved_bytes"] > before["peak_reserved_bytes"]

@@ -1,0 +1,62 @@
+"""The first run that a newcomer sees: its story holds, with fewer steps than theirs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem.cli import quickstart
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+"""Enough for TRL's defaults to draw the first long row."""
+SCRIPT = f"""
+import sys
+from autotrain_mem.cli import main, quickstart
+
+quickstart.STEPS = {STEPS}
+quickstart.FLAGS = ("--max_steps", "{STEPS}", *quickstart.FLAGS[2:])
+sys.exit(main.run(["quickstart", "--folder", "here"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the command prints, its lines joined where a terminal of 80 columns ended them."""
+    assert quickstart.FLAGS[0] == "--max_steps"
+    folder: Path = tmp_path_factory.mktemp("quickstart")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_trls_defaults_do_not_fit_and_run_out_of_memory_in_torchs_words(said: str) -> None:
+    assert f"does not fit {quickstart.CARD}: needs" in said
+    refused = re.search(
+        r"Out of memory during \w+, after step (\d+): (CUDA out of memory\. Tried to allocate .*)", said
+    )
+    assert refused is not None
+    assert 0 < int(refused[1]) < STEPS
+    assert f"GPU 0 has a total capacity of {quickstart.CARD.removesuffix('MiB')}.00 MiB" in refused[2]
+    assert "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large" in refused[2]
+
+
+def test_the_plan_fits_and_trains_to_its_end(said: str) -> None:
+    plan, _, run = said.partition("4. ")
+    assert re.search(rf" fits {quickstart.CARD} with \d changes?: needs", plan)
+    assert f"trained {STEPS} steps" in run
+    assert "retries" not in run
+    loss = re.search(r"loss ([\d.]+) -> ([\d.]+)", run)
+    assert loss is not None
+    assert float(loss[2]) < float(loss[1])
+
+
+def test_what_is_reserved_stays_within_the_prediction(said: str) -> None:
+    shown = re.search(r"([\d.]+) MiB reserved predicted, ([\d.]+) MiB measured", said)
+    assert shown is not None
+    assert float(shown[2]) <= float(shown[1])

@@ -1,0 +1,116 @@
+"""``autofit estimate --snapshot``: the file that is written, what is said of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Autofit
+from torch.cuda import _memory_viz
+
+ESTIMATE = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--dtype", "bfloat16")
+
+
+def read(path: Path) -> dict[str, Any]:
+    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())
+    return snapshot
+
+
+def peaks(snapshot: dict[str, Any]) -> tuple[int, int]:
+    """(reserved, allocated bytes): the largest sums on the way, the latter in whole blocks of 512 bytes."""
+    reserved = allocated = 0
+    largest = (0, 0)
+    for entry in snapshot["device_traces"][0]:
+        blocks = -(-entry["size"] // 512) * 512
+        reserved += {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(
+            entry["action"], 0
+        ) * entry["size"]
+        allocated += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * blocks
+        largest = (max(largest[0], reserved), max(largest[1], allocated))
+    return largest
+
+
+@pytest.mark.parametrize("mode", [(), ("--expandable_segments",)], ids=["native", "expandable"])
+def test_the_history_has_the_peaks_of_the_estimate(autofit: Autofit, tmp_path: Path, mode: tuple[str, ...]) -> None:
+    path = tmp_path / "run.pickle"
+    ran = autofit(*ESTIMATE, *mode, "--json", "--snapshot", str(path))
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    snapshot = read(path)
+    assert peaks(snapshot) == (found["peak_reserved_bytes"], found["peak_allocated_bytes"])
+    settings = snapshot["allocator_settings"]
+    assert settings["expandable_segments"] == bool(mode)
+    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == ("expandable_segments:True" if mode else "")
+    names = {frame["name"] for entry in snapshot["device_traces"][0][:-1] for frame in entry["frames"]}
+    assert names >= {"model.layers.1.self_attn.q_proj", "load", "forward", "backward", "optimizer_step"}
+
+
+def test_torchs_tools_read_it_from_a_command_line(files: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "autotrain_mem.cli.main", *ESTIMATE, "--snapshot", str(tmp_path / "run.pickle")]
+    done = subprocess.run(command, cwd=files, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fits 300MiB")
+    assert f"Wrote the predicted history to {tmp_path / 'run.pickle'} (" in done.stderr
+    assert "https://pytorch.org/memory_viz" in done.stderr
+    assert "outside it are not in it" in done.stderr
+    snapshot = read(tmp_path / "run.pickle")
+    reserved = sum(segment["total_size"] for segment in snapshot["segments"])
+    viz = [sys.executable, "-m", "torch.cuda._memory_viz"]
+    for kind in ("stats", "trace", "trace_plot", "segment_plot"):
+        told = subprocess.run([*viz, kind, "run.pickle"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        if kind == "stats":
+            assert f"total_reserved: {_memory_viz.Bytes(reserved)}\n" in told.stdout
+    assert "Allocator State History" in (tmp_path / "output.html").read_text()
+
+
+def test_a_run_that_does_not_fit_has_its_refusals_in_the_history(autofit: Autofit, tmp_path: Path) -> None:
+    path = tmp_path / "run.pickle"
+    ran = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB", "--snapshot", str(path))
+    assert ran.code == 0
+    assert "The run does not fit: after each oom the history goes on" in ran.err
+    assert "raise OutOfMemoryError" in _memory_viz.trace(read(path))
+
+
+def test_a_file_of_that_name_is_overwritten(autofit: Autofit, tmp_path: Path) -> None:
+    path = tmp_path / "run.pickle"
+    path.write_text("an older one")
+    assert autofit(*ESTIMATE, "--snapshot", str(path)).code == 0
+    assert read(path)["segments"]
+
+
+def test_without_the_flag_nothing_is_written_or_said(autofit: Autofit, files: Path) -> None:
+    before = sorted(os.listdir(files))
+    ran = autofit(*ESTIMATE)
+    assert "history" not in ran.out + ran.err
+    assert sorted(os.listdir(files)) == before
+
+
+def test_a_folder_is_refused_before_anything_is_rehearsed(autofit: Autofit, tmp_path: Path) -> None:
+    ran = autofit("estimate", "sft", "--model", "not there", "--snapshot", str(tmp_path))
+    assert (ran.code, ran.out) == (62, "")
+    assert "it is a folder" in ran.err
+
+
+def test_a_cpu_has_no_such_allocator(autofit: Autofit, tmp_path: Path) -> None:
+    argv = ("estimate", "sft", "--model", "tiny", "--max_length", "64", "--use_cpu", "--snapshot", str(tmp_path / "x"))
+    ran = autofit(*argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--gpu" in ran.err
+
+
+@pytest.mark.parametrize("command", [("plan", "sft"), ("sft",), ("gpus",)])
+def test_other_commands_say_whose_flag_it_is(autofit: Autofit, command: tuple[str, ...]) -> None:
+    ran = autofit(*command, "--model", "tiny", "--snapshot=run.pickle")
+    assert ran.code == 2
+    assert "autofit estimate METHOD ... --snapshot FILE" in ran.err
+
+
+def test_only_the_help_of_estimate_lists_it(autofit: Autofit) -> None:
+    assert "--snapshot FILE" in autofit("estimate", "sft", "--help").out
+    assert "--snapshot FILE" not in autofit("plan", "sft", "--help").out

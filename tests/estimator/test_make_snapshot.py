@@ -1,0 +1,405 @@
+"""A predicted history is what torch's own tools take for a measured one, and it adds up to the estimate."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import pickletools
+import re
+import time
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.cuda import _memory_viz
+
+from autotrain_mem.allocator.settings import parse_settings
+from autotrain_mem.allocator.simulator import CachingAllocator
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.snapshot import History, Snapshot, make_snapshot
+from autotrain_mem.spec import Block, Owner, Phase, Trace
+
+MIB = 1 << 20
+ROOMY = Room(capacity_bytes=1 << 40, total_bytes=1 << 40)
+BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native", "expandable"])
+
+# The keys of a file that the CUDA build of torch 2.13.0 wrote with torch.cuda.memory._dump_snapshot after
+# _record_memory_history(), over a stand-in for the CUDA runtime.
+SNAPSHOT = {"segments", "device_traces", "allocator_settings", "external_annotations"}
+ENTRY = {"action", "addr", "compile_context", "frames", "pool_id", "size", "stream", "time_us", "user_metadata"}
+OOM = ENTRY - {"addr"} | {"device_free"}
+END = ENTRY - {"frames"}
+FRAME = {"filename", "line", "name"}
+SEGMENT = {
+    *("device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type"),
+    *("segment_pool_id", "is_expandable", "frames", "blocks"),
+}
+BLOCK = {"address", "size", "requested_size", "state", "frames"}
+SETTINGS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "",
+    "max_split_size": -1,
+    "garbage_collection_threshold": 0.0,
+    "expandable_segments": False,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "graph_capture_record_stream_reuse": False,
+    "max_round_threshold": -1,
+    "max_cached_size": -1,
+    "roundup_power2_divisions": {str(2**power): 0 for power in range(16)},
+}
+# What the page can read (torch/utils/viz/MemoryViz.js: unpickle).
+OPCODES = {
+    *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "DICT", "EMPTY_LIST", "APPEND", "APPENDS", "LIST", "BINFLOAT", "LONG1"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BININT", "BININT1", "BININT2", "NEWTRUE", "NEWFALSE"),
+    *("SHORT_BINUNICODE", "BINUNICODE"),
+}
+
+WEIGHT, KEPT, BRIEF = 1, 2, 3
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def block(size_bytes: int, owner: Owner = Owner.TEMPORARY, module: str = LAYER) -> Block:
+    return Block(size_bytes=size_bytes, owner=owner, module=module)
+
+
+def run_of(blocks: list[Block], events: list[int], starts: tuple[tuple[int, Phase], ...] = ((0, Phase.LOAD),)) -> Trace:
+    return Trace(
+        blocks=tuple(blocks), events=array("q", events), phase_starts=starts, operators=len(events), seconds=1.0
+    )
+
+
+def a_step(activation_bytes: int = 30 * MIB) -> Trace:
+    """A weight stays; an activation goes from forward to backward; a temporary is born and dies in backward."""
+    return run_of(
+        [
+            block(3 * MIB + 1, Owner.WEIGHTS, f"{LAYER}.weight"),
+            block(activation_bytes, Owner.ACTIVATIONS),
+            block(700, Owner.TEMPORARY, ""),
+        ],
+        [WEIGHT, KEPT, BRIEF, -BRIEF, -KEPT, 0],
+        ((0, Phase.LOAD), (1, Phase.FORWARD), (2, Phase.BACKWARD), (5, Phase.OPTIMIZER_STEP)),
+    )
+
+
+def entries(snapshot: Snapshot, *actions: str) -> list[dict[str, Any]]:
+    (trace,) = snapshot["device_traces"]
+    return [entry for entry in trace if entry["action"] in actions]
+
+
+def lines(entry: dict[str, Any]) -> list[str]:
+    return [f"{frame['filename']}: {frame['name']}" for frame in entry["frames"]]
+
+
+# -- the form ------------------------------------------------------------------------------------------------------
+
+
+@BOTH_MODES
+def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
+    tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
+    snapshot = make_snapshot(a_step(), tight, expandable_segments=expandable)
+    assert snapshot.keys() == SNAPSHOT
+    *trace, end = snapshot["device_traces"][0]
+    assert {entry["action"] for entry in trace} > {"alloc", "free_requested", "free_completed", "oom"}
+    for entry in trace:
+        assert entry.keys() == (OOM if entry["action"] == "oom" else ENTRY)
+        assert all(frame.keys() == FRAME for frame in entry["frames"])
+    assert end["action"] == "snapshot"
+    assert end.keys() == END
+    assert all(segment.keys() == SEGMENT for segment in snapshot["segments"])
+    assert all(each.keys() == BLOCK for segment in snapshot["segments"] for each in segment["blocks"])
+
+
+def test_settings_are_as_torch_writes_them() -> None:
+    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    assert snapshot["allocator_settings"] == SETTINGS
+    text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True"
+    room = Room(capacity_bytes=1 << 40, settings=parse_settings(text))
+    changed = make_snapshot(a_step(), room, expandable_segments=True, setting=text)["allocator_settings"]
+    assert changed == SETTINGS | {
+        "PYTORCH_CUDA_ALLOC_CONF": text,
+        "max_split_size": 64 * MIB,
+        "garbage_collection_threshold": 0.5,
+        "expandable_segments": True,
+    }
+
+
+def test_the_page_can_read_the_pickle() -> None:
+    written = pickle.dumps(make_snapshot(a_step(), ROOMY, expandable_segments=False), 4)
+    assert {opcode.name for opcode, _, _ in pickletools.genops(written)} <= OPCODES
+
+
+def test_time_is_the_order_of_the_entries() -> None:
+    (trace,) = make_snapshot(a_step(), ROOMY, expandable_segments=False)["device_traces"]
+    assert [entry["time_us"] for entry in trace] == list(range(len(trace)))
+
+
+# -- frames --------------------------------------------------------------------------------------------------------
+
+
+def test_frames_lead_from_the_module_outwards_to_the_phase() -> None:
+    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    weight, activation, temporary = entries(snapshot, "alloc")
+    around = [f"module: model{end}" for end in (".layers.0.self_attn", ".layers.0", ".layers", "")]
+    assert lines(weight) == [f"weights: {LAYER}.weight", f"module: {LAYER}", *around, "phase: load"]
+    assert lines(activation) == [f"activations: {LAYER}", *around, "phase: forward"]
+    assert lines(temporary) == ["temporary: (no module)", "phase: backward"]
+
+
+def test_a_free_says_whose_block_it_was_and_in_which_phase_it_died() -> None:
+    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    for action in ("free_requested", "free_completed"):
+        temporary, activation = entries(snapshot, action)
+        assert lines(temporary) == ["temporary: (no module)", "phase: backward"]
+        assert lines(activation)[0] == f"activations: {LAYER}"
+        assert lines(activation)[-1] == "phase: backward"
+
+
+def test_a_segment_is_for_whoever_asked_first_and_given_back_by_who_emptied_the_cache() -> None:
+    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    assert [lines(entry)[0] for entry in entries(snapshot, "segment_alloc")] == [
+        *(f"weights: {LAYER}.weight", f"activations: {LAYER}", "temporary: (no module)"),
+    ]
+    assert {tuple(lines(entry)) for entry in entries(snapshot, "segment_free")} == {
+        ("torch: cuda.empty_cache", "phase: optimizer_step")
+    }
+
+
+def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_last() -> None:
+    run = run_of(
+        [block(3 * MIB, Owner.ACTIVATIONS, "used"), block(5 * MIB, Owner.TEMPORARY, "asked")],
+        [1, -1, 2],
+        ((0, Phase.FORWARD), (2, Phase.BACKWARD)),
+    )
+    history = History(run)
+    allocator = CachingAllocator(tell=history.hear)
+    events = history.events()
+    assert next(events) == 1
+    address = allocator.malloc(3 * MIB)
+    allocator.record_stream(address, 1)
+    assert next(events) == -1
+    allocator.free(address)
+    allocator.complete_events()
+    assert next(events) == 2
+    allocator.malloc(5 * MIB)
+    told = [(entry["action"], entry["frames"][0]["name"], entry["frames"][-1]["name"]) for entry in history.entries]
+    assert told == [
+        ("segment_alloc", "used", "forward"),
+        ("alloc", "used", "forward"),
+        ("free_requested", "used", "forward"),
+        ("free_completed", "used", "backward"),
+        ("alloc", "asked", "backward"),
+    ]
+
+
+def test_what_is_alive_at_the_end_says_who_made_it() -> None:
+    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    blocks = [each for segment in snapshot["segments"] for each in segment["blocks"]]
+    alive = [each for each in blocks if each["state"] == "active_allocated"]
+    assert [(each["requested_size"], lines(each)[0]) for each in alive] == [
+        (3 * MIB + 1, f"weights: {LAYER}.weight"),
+    ]
+    assert all(each["frames"] == [] for each in blocks if each["state"] == "inactive")
+
+
+def test_equal_frames_are_one_object() -> None:
+    again = run_of([block(512)] * 50, [*range(1, 51)])
+    frames = [entry["frames"] for entry in entries(make_snapshot(again, ROOMY, expandable_segments=False), "alloc")]
+    assert len({id(each) for each in frames}) == 1
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Any order of births and deaths, small and large, with emptied caches, cut into phases anywhere."""
+    sizes = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 64 * MIB))
+    owners, modules = st.sampled_from(list(Owner)), st.sampled_from(["", "model", "model.layers.0", "lm_head"])
+    blocks = [block(size, draw(owners), draw(modules)) for size in draw(st.lists(sizes, min_size=1, max_size=25))]
+    events: list[int] = []
+    alive: list[int] = []
+    for number in range(1, len(blocks) + 1):
+        events.append(number)
+        alive.append(number)
+        while alive and draw(st.booleans()):
+            events.append(-alive.pop(draw(st.integers(0, len(alive) - 1))))
+        if draw(st.integers(0, 9)) == 0:
+            events.append(0)
+    cuts = sorted(draw(st.lists(st.integers(0, len(events)), max_size=4)))
+    phases = tuple((cut, draw(st.sampled_from(list(Phase)))) for cut in cuts)
+    return run_of(blocks, events, ((0, Phase.LOAD), *phases))
+
+
+def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
+    """(reserved, requested bytes) before each entry, from the last to the first, as the page finds them.
+
+    ``MemoryViz.js: simulate_memory`` starts at the segments and takes entry after entry back; it stops with an error at
+    a block or a segment that is not there.
+    """
+    segments = {segment["address"]: segment["total_size"] for segment in snapshot["segments"]}
+    blocks = {
+        each["address"]: each["requested_size"]
+        for segment in snapshot["segments"]
+        for each in segment["blocks"]
+        if each["state"] != "inactive"
+    }
+    for entry in reversed(snapshot["device_traces"][0]):
+        address, size = entry.get("addr", 0), entry["size"]
+        match entry["action"]:
+            case "alloc":
+                assert any(start <= address and address + size <= start + n for start, n in segments.items())
+                assert blocks.pop(address) == size
+            case "free_requested":
+                assert blocks[address] == size
+            case "free_completed":
+                assert address not in blocks
+                blocks[address] = size
+            case "segment_alloc":
+                assert segments.pop(address) == size
+            case "segment_map":
+                ((start, n),) = [(s, n) for s, n in segments.items() if s <= address and address + size <= s + n]
+                del segments[start]
+                rests = {start: address - start, address + size: start + n - address - size}
+                segments |= {at: rest for at, rest in rests.items() if rest}
+            case "segment_free" | "segment_unmap":
+                if entry["action"] == "segment_unmap":
+                    before = [start for start, n in segments.items() if start + n == address]
+                    size += segments.pop(address + size, 0)
+                    address, size = (before[0], size + segments.pop(before[0])) if before else (address, size)
+                segments[address] = size
+        yield sum(segments.values()), sum(blocks.values())
+    assert not segments
+    assert not blocks
+
+
+@BOTH_MODES
+@settings(deadline=None)
+@given(run=traces())
+def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
+    snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
+    estimate = estimate_memory(run, ROOMY)
+    mode = estimate.expandable if expandable else estimate.native
+    end = sum(segment["total_size"] for segment in snapshot["segments"])
+    assert max([end, *(reserved for reserved, _ in undone(snapshot))]) == mode.peak_reserved_bytes
+
+
+@BOTH_MODES
+@settings(deadline=None)
+@given(run=traces(), capacity=st.integers(2, 80))
+def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity: int, expandable: bool) -> None:
+    room = Room(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
+    snapshot = make_snapshot(run, room, expandable_segments=expandable)
+    assert all(reserved >= 0 for reserved, _ in undone(snapshot))
+    estimate = estimate_memory(run, room)
+    mode = estimate.expandable if expandable else estimate.native
+    assert bool(entries(snapshot, "oom")) == (mode.largest_refused_bytes is not None)
+
+
+@BOTH_MODES
+@settings(deadline=None)
+@given(run=traces())
+def test_every_birth_and_death_is_an_entry(run: Trace, expandable: bool) -> None:
+    snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
+    walked = [(phase, sign, each) for phase, sign, each in run.walk() if each.size_bytes]
+    for sign, action in ((1, "alloc"), (-1, "free_requested"), (-1, "free_completed")):
+        expected = [(each.size_bytes, each.owner.value, phase.value) for phase, way, each in walked if way == sign]
+        found = entries(snapshot, action)
+        assert expected == [(one["size"], one["frames"][0]["filename"], one["frames"][-1]["name"]) for one in found]
+
+
+@BOTH_MODES
+def test_a_request_that_is_refused_is_an_oom_of_its_module_and_the_history_goes_on(expandable: bool) -> None:
+    tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
+    snapshot = make_snapshot(a_step(), tight, expandable_segments=expandable)
+    (refused,) = entries(snapshot, "oom")
+    assert refused["size"] == 30 * MIB
+    assert refused["device_free"] == 4 * MIB
+    assert lines(refused)[0] == f"activations: {LAYER}"
+    assert [entry["size"] for entry in entries(snapshot, "alloc")] == [3 * MIB + 1, 30 * MIB, 700]
+
+
+# -- torch's own tools ---------------------------------------------------------------------------------------------
+
+
+def kept(expandable: bool = False) -> Snapshot:
+    """A weight and an activation that are alive at the end."""
+    blocks = [block(3 * MIB, Owner.WEIGHTS), block(30 * MIB, Owner.ACTIVATIONS), block(9 * MIB)]
+    return make_snapshot(run_of(blocks, [1, 2, 3, -3]), ROOMY, expandable_segments=expandable)
+
+
+@pytest.mark.parametrize(("expandable", "segments", "reserved"), [(False, 2, "50.0MiB"), (True, 1, "60.0MiB")])
+def test_segsum_says_what_is_reserved_and_allocated(expandable: bool, segments: int, reserved: str) -> None:
+    said = _memory_viz.segsum(kept(expandable))
+    assert f"segments: {segments}\ntotal_reserved: {reserved}\ntotal_allocated: 33.0MiB\n" in said
+
+
+def test_trace_tells_the_story() -> None:
+    said = _memory_viz.trace(kept())
+    assert len(re.findall(r"^\w+ = \w+\[\d+:", said, re.MULTILINE)) == 3
+    assert said.count("cudaMalloc") == 2
+    assert said.count("# free completed for") == 1
+    tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
+    refused = _memory_viz.trace(make_snapshot(a_step(), tight, expandable_segments=False))
+    assert "raise OutOfMemoryError # 30.0MiB requested, 4.0MiB free in CUDA" in refused
+
+
+def test_flame_graphs_group_by_phase_and_module_and_sum_to_what_is_reserved() -> None:
+    snapshot = kept()
+    for graph in (_memory_viz.memory, _memory_viz.segments):
+        stacks = [line.rpartition(" ") for line in graph(snapshot, format_flamegraph=str).splitlines()]
+        assert sum(int(size) for _, _, size in stacks if size.isdigit()) == 50 * MIB
+        around = "module:0:model;module:0:model.layers;module:0:model.layers.0;module:0:model.layers.0.self_attn"
+        assert any(stack.endswith(f"phase:0:load;{around};weights:0:{LAYER}") for stack, _, _ in stacks)
+
+
+def test_two_predictions_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    native, expandable = (kept(mode)["segments"] for mode in (False, True))
+    stacks = _memory_viz.compare(native, expandable, format_flamegraph=str)
+    assert "only_before;" in stacks
+    assert "only_after;" in stacks
+    assert "only_before = [" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_plots_hold_the_snapshot_whole(expandable: bool) -> None:
+    snapshot = kept(expandable)
+    for plot in (
+        _memory_viz.trace_plot(snapshot),
+        _memory_viz.trace_plot(snapshot, plot_segments=True),
+        _memory_viz.segment_plot(snapshot),
+    ):
+        (encoded,) = re.findall(r'"base64": "([^"]+)"', plot)
+        assert pickle.loads(base64.b64decode(encoded)) == snapshot
+
+
+def test_filtering_what_was_freed_leaves_what_is_alive() -> None:
+    filtered = _memory_viz.filter_alloc_free_pairs(kept())
+    assert [entry["size"] for entry in entries(filtered, "alloc")] == [3 * MIB, 30 * MIB]
+    assert not entries(filtered, "free_requested", "free_completed")
+
+
+# -- size ----------------------------------------------------------------------------------------------------------
+
+
+@BOTH_MODES
+def test_160_000_events_make_a_file_of_some_megabytes_in_seconds(expandable: bool) -> None:
+    """An 8B LoRA step has 15,000 to 35,000 events, and makes 3 MiB in 0.3 s; 160,000 are a long generation."""
+    names = [f"base_model.model.model.layers.{layer}.mlp.{part}" for layer in range(80) for part in "abcd"]
+    count = 80_000
+    blocks = [block(512 + 97 * (number % 50_000), module=names[number % len(names)]) for number in range(count)]
+    lasting = 100
+    events = [*range(1, lasting + 1)]
+    for number in range(lasting + 1, count + 1):
+        events += [number, lasting - number]
+    events += range(-count, lasting - count)
+    started = time.process_time()
+    written = pickle.dumps(make_snapshot(run_of(blocks, events), ROOMY, expandable_segments=expandable), 4)
+    assert len(events) == 2 * count
+    assert len(written) < 20 * MIB
+    assert time.process_time() - started < 10

@@ -1,0 +1,81 @@
+"""What a process holds outside torch: the rule against every public figure that was found."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from autotrain_mem.machine.overhead import (
+    CENTRAL_KERNELS_BYTES,
+    FIGURES,
+    KERNELS_BYTES,
+    SIZES,
+    Figure,
+    nccl_bytes,
+    overhead,
+)
+from autotrain_mem.units import MIB
+
+ROUNDING_BYTES = 16 * MIB
+"""Three sizes of an OOM message, each rounded to 0.01 GiB."""
+
+
+def errors_with(kernels_bytes: int) -> list[int]:
+    """Predicted less found, of every figure."""
+    return [figure.predicted.context_bytes + kernels_bytes - figure.found_bytes for figure in FIGURES]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.card}, {figure.doing}")
+def test_no_public_figure_is_above_the_rule_and_none_far_below(figure: Figure) -> None:
+    # 240 MiB: an idle context, which the kernels' 160 MiB are not meant for; the default headroom starts at 400 MiB
+    assert 0 <= figure.predicted.total_bytes - figure.found_bytes < 240 * MIB
+
+
+@pytest.mark.parametrize("card", SIZES)
+def test_every_card_of_the_figures_is_one_of_them(card: str) -> None:
+    assert any(figure.card == card for figure in FIGURES)
+
+
+def test_no_idle_context_is_above_the_contexts_row() -> None:
+    idle = [figure for figure in FIGURES if figure.doing == "idle"]
+    assert len(idle) == 3
+    assert all(figure.found_bytes <= figure.predicted.context_bytes for figure in idle)
+
+
+def test_the_central_estimate_is_as_near_as_its_text_says() -> None:
+    errors = errors_with(CENTRAL_KERNELS_BYTES)
+    assert len(errors) == 56
+    shares = [abs(error) / figure.found_bytes for error, figure in zip(errors, FIGURES, strict=True)]
+    assert statistics.median(shares) == pytest.approx(0.076, abs=0.0005)
+    assert (round(min(errors) / MIB), round(max(errors) / MIB)) == (-112, 123)
+
+
+def test_what_is_planned_is_as_far_above_as_its_text_says() -> None:
+    errors = errors_with(KERNELS_BYTES)
+    shares = [error / figure.found_bytes for error, figure in zip(errors, FIGURES, strict=True)]
+    assert min(errors) < ROUNDING_BYTES  # the most found is what is planned for
+    assert statistics.median(shares) == pytest.approx(0.35, abs=0.005)
+    assert round(max(errors) / MIB) == 235
+
+
+def test_the_centre_of_the_kernels_is_that_of_training_processes() -> None:
+    beyond = [figure.found_bytes - figure.predicted.context_bytes for figure in FIGURES if figure.doing == "train"]
+    assert len(beyond) == 21
+    assert statistics.median(beyond) == pytest.approx(CENTRAL_KERNELS_BYTES, abs=MIB)
+    assert (round(min(beyond) / MIB), round(max(beyond) / MIB)) == (18, 143)
+
+
+def test_the_rows_add_up_to_the_total() -> None:
+    ruled = overhead(108, (8, 0))
+    assert ruled is not None
+    assert ruled.total_bytes == ruled.context_bytes + ruled.kernels_bytes + ruled.nccl_bytes == 646 * MIB
+
+
+def test_an_unknown_architecture_has_no_figure() -> None:
+    assert overhead(100, (99, 0)) is None
+
+
+def test_one_process_has_no_nccl_buffers_and_two_have_them_on_every_channel() -> None:
+    assert nccl_bytes(1, channels=24, connections=2) == 0
+    assert nccl_bytes(2, channels=24, connections=2) == 24 * 2 * (4 * MIB + 512 * 1024 + 4_915_200)

@@ -1,0 +1,140 @@
+"""A card that is not there: full at the same byte as the allocator it simulates, and says so in torch's words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.spec import Hardware
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.units import MIB
+
+CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
+ROOM_BYTES = 100 * MIB
+
+FIGURES = ("current", "peak", "allocated", "freed")
+POOLS = ("all", "large_pool", "small_pool")
+COUNTED = ("allocation", "segment", "active", "inactive_split")
+MEASURED = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+NAMES = {
+    *(f"{name}.{pool}.{figure}" for name in (*COUNTED, *MEASURED) for pool in POOLS for figure in FIGURES),
+    *(f"{name}.{figure}" for name in ("oversize_allocations", "oversize_segments") for figure in FIGURES),
+    *("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"),
+    "max_split_size",
+}
+"""What ``torch/cuda/memory.py: memory_stats`` lists."""
+
+
+def test_the_names_are_those_of_torch() -> None:
+    assert SimulatedGpu(CARD).memory_stats().keys() >= NAMES
+
+
+def test_the_names_are_in_torchs_documentation() -> None:
+    said = str(torch.cuda.memory_stats.__doc__).replace('"allocated.', '"allocation.')  # which it names wrongly
+    for name in (*COUNTED, *MEASURED):
+        assert f'"{name}.{{all,large_pool,small_pool}}.{{current,peak,allocated,freed}}"' in said
+    assert not [name for name in NAMES if f'"{name.split(".")[0]}' not in said]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 60 * MIB)), max_size=20), st.booleans())
+@settings(deadline=None)
+def test_it_is_full_at_the_same_byte_as_the_allocator_and_says_the_same(
+    program: list[tuple[bool, int]], grows: bool
+) -> None:
+    chosen = AllocatorSettings(expandable_segments=grows)
+    gpu = SimulatedGpu(CARD, chosen)
+    allocator = CachingAllocator(ROOM_BYTES, chosen, total_bytes=128 * MIB, outside_bytes=10 * MIB)
+    addresses: dict[int, int] = {}
+    for number, (frees, size) in enumerate(program):
+        said = None
+        try:
+            addresses[number] = allocator.malloc(size)
+        except OutOfMemory as error:
+            said = str(error)
+        if said is None:
+            gpu.allocate(number, size)
+        else:
+            with pytest.raises(torch.OutOfMemoryError) as raised:
+                gpu.allocate(number, size)
+            assert str(raised.value) == said
+        if frees and number in addresses:
+            allocator.free(addresses[number])
+        if frees:
+            gpu.free(number)
+        assert gpu.memory_stats() == allocator.memory_stats()
+
+
+def test_its_room_is_what_is_free_less_what_lies_outside_the_allocator() -> None:
+    gpu = SimulatedGpu(CARD)
+    gpu.allocate(1, ROOM_BYTES)
+    with pytest.raises(torch.OutOfMemoryError, match=r"capacity of 128\.00 MiB of which 0 bytes is free\."):
+        gpu.allocate(2, 1)
+
+
+def test_the_error_counts_what_the_process_holds_beside_the_allocator() -> None:
+    gpu = SimulatedGpu(CARD)
+    gpu.allocate(1, 20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError, match=r"this process has 30\.00 MiB memory in use\."):
+        gpu.allocate(2, 90 * MIB)
+
+
+def test_a_card_that_others_have_filled_has_no_room() -> None:
+    gpu = SimulatedGpu(Hardware(name="full", origin="imagined", total_bytes=64, free_bytes=5, non_torch_bytes=9))
+    with pytest.raises(torch.OutOfMemoryError):
+        gpu.allocate(1, 1)
+
+
+def test_a_block_that_was_refused_or_is_unknown_may_be_freed() -> None:
+    gpu = SimulatedGpu(CARD)
+    with pytest.raises(torch.OutOfMemoryError):
+        gpu.allocate(1, 101 * MIB)
+    gpu.allocate(2, MIB)
+    for number in (1, 2, 2, 3):
+        gpu.free(number)
+    assert gpu.reading().allocated_bytes == 0
+
+
+def test_a_number_may_be_given_again_once_it_is_free() -> None:
+    gpu = SimulatedGpu(CARD)
+    for _ in range(2):
+        gpu.allocate(1, 40 * MIB)
+        gpu.free(1)
+    assert gpu.reading().reserved_bytes == 40 * MIB
+
+
+def test_a_reading_says_what_is_taken_and_was_at_most() -> None:
+    gpu = SimulatedGpu(CARD)
+    gpu.allocate(1, 60 * MIB)
+    gpu.free(1)
+    gpu.allocate(2, 80 * MIB)
+    assert gpu.reading() == MemoryReading(
+        allocated_bytes=80 * MIB,
+        peak_allocated_bytes=80 * MIB,
+        reserved_bytes=80 * MIB,
+        peak_reserved_bytes=80 * MIB,
+        num_alloc_retries=1,
+    )
+
+
+def test_a_block_in_use_on_another_stream_is_not_given_out_again() -> None:
+    gpu = SimulatedGpu(CARD)
+    gpu.allocate(1, 30 * MIB)
+    gpu.record_stream(1, 1)
+    gpu.free(1)
+    gpu.allocate(2, 30 * MIB)
+    assert gpu.reading().reserved_bytes == 60 * MIB
+
+
+def test_an_emptied_cache_is_room_again() -> None:
+    gpu = SimulatedGpu(CARD)
+    gpu.allocate(1, 60 * MIB)
+    gpu.free(1)
+    gpu.empty_cache()
+    assert gpu.reading().reserved_bytes == 0
+    gpu.allocate(2, 90 * MIB)
+    assert gpu.reading().num_alloc_retries == 0

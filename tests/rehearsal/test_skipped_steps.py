@@ -1,0 +1,175 @@
+"""Steps between the two ends of a generation, written from what the last of them did."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem.rehearsal.ledger import Ledger
+from autotrain_mem.rehearsal.skipped_steps import Budget, Jump, State, write_skipped_steps
+from autotrain_mem.spec import Owner, Phase, Trace
+
+TOKEN = 100
+PREFILL = 3
+TEMPORARY, LOGITS, SCORES, LEFT = 7, 5000, 9, 11
+
+
+class Generation:
+    """A cache of one tensor, logits that live into the next step, scores that stay, and what the prefill leaves."""
+
+    def __init__(self, skipped: int, *, scores: bool = False) -> None:
+        self.ledger = Ledger()
+        self.skipped = skipped
+        self.scores = scores
+        self._born("weights", 1)
+        self.ledger.enter_phase(Phase.GENERATE)
+        self.cache = self._born("cache", PREFILL * TOKEN)
+        self.logits = self._born("logits", LOGITS)
+        self.left = self._born("left", LEFT)
+
+    def _born(self, name: str, size_bytes: int) -> int:
+        block = self.ledger.write_birth(size_bytes, name)
+        self.ledger.describe(block, Owner.KV_CACHE if name == "cache" else Owner.OTHER, name)
+        return block
+
+    def jump_and_step(self, events: int = 10_000) -> Trace:
+        ledger, before = self.ledger, self.cache
+        start = len(ledger.events)
+        tool = self._born("tool", 13)
+        ahead = self._born("cache", (PREFILL + self.skipped) * TOKEN)
+        ledger.end(before)
+        ledger.end(tool)
+        for _ in range(self.skipped * self.scores):
+            self._born("scores", SCORES)
+        stop = len(ledger.events)
+        after = self.step(ahead, (PREFILL + self.skipped + 1) * TOKEN)
+        lengths = tuple(range(PREFILL + 1, PREFILL + self.skipped + 1))
+        state = State(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
+        jump = Jump(start=start, stop=stop, states=(state,), steps=self.skipped)
+        write_skipped_steps(ledger, jump, Budget(events=2 * events))
+        ledger.enter_phase(Phase.SCORE)
+        ledger.end(self.logits)
+        return ledger.trace()
+
+    def step(self, shorter: int, size_bytes: int) -> int:
+        """Each step: a temporary, the longer cache beside the shorter, new logits beside the old."""
+        ledger = self.ledger
+        temporary = self._born("temporary", TEMPORARY)
+        longer = self._born("cache", size_bytes)
+        ledger.end(shorter)
+        if self.left >= 0:
+            ledger.end(self.left)
+            self.left = -1
+        ledger.end(temporary)
+        logits = self._born("logits", LOGITS)
+        ledger.end(self.logits)
+        self.logits = logits
+        if self.scores:
+            self._born("scores", SCORES)
+        return longer
+
+    def all_steps(self) -> Trace:
+        for step in range(self.skipped + 1):
+            self.cache = self.step(self.cache, (PREFILL + step + 1) * TOKEN)
+        self.ledger.enter_phase(Phase.SCORE)
+        self.ledger.end(self.logits)
+        return self.ledger.trace()
+
+
+def story(trace: Trace) -> list[tuple[str, int, str]]:
+    return [(phase.value, sign * block.size_bytes, block.module) for phase, sign, block in trace.walk()]
+
+
+def assert_lives(trace: Trace) -> None:
+    """Nothing is born while it is alive, nor dies while it is not."""
+    alive: set[int] = set()
+    for event in trace.events:
+        if event > 0:
+            assert event not in alive
+            alive.add(event)
+        else:
+            alive.remove(-event)
+
+
+def peak(trace: Trace) -> int:
+    live = highest = 0
+    for _, sign, block in trace.walk():
+        live += sign * block.size_bytes
+        highest = max(highest, live)
+    return highest
+
+
+@pytest.mark.parametrize("skipped", [1, 2, 3, 10, 11])
+def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int) -> None:
+    written, expected = Generation(skipped).jump_and_step(), Generation(skipped).all_steps()
+    assert story(written) == story(expected)
+    assert_lives(written)
+
+
+def test_what_each_step_leaves_for_good_is_born_at_its_step() -> None:
+    written = Generation(5, scores=True).jump_and_step()
+    assert story(written) == story(Generation(5, scores=True).all_steps())
+
+
+def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step() -> None:
+    written = Generation(20).jump_and_step(events=2 * 2 * 20)
+    grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
+    assert grown == list(range(PREFILL, PREFILL + 21))
+    assert len([name for _, size, name in story(written) if name == "temporary" and size > 0]) < 20
+
+
+def test_with_little_room_it_grows_in_longer_strides_to_the_same_end() -> None:
+    written = Generation(100).jump_and_step(events=40)
+    grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
+    assert len(grown) < 20
+    assert grown[-1] == PREFILL + 100
+    assert {later - earlier for earlier, later in itertools.pairwise(grown)} == {10}
+
+
+@settings(max_examples=60, deadline=None)
+@given(skipped=st.integers(1, 60), events=st.integers(0, 800), scores=st.booleans())
+def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_steps(
+    skipped: int, events: int, scores: bool
+) -> None:
+    written = Generation(skipped, scores=scores).jump_and_step(events)
+    assert_lives(written)
+    assert peak(written) == peak(Generation(skipped, scores=scores).all_steps())
+
+
+def test_each_generation_takes_at_most_half_of_what_is_left() -> None:
+    budget, left = Budget(events=1000), [1000]
+    for _ in range(4):
+        generation = Generation(1000)
+        ledger, start = generation.ledger, len(generation.ledger.events)
+        ahead = generation._born("cache", (PREFILL + 1000) * TOKEN)
+        ledger.end(generation.cache)
+        stop = len(ledger.events)
+        after = generation.step(ahead, (PREFILL + 1001) * TOKEN)
+        lengths = tuple(range(PREFILL + 1, PREFILL + 1001))
+        state = State(before_jump=generation.cache, after_jump=ahead, after_last=after, lengths=lengths)
+        write_skipped_steps(ledger, Jump(start=start, stop=stop, states=(state,), steps=1000), budget)
+        left.append(budget.events)
+    assert all(later >= earlier // 2 for earlier, later in itertools.pairwise(left))
+    assert left == sorted(left, reverse=True)
+
+
+def test_a_phase_and_a_use_of_a_stream_that_come_later_move_along() -> None:
+    generation = Generation(10)
+    ledger = generation.ledger
+    trace = generation.jump_and_step()
+    ledger.use_on_stream(0, 1)
+    ledger.end(0)
+    (use,) = ledger.trace().stream_uses
+    assert ledger.trace().events[use.event] == -1
+    assert trace.phase_starts[-1] == (len(trace.events) - 1, Phase.SCORE)
+
+
+def test_the_blocks_of_a_repeated_step_are_not_written_again() -> None:
+    few, many = (Generation(skipped).jump_and_step() for skipped in (10, 40))
+    temporaries = [sum(block.module == "temporary" for block in trace.blocks) for trace in (few, many)]
+    assert temporaries == [1, 1]
+    assert isinstance(few.events, array)

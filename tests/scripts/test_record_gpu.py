@@ -1,0 +1,548 @@
+"""``scripts/record_gpu`` as far as it runs without a GPU: all but the calls of torch.cuda, and these on a dry run."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gpu_records import marks as marks_module
+from gpu_records import wheels
+from gpu_records.card import CudaCard
+from gpu_records.cases import OF_METHOD, WEIGHTS, GpuCase, cases, make, small
+from gpu_records.history import ACTIONS, History
+from gpu_records.marks import Marks
+from gpu_records.record import (
+    CardFacts,
+    Levels,
+    Outside,
+    Record,
+    failure_path,
+    read_failures,
+    read_records,
+    record_path,
+    write,
+    write_failure,
+)
+from gpu_records.replay import replay
+from gpu_records.runs import environment, open_cases, run_cases
+from gpu_records.sequences import Birth, births_of_history, differences, summary
+
+from autotrain_mem.spec import Phase
+from autotrain_mem.spec.job import METHODS
+
+ROOT = pathlib.Path(__file__).parents[2]
+MIB = 2**20
+
+
+# -- cases -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_two_cases_have_one_name() -> None:
+    names = [case.name for case in cases()]
+    assert len(names) == len(set(names))
+
+
+def test_all_cases_hold_every_trainer_with_every_kind_of_weights_in_both_allocator_modes() -> None:
+    found = {
+        (case.method, case.knobs.use_peft, case.knobs.load_in_4bit, checkpointing, case.knobs.expandable_segments)
+        for case in cases()
+        for checkpointing in [case.knobs.gradient_checkpointing]
+    }
+    kinds = [(bool(kind.get("use_peft")), bool(kind.get("load_in_4bit"))) for kind in WEIGHTS.values()]
+    wanted = {
+        (method, *kind, checkpointing, expandable)
+        for method in METHODS
+        for kind in kinds
+        for checkpointing in (False, True)
+        for expandable in (False, True)
+    }
+    assert not wanted - found
+
+
+def test_the_core_set_holds_every_trainer_and_every_sft_and_fits_eight_minutes() -> None:
+    core = [case for case in cases() if case.core]
+    sft = {
+        (case.name.split("-")[1], case.length, case.knobs.gradient_checkpointing)
+        for case in core
+        if case.method == "sft"
+    }
+    assert {case.method for case in core} == set(METHODS)
+    assert sft >= {(kind, length, on) for kind in WEIGHTS for length in (512, 2048) for on in (False, True)}
+    assert {case.name.split("-")[1] for case in core if case.method == "grpo"} == {"lora", "4bit"}
+    assert len(core) <= 20  # of 10 to 15 seconds each: at most 5 minutes
+
+
+def test_a_third_of_the_core_set_has_expandable_segments_in_every_dimension() -> None:
+    expandable = [case for case in cases() if case.core and case.knobs.expandable_segments]
+    core = [case for case in cases() if case.core]
+    assert len(core) / 4 <= len(expandable) <= len(core) / 2
+    assert {case.length for case in expandable if case.method == "sft"} == {512, 2048}
+    assert {case.knobs.gradient_checkpointing for case in expandable} == {False, True}
+    assert {case.name.split("-")[1] for case in expandable} == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.core], ids=lambda case: case.name)
+def test_a_case_survives_the_way_to_another_process(case: GpuCase) -> None:
+    assert GpuCase.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+def test_a_dry_case_differs_by_model_and_lengths_only() -> None:
+    whole = make("grpo", "lora", 256, True, expandable_segments=True)
+    dry = small(whole)
+    assert dry.name == whole.name
+    assert dry.knobs.max_length is None
+    assert dry.knobs.max_completion_length < OF_METHOD["grpo"]["max_completion_length"]
+    unchanged = {"max_completion_length": dry.knobs.max_completion_length}
+    assert replace(whole.knobs, **unchanged) == dry.knobs
+
+
+def test_the_allocator_is_set_by_the_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    plain = environment(make("sft", "full", 512, True), None, "cuda")
+    expandable = environment(make("sft", "full", 512, True, expandable_segments=True), None, "cuda")
+    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(plain)
+    assert expandable["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_one_card_is_seen_and_none_in_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    case = make("sft", "full", 512, True)
+    assert environment(case, None, "cuda")["CUDA_VISIBLE_DEVICES"] == "2"
+    assert environment(case, None, "cpu")["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# -- history ---------------------------------------------------------------------------------------------------------
+
+
+def entry(action: str, addr: int, size: int, label: str = "forward layer") -> dict[str, Any]:
+    """One of torch's, with what a recording does not keep."""
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 1, "user_metadata": label}
+
+
+LARGE, SMALL, LARGER = 1 << 44, 2 << 44, 3 << 44
+TRACE = [
+    entry("segment_alloc", LARGE, 20 * MIB, "load"),
+    entry("alloc", LARGE, 20_000_000, "load"),
+    entry("segment_alloc", SMALL, 2 * MIB),
+    entry("alloc", SMALL, 400),
+    entry("free_requested", LARGE, 20_000_000),
+    entry("free_completed", LARGE, 20_000_000),
+    entry("segment_free", LARGE, 20 * MIB),
+    entry("segment_alloc", LARGER, 32 * MIB),
+    entry("alloc", LARGER, 31 * MIB),
+]
+"""20,000,000 bytes take a segment rounded up to 2 MiB, 400 bytes a small one of 2 MiB; the cache is emptied; 31 MiB
+take 32. Reserved: 20, 22, 2, 34 MiB."""
+
+
+def test_a_history_survives_its_packing() -> None:
+    history = History.of_trace(TRACE)
+    again = History.from_json(json.loads(json.dumps(history.to_json())))
+    assert list(again) == list(history)
+    assert [event.action for event in again] == [line["action"] for line in TRACE]
+    assert [event.address for event in again] == [line["addr"] for line in TRACE]
+
+
+def test_what_is_no_request_and_no_segment_is_left_out() -> None:
+    history = History.of_trace([*TRACE, entry("snapshot", 0, 0)])
+    assert len(history) == len(TRACE)
+    assert {event.action for event in history} <= set(ACTIONS)
+
+
+def test_an_empty_history_can_be_kept() -> None:
+    assert list(History.from_json(History.of([]).to_json())) == []
+
+
+def test_events_of_other_threads_are_loading_first_and_backward_later() -> None:
+    lines = [entry("alloc", 1, 1, label) for label in ("load", "", "forward", "", "optimizer_step", "")]
+    labels = [event.label for event in History.of_trace(lines)]
+    assert labels == ["load", "load", "forward", "backward", "optimizer_step", "backward"]
+
+
+def test_a_packed_event_takes_a_few_bytes() -> None:
+    lines = [entry("alloc", LARGE + 512 * (index % 40), 512 * (index % 7)) for index in range(10_000)]
+    assert len(json.dumps(History.of_trace(lines).to_json())) < 5 * len(lines)
+
+
+# -- replay ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_reserves_what_was_worked_out_by_hand() -> None:
+    played = replay(History.of_trace(TRACE), "")
+    assert played.divergence == ""
+    assert played.recorded_peak_bytes == played.simulated_peak_bytes == 34 * MIB
+    assert played.segments == 4
+    assert played.strangers == 0
+
+
+def test_expandable_segments_are_replayed_page_by_page() -> None:
+    base = 1 << 44
+    trace = [
+        entry("segment_map", base, 40 * MIB),  # pages of 20 MiB
+        entry("alloc", base, 40 * MIB),
+        entry("segment_map", base + 40 * MIB, 20 * MIB),
+        entry("alloc", base + 40 * MIB, 3 * MIB),
+        entry("free_requested", base, 40 * MIB),
+        entry("free_completed", base, 40 * MIB),
+        entry("segment_unmap", base, 40 * MIB),
+    ]
+    played = replay(History.of_trace(trace), "expandable_segments:True")
+    assert played.divergence == ""
+    assert played.simulated_peak_bytes == played.recorded_peak_bytes == 60 * MIB
+
+
+def test_a_replay_names_the_first_segment_that_is_not_the_same() -> None:
+    wrong = [*TRACE[:-2], entry("segment_alloc", LARGER, 40 * MIB), TRACE[-1]]
+    played = replay(History.of_trace(wrong), "")
+    assert played.divergence == f"change 3: recorded {40 * MIB:+,} at event 8, simulated {32 * MIB:+,} at event 8"
+
+
+def test_a_replay_in_the_other_mode_is_not_the_same() -> None:
+    assert replay(History.of_trace(TRACE), "expandable_segments:True").divergence
+
+
+def test_a_block_that_another_stream_uses_ends_when_that_one_is_done() -> None:
+    trace = [
+        entry("segment_alloc", LARGE, 20 * MIB),
+        entry("alloc", LARGE, 20 * MIB),
+        entry("free_requested", LARGE, 20 * MIB),
+        entry("segment_alloc", LARGER, 20 * MIB),
+        entry("alloc", LARGER, 20 * MIB),
+        entry("free_completed", LARGE, 20 * MIB),
+        entry("alloc", LARGE, 20 * MIB),
+    ]
+    assert replay(History.of_trace(trace), "").divergence == ""
+
+
+def test_blocks_from_before_the_history_are_counted() -> None:
+    assert replay(History.of_trace([entry("free_completed", 7, 512), *TRACE]), "").strangers == 1
+
+
+# -- alignment -------------------------------------------------------------------------------------------------------
+
+
+def births(sizes: list[int], label: str = "forward model.layers.3.mlp") -> list[Birth]:
+    return [Birth(size, label) for size in sizes]
+
+
+SIZES = [512 * (1 + index * index % 97) for index in range(300)]
+
+
+def test_equal_sequences_do_not_differ() -> None:
+    assert differences(births(SIZES), births(SIZES)) == []
+
+
+def test_an_inserted_allocation_is_named_with_its_module() -> None:
+    extra = Birth(7 * MIB, "backward model.layers.5.self_attn")
+    first = births(SIZES)
+    (found,) = differences([*first[:100], extra, *first[100:]], first)
+    assert (found.place, found.first, found.second) == (100, (extra,), ())
+    (line,) = summary([found], ("recorded", "rehearsed"))
+    assert line.strip() == "1 x only recorded: 7,340,032 in backward model.layers.*.self_attn"
+
+
+def test_a_larger_allocation_is_one_difference_of_both() -> None:
+    first, second = births(SIZES), births(SIZES)
+    second[150] = Birth(9 * MIB, "forward model.norm")
+    (found,) = differences(first, second)
+    assert (found.first, found.second) == ((first[150],), (second[150],))
+
+
+def test_sequences_that_never_meet_again_say_so() -> None:
+    longer = 3 * SIZES
+    (found,) = differences(births(longer), births([size + 256 for size in longer]))
+    assert found.is_end
+    assert "never meet again" in summary([found], ("a", "b"))[0]
+
+
+def test_differences_at_the_very_end_are_found() -> None:
+    (found,) = differences(births([*SIZES, 1024]), births(SIZES))
+    assert found.first == tuple(births([1024]))
+    assert not found.is_end
+
+
+def test_the_same_difference_in_every_layer_is_told_once() -> None:
+    second = [Birth(size, f"forward model.layers.{index}.mlp") for index, size in enumerate(SIZES)]
+    first = [
+        birth
+        for index, each in enumerate(second)
+        for birth in ((each, Birth(5 * MIB, each.label)) if index % 50 == 25 else (each,))
+    ]
+    assert summary(differences(first, second), ("native", "lens")) == [
+        "    6 x only native: 5,242,880 in forward model.layers.*.mlp"
+    ]
+
+
+def test_births_of_a_history_are_rounded_and_without_loading() -> None:
+    assert births_of_history(History.of_trace(TRACE)) == [
+        Birth(512, "forward layer"),
+        Birth(31 * MIB, "forward layer"),
+    ]
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def a_record(case: GpuCase) -> Record:
+    levels = Levels(allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3, peak_reserved_bytes=4)
+    return Record(
+        case=case,
+        model_files={"config.json": "{}"},
+        card=CardFacts(
+            name="a card",
+            compute_capability=(9, 0),
+            multiprocessors=132,
+            total_bytes=80 << 30,
+            driver="580.1",
+            cuda="13.0",
+            is_real=True,
+        ),
+        versions={"torch": "2.13.0", "bitsandbytes": None},
+        date="2026-01-02T03:04:05+00:00",
+        seed=0,
+        allocator=case.allocator,
+        loaded=levels,
+        trained=levels,
+        outside=Outside(non_torch_bytes=512 * MIB, source="NVML's figure for this process"),
+        memory_stats={"allocation.all.current": 7},
+        seconds={"load": 1.0, "train": 2.5},
+        history=History.of_trace(TRACE),
+    )
+
+
+def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
+    record = a_record(make("dpo", "4bit", 512, True, expandable_segments=True))
+    write(tmp_path, record)
+    assert read_records(tmp_path) == [record]
+    assert [path.name for path in tmp_path.iterdir()] == ["dpo-4bit-512-checkpointing-expandable.record.json"]
+
+
+def test_a_record_of_another_schema_is_refused() -> None:
+    fields = {**a_record(make("sft", "full", 512, True)).to_json(), "schema": "something/9"}
+    with pytest.raises(ValueError, match="something/9"):
+        Record.from_json(fields)
+
+
+def test_a_record_ends_the_failure_of_its_case(tmp_path: pathlib.Path) -> None:
+    case = make("sft", "full", 512, True)
+    write_failure(tmp_path, case, "it broke")
+    assert read_failures(tmp_path) == {case.name: "it broke"}
+    write(tmp_path, a_record(case))
+    assert read_failures(tmp_path) == {}
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------------
+
+THREE = [make("sft", kind, 512, True) for kind in WEIGHTS]
+
+
+class FakeProcess:
+    """Writes a record, or fails as it is told."""
+
+    def __init__(self, case: GpuCase, out: pathlib.Path, errors: dict[str, str], began: list[str]) -> None:
+        self.case, self.out, self.error, self.began = case, out, errors.get(case.name, ""), began
+        self.stopped = False
+
+    def go(self, limit_seconds: float) -> str:
+        self.began.append(self.case.name)
+        if not self.error:
+            write(self.out, a_record(self.case))
+        return self.error
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Round:
+    """Runs the three cases with processes of our own."""
+
+    def __init__(self, out: pathlib.Path, **errors: str) -> None:
+        self.out, self.began, self.made = out, [], []
+        self.errors = {f"sft-{kind}-512-checkpointing": error for kind, error in errors.items()}
+
+    def run(self, budget_seconds: float = 1e9) -> Any:
+        return run_cases(self.out, THREE, self.start, budget_seconds, told=lambda line: None)
+
+    def start(self, case: GpuCase) -> FakeProcess:
+        self.made.append(FakeProcess(case, self.out, self.errors, self.began))
+        return self.made[-1]
+
+
+def test_what_is_recorded_is_not_run_again(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, a_record(THREE[1]))
+    first = Round(tmp_path)
+    assert first.run().recorded == first.began == [THREE[0].name, THREE[2].name]
+    again = Round(tmp_path)
+    again.run()
+    assert again.made == []
+
+
+def test_a_failing_case_leaves_its_error_and_the_others(tmp_path: pathlib.Path) -> None:
+    outcome = Round(tmp_path, full="Traceback\nRuntimeError: no kernel").run()
+    assert outcome.failed == [THREE[0].name]
+    assert outcome.recorded == [THREE[1].name, THREE[2].name]
+    assert read_failures(tmp_path) == {THREE[0].name: "Traceback\nRuntimeError: no kernel"}
+    assert not record_path(tmp_path, THREE[0].name).exists()
+    assert failure_path(tmp_path, THREE[0].name).exists()
+
+
+def test_what_failed_before_is_tried_last(tmp_path: pathlib.Path) -> None:
+    write_failure(tmp_path, THREE[0], "it broke")
+    assert open_cases(tmp_path, THREE) == [THREE[1], THREE[2], THREE[0]]
+
+
+def test_cases_without_time_are_left_and_named(tmp_path: pathlib.Path) -> None:
+    outcome = Round(tmp_path).run(budget_seconds=0)
+    assert outcome.left == [case.name for case in THREE]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_case_that_the_end_of_time_stopped_is_left_and_no_failure(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0, 0, 0, 100, 100, 100, 100])  # the budget is over when the first case ends
+    monkeypatch.setattr("gpu_records.runs.time.monotonic", lambda: next(clock, 100))
+    outcome = Round(tmp_path, full="stopped").run(budget_seconds=60)
+    assert outcome.left == [case.name for case in THREE]
+    assert not outcome.failed
+    assert not read_failures(tmp_path)
+
+
+def test_every_process_that_was_started_is_ended(tmp_path: pathlib.Path) -> None:
+    one = Round(tmp_path, lora="it broke")
+    one.run()
+    assert len(one.made) == len(THREE)
+    assert all(process.stopped for process in one.made)
+
+
+# -- the card --------------------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    def __init__(self, process_bytes: int | None = None, free_bytes: int | None = None) -> None:
+        self.process_bytes = lambda pid: process_bytes
+        self.free_bytes = lambda: free_bytes
+        self.driver = lambda: "580.1"
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB of which 70 are free, with 9 reserved by torch."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 9 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+
+
+@pytest.mark.parametrize(
+    ("nvml", "free_before", "expected"),
+    [
+        (FakeNvml(process_bytes=(9 << 30) + 500 * MIB), None, 500 * MIB),
+        (FakeNvml(), (79 << 30) + 600 * MIB, 600 * MIB),
+        (FakeNvml(), None, 1 << 30),
+    ],
+)
+def test_what_lies_outside_torch_is_what_remains(
+    cuda: None, nvml: FakeNvml, free_before: int | None, expected: int
+) -> None:
+    card = CudaCard()
+    card._nvml, card._free_before = nvml, free_before
+    outside = card.outside()
+    assert outside.non_torch_bytes == expected
+    assert outside.source
+
+
+def test_the_history_begins_before_anything_else_and_ends_with_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    memory = torch.cuda.memory
+    monkeypatch.setattr(memory, "_record_memory_history", lambda **options: asked.append(options["enabled"]))
+    monkeypatch.setattr(memory, "_set_memory_metadata", asked.append, raising=False)
+    monkeypatch.setattr(memory, "_snapshot", lambda: {"device_traces": [TRACE]})
+    card = CudaCard()
+    card.open()
+    assert len(card.history()) == len(TRACE)
+    assert asked == ["all", "load", None]
+
+
+def test_labels_follow_phases_and_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(marks_module, "follow", lambda trainer, marks: None)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    marks = Marks(said.append)
+    marks.adopt_model(model)
+    marks.enter_phase(Phase.FORWARD)
+    with marks.following(SimpleNamespace()):
+        model(torch.zeros(1, 2))
+    model(torch.zeros(1, 2))
+    assert said == ["load", "forward", "forward", "forward 0", "forward", "forward"]
+
+
+# -- packages --------------------------------------------------------------------------------------------------------
+
+
+def test_wheels_of_other_versions_are_taken_and_torch_never(tmp_path: pathlib.Path) -> None:
+    import importlib.metadata
+
+    here = importlib.metadata.version("trl")
+    for name in (
+        f"trl-{here}-py3-none-any.whl",
+        "peft-0.0.1-py3-none-any.whl",
+        "torch-9.9.9-cp311-cp311-linux_x86_64.whl",
+        "no_such_thing-1.0-py3-none-any.whl",
+    ):
+        (tmp_path / name).touch()
+    assert [wheel.name.split("-")[0] for wheel in wheels.missing_wheels(tmp_path)] == ["no_such_thing", "peft"]
+
+
+def test_nothing_that_is_needed_is_missing_here() -> None:
+    assert wheels.not_importable(None) == []
+    assert wheels.not_importable(None, ["no-such-thing"]) == ["no-such-thing"]
+
+
+# -- the whole, dry --------------------------------------------------------------------------------------------------
+
+
+def script(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_is_recorded_resumed_and_compared(tmp_path: pathlib.Path) -> None:
+    names = ["sft-4bit-512-checkpointing", "grpo-lora-256"]
+    first = script("record_gpu", "--dry", "--out", str(tmp_path), "--only", *names)
+    assert "2 recorded now, 2 of 2 in all, 0 failed" in first
+    again = script("record_gpu", "--dry", "--out", str(tmp_path), "--only", *names)
+    assert "0 recorded now, 2 of 2 in all, 0 failed" in again
+    grpo, sft = read_records(tmp_path)
+    assert (grpo.case.method, sft.case.method) == ("grpo", "sft")
+    assert all(len(record.history) > 1000 for record in (grpo, sft))
+    assert all(record.trained.peak_reserved_bytes >= record.trained.peak_allocated_bytes > 0 for record in (grpo, sft))
+    compared = script("accuracy", "--records", str(tmp_path))
+    assert "2 of 2 histories replay to the byte" in compared
+
+
+def test_the_script_lists_its_cases_without_torch() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['record_gpu', '--list']; "
+        f"runpy.run_path({str(ROOT / 'scripts' / 'record_gpu')!r}, run_name='__main__'); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "20 cases"
+    assert "sft-full-512 " in done.stdout
+
+
+def test_no_file_of_the_scripts_is_longer_than_400_lines() -> None:
+    scripts = ROOT / "scripts"
+    modules = (path for folder in ("gpu_records", "accuracy_rows") for path in (scripts / folder).glob("*.py"))
+    files = [*modules, scripts / "accuracy", scripts / "record_gpu"]
+    assert not [path.name for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 400]
