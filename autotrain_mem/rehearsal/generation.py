@@ -128,7 +128,7 @@ class _Ends:
         self._record = record
         self._scores_are_logits = scores_are_logits
         self._token = _ordinary_token(config, model_config.get_text_config(decoder=True).vocab_size)
-        self._end = _end_of_sequence(config)
+        self._end = end_of_sequence(config)
         between = config.max_length - self._prompt_length - 2
         records_more = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
         self._to_skip = 0 if records_more else max(between, 0)
@@ -301,7 +301,7 @@ def _ordinary_token(config: Any, vocabulary: int) -> int:
     return token
 
 
-def _end_of_sequence(config: Any) -> list[int]:
+def end_of_sequence(config: Any) -> list[int]:
     """The last two tokens of a sequence that ends one token early; none where no token ends a sequence."""
     ends, pad = config.eos_token_id, config.pad_token_id
     end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends

@@ -56,12 +56,13 @@ def real_tensors() -> AbstractContextManager[None]:
     return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
 
 
-def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+def tensors_in(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    """The tensors among arguments, those in lists and tuples too."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _swap(item: Any) -> Any:
@@ -118,7 +119,7 @@ class KnownValues:
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False
-        for tensor in _tensors((*args, *kwargs.values())):
+        for tensor in tensors_in((*args, *kwargs.values())):
             if not isinstance(tensor, FakeTensor):  # made of Python numbers, on the host and unseen: it is its value
                 tensor.__dict__.setdefault("known", Known(tensor, [True]))
             known = tensor.__dict__.get("known")
@@ -138,7 +139,7 @@ class KnownValues:
             return
         with real_tensors():
             real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
-        valid = next((t.__dict__["known"].valid for t in _tensors((*args, *kwargs.values()))), None)
+        valid = next((t.__dict__["known"].valid for t in tensors_in((*args, *kwargs.values()))), None)
         for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real or (), strict=True):
             fake.known = Known(value, valid if valid is not None else [True])
 
@@ -146,7 +147,7 @@ class KnownValues:
         """An operator wrote something unknown into its mutable arguments."""
         for argument, value in zip(operator._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _tensors([value]):
+                for tensor in tensors_in([value]):
                     if (known := tensor.__dict__.get("known")) is not None:
                         known.valid[0] = False
         out = kwargs.get("out")

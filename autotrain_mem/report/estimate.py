@@ -49,6 +49,8 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     if memory.not_counted:
         parts += [Text(), title("not counted")]
         parts += [Block(hanging(f"-  {each}"), 2) for each in memory.not_counted]
+    if estimate.hardware.origin == "detected":
+        parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
     parts += [Text(), Text(f"rehearsed in {wording.duration(memory.rehearsal_seconds)}", style=QUIET)]
     return Block(Group(*parts))
 

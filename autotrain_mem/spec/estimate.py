@@ -108,6 +108,7 @@ class Estimate:
             "schema": ESTIMATE_SCHEMA,
             "knobs": self.knobs.to_json(),
             "gpu": self.hardware.name,
+            "gpu_source": self.hardware.source,
             "peak_allocated_bytes": memory.peak_allocated_bytes,
             "peak_reserved_bytes": self.reserved.peak_reserved_bytes,
             "reserved": {"native": memory.native.to_json(), "expandable_segments": memory.expandable.to_json()},

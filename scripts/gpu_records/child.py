@@ -113,7 +113,7 @@ def completions_as_rehearsed() -> Iterator[None]:
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 
-    from autotrain_mem.rehearsal.generation import _end_of_sequence
+    from autotrain_mem.rehearsal.generation import end_of_sequence
     from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 
     sample = GenerationMixin._sample
@@ -123,7 +123,7 @@ def completions_as_rehearsed() -> Iterator[None]:
 
         result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end = _end_of_sequence(generation_config)
+        end = end_of_sequence(generation_config)
         with torch._C._DisableTorchDispatch():
             ids[:, prompt.shape[1] :].fill_(ORDINARY_TOKEN)
             for place, token in enumerate(reversed(end), start=1):

@@ -106,7 +106,7 @@ def completions_as_rehearsed() -> Iterator[None]:
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 
-    from autotrain_mem.rehearsal.generation import _end_of_sequence
+    from autotrain_mem.rehearsal.generation import end_of_sequence
     from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
     from hollow_cuda.values import know, known_value
 
@@ -115,7 +115,7 @@ def completions_as_rehearsed() -> Iterator[None]:
     def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
         result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end, begun = _end_of_sequence(generation_config), known_value(prompt)
+        end, begun = end_of_sequence(generation_config), known_value(prompt)
         if begun is not None:
             sampled = torch.full((ids.shape[0], ids.shape[1] - begun.shape[1]), ORDINARY_TOKEN, dtype=ids.dtype)
             if end:

@@ -28,6 +28,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
+from autotrain_mem.rehearsal.values import tensors_in
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
 """As in a rehearsal (``rehearsal/values.py``)."""
@@ -69,7 +70,7 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if name in ("__get__", "__set__", "size", "dim", "stride", "is_floating_point", "numel"):
             return function(*args, **kwargs)
-        on_device = [tensor for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cuda]
+        on_device = [tensor for tensor in tensors_in((*args, *kwargs.values())) if tensor.is_cuda]
         known = all(known_value(tensor) is not None for tensor in on_device)
         if name in READ_BACK and on_device and known:
             function(*args, **kwargs)
@@ -79,7 +80,7 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
             self._runtime.standin_answer(ctypes.c_longlong(size))
         out = function(*args, **kwargs)
         self._runtime.standin_no_answer()
-        if not on_device and not any(tensor.is_cuda for tensor in _tensors([out])):
+        if not on_device and not any(tensor.is_cuda for tensor in tensors_in([out])):
             return out
         if name == "multinomial":
             know(out, torch.full(out.shape, ORDINARY_TOKEN, dtype=out.dtype))
@@ -97,19 +98,19 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
             return None
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
             return _count(args[0])
-        masks = [each for each in _tensors(args[1:]) if each.dtype in (torch.bool, torch.uint8)]
+        masks = [each for each in tensors_in(args[1:]) if each.dtype in (torch.bool, torch.uint8)]
         return _count(masks[0]) if masks and name != "where" else None
 
 
 def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
-    outs = list(_tensors([out]))
-    given = [tensor for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cuda]
+    outs = list(tensors_in([out]))
+    given = [tensor for tensor in tensors_in((*args, *kwargs.values())) if tensor.is_cuda]
     if any(each.numel() > LARGEST_KNOWN_ELEMENTS for each in (*outs, *given)):
         _forget((*args[:1], *outs), {})
         return
     try:
         with torch.no_grad():
-            reals = list(_tensors([function(*_swap(args), **_swap_all(kwargs))]))
+            reals = list(tensors_in([function(*_swap(args), **_swap_all(kwargs))]))
     except (RuntimeError, TypeError, AssertionError):  # a host cannot do it, or it is about the device itself
         _forget((*args[:1], *outs), {})
         return
@@ -126,14 +127,6 @@ def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: An
 def _count(mask: torch.Tensor) -> int:
     value = known_value(mask) if mask.is_cuda else mask
     return mask.numel() if value is None else int(value.count_nonzero())
-
-
-def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)
 
 
 def _swap(item: Any) -> Any:
@@ -153,6 +146,6 @@ def _swap_all(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _forget(items: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     """Something unknown was written into these."""
-    for tensor in _tensors((*items, kwargs.get("out"))):
+    for tensor in tensors_in((*items, kwargs.get("out"))):
         if (known := tensor.__dict__.get("known")) is not None:
             known.valid[0] = False

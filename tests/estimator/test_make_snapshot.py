@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
+from traces import traces
 
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
@@ -216,26 +217,6 @@ def test_equal_frames_are_one_object() -> None:
 # -- the numbers ---------------------------------------------------------------------------------------------------
 
 
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    """Any order of births and deaths, small and large, with emptied caches, cut into phases anywhere."""
-    sizes = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 64 * MIB))
-    owners, modules = st.sampled_from(list(Owner)), st.sampled_from(["", "model", "model.layers.0", "lm_head"])
-    blocks = [block(size, draw(owners), draw(modules)) for size in draw(st.lists(sizes, min_size=1, max_size=25))]
-    events: list[int] = []
-    alive: list[int] = []
-    for number in range(1, len(blocks) + 1):
-        events.append(number)
-        alive.append(number)
-        while alive and draw(st.booleans()):
-            events.append(-alive.pop(draw(st.integers(0, len(alive) - 1))))
-        if draw(st.integers(0, 9)) == 0:
-            events.append(0)
-    cuts = sorted(draw(st.lists(st.integers(0, len(events)), max_size=4)))
-    phases = tuple((cut, draw(st.sampled_from(list(Phase)))) for cut in cuts)
-    return run_of(blocks, events, ((0, Phase.LOAD), *phases))
-
-
 def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
     """(reserved, requested bytes) before each entry, from the last to the first, as the page finds them.
 
@@ -280,7 +261,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 
 @BOTH_MODES
 @settings(deadline=None)
-@given(run=traces())
+@given(run=traces(largest=64 * MIB, empties=True))
 def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
     snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
     estimate = estimate_memory(run, ROOMY)
@@ -291,7 +272,7 @@ def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run
 
 @BOTH_MODES
 @settings(deadline=None)
-@given(run=traces(), capacity=st.integers(2, 80))
+@given(run=traces(largest=64 * MIB, empties=True), capacity=st.integers(2, 80))
 def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity: int, expandable: bool) -> None:
     room = Room(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
     snapshot = make_snapshot(run, room, expandable_segments=expandable)
@@ -303,7 +284,7 @@ def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity:
 
 @BOTH_MODES
 @settings(deadline=None)
-@given(run=traces())
+@given(run=traces(largest=64 * MIB, empties=True))
 def test_every_birth_and_death_is_an_entry(run: Trace, expandable: bool) -> None:
     snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
     walked = [(phase, sign, each) for phase, sign, each in run.walk() if each.size_bytes]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import pathlib
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -220,7 +221,7 @@ def test_results_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tm
 # -- when it cannot be measured ------------------------------------------------------------------------------------
 
 
-def check_falls_back(found: Hardware, reason: str) -> None:
+def assert_falls_back(found: Hardware, reason: str) -> None:
     assert found.non_torch_bytes == CARD.non_torch_bytes
     assert found.source.startswith(f"{CARD.source}, not measured: ")
     assert reason in found.source
@@ -228,12 +229,12 @@ def check_falls_back(found: Hardware, reason: str) -> None:
 
 def test_without_nvml_the_table_stays(monkeypatch: pytest.MonkeyPatch, nvml: FakeCard, tmp_path: pathlib.Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    check_falls_back(measured(CARD, nvml.run, tmp_path), "NVML is not installed")
+    assert_falls_back(measured(CARD, nvml.run, tmp_path), "NVML is not installed")
 
 
 def test_a_card_that_nvml_does_not_find_keeps_the_tables_figure(nvml: FakeCard, tmp_path: pathlib.Path) -> None:
     gone = Hardware.from_json({**CARD.to_json(), "uuid": "GPU-gone"})
-    check_falls_back(measured(gone, nvml.run, tmp_path), "NVML does not answer (Not Found)")
+    assert_falls_back(measured(gone, nvml.run, tmp_path), "NVML does not answer (Not Found)")
     assert nvml.started == 0
 
 
@@ -242,7 +243,7 @@ def test_a_figure_that_cannot_be_right_is_not_taken(nvml: FakeCard, tmp_path: pa
     def run(hardware: Hardware) -> Iterator[Loaded]:
         yield Loaded(pid=CHILD_PID, reserved_bytes=RESERVED)
 
-    check_falls_back(measured(CARD, run, tmp_path), "-200.00 MiB cannot be right")
+    assert_falls_back(measured(CARD, run, tmp_path), "-200.00 MiB cannot be right")
 
 
 CHILDREN = {
@@ -269,7 +270,7 @@ def test_a_child_without_an_answer_leaves_the_tables_figure(
     found = measured(
         CARD, lambda hardware: run_child(hardware, "some_measured_child", limit_seconds), tmp_path / "kept"
     )
-    check_falls_back(found, reason)
+    assert_falls_back(found, reason)
 
 
 # -- the child -----------------------------------------------------------------------------------------------------
@@ -291,8 +292,23 @@ class HostAsCard:
 
 
 @pytest.mark.slow
-def test_every_step_of_the_child_runs_on_the_cpu_too() -> None:
+def test_every_step_of_the_child_runs_on_the_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    done: set[tuple[str, object, int]] = set()
+
+    def noted(step: Callable[[str, object, int], None]) -> Callable[[str, object, int], None]:
+        def run(device: str, dtype: object, size: int) -> None:
+            step(device, dtype, size)
+            done.add((step.__name__, dtype, size))
+
+        return run
+
+    names = [step.__name__ for step in measure_process.STEPS]
+    monkeypatch.setattr(measure_process, "STEPS", tuple(map(noted, measure_process.STEPS)))
     measure_process.exercise(HostAsCard(), sizes=(64, 128))
+    assert done == set(itertools.product(names, (torch.float32, torch.bfloat16), (64, 128)))
+    assert len(names) == len(set(names)) > 5
 
 
 @pytest.mark.slow
@@ -303,7 +319,7 @@ def test_the_real_child_says_why_it_cannot_measure_where_there_is_no_gpu(
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    check_falls_back(measured(CARD, run_child, tmp_path), "not measured: ")
+    assert_falls_back(measured(CARD, run_child, tmp_path), "not measured: ")
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationMixin
 from trl.trainer import grpo_trainer, rloo_trainer
 
-from autotrain_mem.rehearsal.generation import _end_of_sequence
+from autotrain_mem.rehearsal.generation import end_of_sequence
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
 from autotrain_mem.rehearsal.stage import Watch
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
@@ -108,7 +108,7 @@ def _ends_as_rehearsed() -> Iterator[None]:
     def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
         result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end = _end_of_sequence(generation_config)
+        end = end_of_sequence(generation_config)
         with torch._C._DisableTorchDispatch():
             ids[:, prompt.shape[1] :] = ORDINARY_TOKEN
             if end:

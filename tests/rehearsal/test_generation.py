@@ -256,7 +256,7 @@ def test_the_first_completion_has_full_length_and_the_others_end_a_token_early()
 )
 def test_a_sequence_ends_early_where_a_token_ends_one_and_another_pads(eos: Any, pad: Any, end: list[int]) -> None:
     """PPO without a stop token has none that ends one."""
-    assert generation._end_of_sequence(GenerationConfig(eos_token_id=eos, pad_token_id=pad)) == end
+    assert generation.end_of_sequence(GenerationConfig(eos_token_id=eos, pad_token_id=pad)) == end
 
 
 def test_a_completion_of_one_token_does_not_end_early() -> None:
