@@ -47,7 +47,15 @@ V100 = replace(
 
 IMAGINED = Hardware(name="300MiB", origin="imagined", total_bytes=300 * MIB, free_bytes=300 * MIB, non_torch_bytes=0)
 
-SHARED = replace(RTX3060, name="NVIDIA GeForce RTX 3060", origin="detected", free_bytes=8000 * MIB, index=0)
+SHARED = replace(
+    RTX3060,
+    name="NVIDIA GeForce RTX 3060",
+    origin="detected",
+    free_bytes=8000 * MIB,
+    index=0,
+    source="memory: NVML, without the driver's reserve; speed: catalog, rtx3060; outside torch: catalog, not measured: "
+    "another process took or freed memory meanwhile",
+)
 
 HOST = Hardware(name="cpu", origin="cpu", total_bytes=16 * GIB, free_bytes=12 * GIB, non_torch_bytes=1 * GIB)
 
