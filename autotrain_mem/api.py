@@ -8,167 +8,142 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.alternatives import with_alternatives
-from autotrain_mem.errors import DoesNotFitError, InterruptedByUser, ModelNotFoundError, NoGpuError, UsageError
-from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.engine.alternatives import with_alternatives
+from autotrain_mem.engine.cards import compare_cards
+from autotrain_mem.engine.planning import make_plan, optimizer_steps, plan_as_given
+from autotrain_mem.engine.predictions import Predictions, judge_trace
+from autotrain_mem.engine.preflight import check_preflight, check_room
+from autotrain_mem.engine.rehearsals import Hear, Lengths, Rehearsals, example_dataset, reads_dataset
+from autotrain_mem.engine.sweep import check_size, combinations, estimate_all
+from autotrain_mem.errors import (
+    AutofitError,
+    DoesNotFitError,
+    InterruptedByUser,
+    ModelNotFoundError,
+    NoGpuError,
+    UsageError,
+)
 from autotrain_mem.estimator.snapshot import make_snapshot
-from autotrain_mem.estimator.vllm_share import vllm_share_bytes
+from autotrain_mem.machine.cache import cache_folder
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.machine.choose import choose
+from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
-from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.report.record import write_run
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Attempt, DataProfile, Estimate, Hardware, Job, Knobs, Plan, Report, Trace
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.spec.job import EXAMPLE_DATASETS
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
+from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
+from autotrain_mem.store import Store
 from autotrain_mem.training import launch
-from autotrain_mem.training.environment import environment_setting, environment_settings, process_environment
+from autotrain_mem.training.environment import environment_setting, process_environment
 
 __all__ = [
     "Rehearsals",
     "Worker",
+    "Workers",
+    "cards",
     "check_can_train",
+    "check_size",
     "choose",
+    "combinations",
     "estimate",
     "example_dataset",
     "fit",
     "gpus",
+    "kept_between_runs",
     "output_dir",
     "plan",
+    "plan_as_given",
     "reads_dataset",
-    "trl_defaults_plan",
+    "several",
+    "sweep",
 ]
 
 Told = Callable[[Attempt], None]
-LONGEST_UNKNOWN = 1024
-"""Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
 REWARD_MODELS = ("reward_model_path", "reward_model_name_or_path")
 """What PPO, and what GRPO and RLOO, call the reward model."""
-PROMPT_UNKNOWN = 512
-"""Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
-one (trl/trainer/grpo_config.py up to 0.24)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rehearsals:
-    """One job on one device, and the worker that can rehearse it."""
-
-    worker: Worker
-    job: Job
-    defaults: Knobs
-    """What the installed TRL takes when nothing is given."""
-    hardware: Hardware
-    headroom_bytes: int | None = None
-    """What is left free on the device; None for the default."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """What a run may take of the device; less where the environment lets the allocator have only a fraction."""
-        allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
-        return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes)
-
-    @property
-    def outside_bytes(self) -> int:
-        """What the run holds outside the trainer's own allocator."""
-        return self.hardware.non_torch_bytes + vllm_share_bytes(self.job, self.hardware)
-
-    @property
-    def compute_capability(self) -> tuple[int, int]:
-        """The card's, by which its kernels differ."""
-        return self.hardware.compute_capability or ASSUMED_CAPABILITY
-
-    def with_output_dir(self, output_dir: str) -> Rehearsals:
-        """The same job, written elsewhere."""
-        job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
-        return replace(self, job=job)
-
-    def predict(self, knobs: Knobs, longest: int | None) -> Estimate:
-        """Rehearse one configuration whose longest row has ``longest`` tokens (None: rows fill max_length)."""
-        return self.judge(knobs, self.rehearse(knobs, longest))
-
-    def judge(self, knobs: Knobs, trace: Trace) -> Estimate:
-        """What a configuration needs that has been rehearsed."""
-        return Estimate(
-            knobs=knobs,
-            hardware=self.hardware,
-            memory=estimate_memory(trace, self.room),
-            budget_bytes=self.budget_bytes,
-            vllm_share_bytes=vllm_share_bytes(self.job, self.hardware),
-        )
-
-    def rehearse(self, knobs: Knobs, longest: int | None) -> Trace:
-        """Everything that one configuration allocates and frees, in order."""
-        return self.worker.rehearse(self.job, knobs, row_length(self.job, knobs, longest), self.compute_capability)
-
-    @property
-    def settings(self) -> AllocatorSettings:
-        """What the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
-        return environment_settings(self.job.environment)
-
-    def within_environment(self, space: Space) -> Space:
-        """The same space with the knobs pinned that the environment sets: these are words of the user's too."""
-        if "expandable_segments" not in environment_setting(self.job.environment):
-            return space
-        expands = space.base.expandable_segments or self.settings.expandable_segments
-        base = replace(space.base, expandable_segments=expands)
-        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})
-
-    @property
-    def room(self) -> Room:
-        """What the trainer's allocator can have of the budget."""
-        return Room(
-            capacity_bytes=max(0, self.budget_bytes - self.outside_bytes),
-            total_bytes=self.hardware.total_bytes,
-            settings=self.settings,
-            caches=self.hardware.origin != "cpu",
-        )
-
-
-def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None) -> Estimate:
+def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:
     """One configuration exactly as given, TRL's defaults for the rest; no search.
 
     Args:
         snapshot: A file for the predicted history, as ``torch.cuda.memory._dump_snapshot`` would write it.
+        checks: Look at model and tokenizer first, which takes half a second.
 
     Raises:
         ModelError, RehearsalError, BatchSplitError, ContextLengthError.
         OutputFolderError: the snapshot cannot be written.
     """
-    job = rehearsals.job
-    if snapshot is not None and not rehearsals.room.caches:
+    job, room = rehearsals.job, rehearsals.room
+    if snapshot is not None and not room.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or leave --snapshot away.",
         )
-    longest = _profile_longest(rehearsals) if _counts_for_estimate(job) else job.prompt_length
-    facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
-    space = rehearsals.within_environment(make_space(rehearsals.defaults, job, facts, longest=longest))
-    trace = rehearsals.rehearse(space.base, longest or (None if job.is_online else facts.context_length))
-    found = rehearsals.judge(space.base, trace)
+    if checks:
+        output, device, worker = output_dir(job), rehearsals.hardware, rehearsals.workers.first
+        check_preflight(worker, job, device, output, to_train=False, reads_data=False)
+    lengths = rehearsals.lengths() if _counts_for_estimate(job) else Lengths(longest=job.prompt_length)
+    facts = rehearsals.describe()
+    space = rehearsals.space(facts, lengths)
+    limit = lengths.longest or (None if job.is_online else facts.context_length)
+    trace = rehearsals.rehearse(space.base, replace(lengths, longest=limit))
+    found = judge_trace(rehearsals, space.base, trace, lengths)
     if snapshot is not None:
         expandable = found.knobs.expandable_segments
         setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
-        write_snapshot(snapshot, make_snapshot(trace, rehearsals.room, expandable_segments=expandable, setting=setting))
+        write_snapshot(snapshot, make_snapshot(trace, room, expandable_segments=expandable, setting=setting))
     return found
 
 
-def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train: bool = False) -> Plan:
-    """The best configuration that fits the budget, by the ladder of least harm.
+def sweep(
+    workers: Workers,
+    axes: Sequence[Axis],
+    asked: Sequence[Rehearsals | AutofitError],
+    told: Callable[[SweepPoint], None] = lambda point: None,
+) -> Sweep:
+    """Every combination of the axes' settings, each exactly as given; one that is refused does not end the others.
+
+    Args:
+        asked: The job of every combination, in the order of ``combinations``, or why there is none.
+        told: Hears of every point as it is done, from whichever thread waited for it.
+
+    Raises:
+        AutofitError: every point was refused; the error is the first one's.
+    """
+
+    def estimated(one: Rehearsals, worker: Worker) -> Estimate:
+        return estimate(replace(one, workers=Workers.holding(worker)), checks=False)
+
+    return estimate_all(axes, asked, estimated, workers.map, told)
+
+
+def plan(
+    rehearsals: Rehearsals,
+    told: Told = lambda attempt: None,
+    hear: Hear = lambda counting: None,
+    *,
+    to_train: bool = False,
+    simulate: bool = False,
+) -> Plan:
+    """The best configuration that fits the budget: the fastest of the first level of harm that holds one.
 
     Args:
         told: Hears of every configuration as it has been rehearsed.
+        hear: Is told how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
+        simulate: The training will run on the CPU, under a simulated card.
 
     Raises:
         DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
@@ -177,34 +152,44 @@ def plan(rehearsals: Rehearsals, told: Told = lambda attempt: None, *, to_train:
     started = time.perf_counter()
     job = rehearsals.job
     check_forbid(job.forbid)
-    facts = rehearsals.worker.describe(job, rehearsals.compute_capability)
-    profile = _profile(rehearsals) if reads_dataset(job, to_train=to_train) else None
-    longest = job.prompt_length if profile is None else max(profile.longest, profile.longest_evaluated)
-    shortest = None if profile is None else profile.shortest
-    space = make_space(rehearsals.defaults, job, facts, longest=longest, shortest=shortest)
-    space = rehearsals.within_environment(space)
+    facts = rehearsals.describe()
+    checked = check_preflight(
+        rehearsals.workers.first,
+        job,
+        rehearsals.hardware,
+        output_dir(job),
+        to_train=to_train,
+        simulate=simulate,
+        reads_data=reads_dataset(job, to_train=to_train),
+    )
+    lengths = _lengths(rehearsals, hear, to_train=to_train)
+    space = rehearsals.space(facts, lengths)
 
-    def predict(knobs: Knobs) -> Estimate:
-        return rehearsals.predict(knobs, longest)
-
-    def predict_other(other: Job, knobs: Knobs) -> Estimate:
-        return replace(rehearsals, job=other).predict(knobs, longest)
+    def least_needed(other: Job, knobs: Knobs) -> Estimate:
+        return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
 
     try:
-        found = search(space, predict, told)
+        found = search(space, Predictions(rehearsals, facts, lengths), told)
     except DoesNotFitError as error:
-        raise with_alternatives(error, job, space, predict_other) from error
-    max_length = found.estimate.knobs.max_length
-    return Plan(
-        method=job.method,
-        estimate=found.estimate,
-        levers=found.levers,
-        attempts=found.attempts,
-        truncated_tokens_fraction=None if profile is None else profile.truncated_tokens_fraction(max_length),
-        truncated_rows_fraction=None if profile is None else profile.truncated_rows_fraction(max_length),
-        seconds=time.perf_counter() - started,
-        prompt_length=row_length(job, found.estimate.knobs, longest) if job.is_online else None,
-    )
+        raise with_alternatives(error, job, space, least_needed) from error
+    warnings = check_room(checked, found.estimate.knobs, optimizer_steps(job, found.estimate.knobs, lengths))
+    seconds = time.perf_counter() - started
+    return make_plan(rehearsals, found, facts, lengths, warnings=map(str, warnings), seconds=seconds)
+
+
+def cards(
+    rehearsals: Rehearsals,
+    devices: Sequence[Hardware],
+    told: Callable[[Hardware, Attempt], None] = lambda card, attempt: None,
+    hear: Hear = lambda counting: None,
+) -> Cards:
+    """The best plan for each of many cards; none of them needs to be here.
+
+    Raises:
+        ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    check_forbid(rehearsals.job.forbid)
+    return compare_cards(rehearsals, devices, _lengths(rehearsals, hear, to_train=False), told)
 
 
 def fit(
@@ -231,7 +216,7 @@ def fit(
     device = _training_device(rehearsals.hardware, simulate=simulate)
     folder = launch.prepare_folder(output_dir(job), resuming=_resumes(job))
     write_run(folder, plan_json=chosen.to_json())
-    arguments = {name: value for name, value in job.arguments.items() if value != "auto"}
+    arguments = without_wish(job.arguments)
     end = launch.train(
         {
             "job": replace(job, arguments=arguments).to_json(),
@@ -262,11 +247,20 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
     """
     _training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
-    rehearsals.worker.check_can_train(job)
+    rehearsals.workers.first.check_can_train(job)
     for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
         if name:
             _check_weights(pathlib.Path(name))
     launch.check_folder(output_dir(job), resuming=_resumes(job))
+
+
+def kept_between_runs(told: Callable[[str], None]) -> Store:
+    """The cache on disk of rehearsals and token counts.
+
+    Args:
+        told: Hears when it was damaged or cannot be written; neither ends anything.
+    """
+    return Store(cache_folder(), told=told)
 
 
 def gpus() -> tuple[Hardware, ...]:
@@ -274,34 +268,10 @@ def gpus() -> tuple[Hardware, ...]:
     return catalog()
 
 
-def example_dataset(job: Job) -> str | None:
-    """TRL's own example, when the job names no data and so takes it."""
-    named = job.dataset is not None or {"dataset_name", "datasets"} & set(job.arguments)
-    return None if named else EXAMPLE_DATASETS[job.method]
-
-
-def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on."""
-    return to_train or not job.pins_length or example_dataset(job) is None
-
-
 def output_dir(job: Job) -> str:
     """Where the run goes: as given, or named after the model and the method as TRL names it."""
     name = job.model.rstrip("/").split("/")[-1]
     return str(job.arguments.get("output_dir") or f"{name}-{job.method.upper()}")
-
-
-def trl_defaults_plan(method: str, predicted: Estimate) -> Plan:
-    """TRL's defaults as a plan of their own, for those who want to see them run out of memory."""
-    return Plan(
-        method=method,
-        estimate=predicted,
-        levers=(),
-        attempts=(),
-        truncated_tokens_fraction=None,
-        truncated_rows_fraction=None,
-        seconds=predicted.memory.rehearsal_seconds,
-    )
 
 
 def _resumes(job: Job) -> bool:
@@ -317,37 +287,17 @@ def _check_weights(model: pathlib.Path) -> None:
         )
 
 
-def _profile(rehearsals: Rehearsals) -> DataProfile | None:
-    """Token lengths of the data; None when the length is pinned and there is no tokenizer to count with."""
-    try:
-        return rehearsals.worker.profile(rehearsals.job)
-    except ModelNotFoundError:
-        if rehearsals.job.pins_length:
-            return None
-        raise
+def _lengths(rehearsals: Rehearsals, hear: Hear, *, to_train: bool) -> Lengths:
+    """Of the data, where they are read."""
+    reads = reads_dataset(rehearsals.job, to_train=to_train)
+    return rehearsals.lengths(hear) if reads else Lengths(longest=rehearsals.job.prompt_length)
 
 
 def _counts_for_estimate(job: Job) -> bool:
     """An estimate counts tokens where it is asked to, and for prompts, whose length nothing else says."""
     if job.is_online:
         return job.prompt_length is None and example_dataset(job) is None
-    return bool(job.arguments.get("max_length") == "auto")
-
-
-def _profile_longest(rehearsals: Rehearsals) -> int:
-    profile = rehearsals.worker.profile(rehearsals.job)
-    return max(profile.longest, profile.longest_evaluated)
-
-
-def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
-    """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they are.
-
-    For online methods that is the longest prompt, which nothing truncates.
-    """
-    if job.is_online:
-        return longest or PROMPT_UNKNOWN
-    limits = [knobs.max_length] if knobs.packing else [knobs.max_length, longest]
-    return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
+    return is_wish(job.arguments.get(MAX_LENGTH))
 
 
 def _training_device(named: Hardware, *, simulate: bool) -> Hardware:

@@ -8,12 +8,14 @@
     ├── HardwareError
     │   ├── NoGpuError              10   no GPU here and none named
     │   ├── UnknownGpuError         11   a GPU name that the catalog does not hold
-    │   └── UnreadableGpuError      12   a GPU that is here but does not say what it has
+    │   ├── UnreadableGpuError      12   a GPU that is here but does not say what it has
+    │   └── HostMemoryError         13   too little host memory to load or to offload
     ├── ModelError
     │   ├── ModelNotFoundError      20   no config.json there, or a hub id that cannot be reached
     │   ├── UnsupportedModelError   21   an architecture that the installed transformers or TRL cannot train
     │   ├── ContextLengthError      22   max_length beyond the model's context
-    │   └── ModelConfigError        23   a config.json that cannot be read
+    │   ├── ModelConfigError        23   a config.json that cannot be read
+    │   └── TokenizerError          24   a tokenizer that does not go with the model or the trainer
     ├── DatasetError
     │   ├── DatasetNotFoundError    30   no such file, folder or hub id
     │   ├── EmptyDatasetError       31   no rows
@@ -22,7 +24,8 @@
     ├── RewardFunctionError         35   a reward function raised, or did not return one number per completion
     ├── PlanError
     │   ├── BatchSplitError         40   the effective batch does not divide
-    │   └── DoesNotFitError         41   nothing allowed fits the budget
+    │   ├── DoesNotFitError         41   nothing allowed fits the budget
+    │   └── PlanFileError           42   a plan to explain that is not there, or is none
     ├── RehearsalError              50   the installed trainer raised while being rehearsed
     │   ├── WorkerDiedError         51   the rehearsal's process ended
     │   └── WorkerTimeoutError      52   the rehearsal took longer than its limit
@@ -83,6 +86,10 @@ class UnreadableGpuError(HardwareError):
     exit_code = 12
 
 
+class HostMemoryError(HardwareError):
+    exit_code = 13
+
+
 class ModelError(AutofitError):
     pass
 
@@ -101,6 +108,10 @@ class ContextLengthError(ModelError):
 
 class ModelConfigError(ModelError):
     exit_code = 23
+
+
+class TokenizerError(ModelError):
+    exit_code = 24
 
 
 class DatasetError(AutofitError):
@@ -137,6 +148,10 @@ class BatchSplitError(PlanError):
 
 class DoesNotFitError(PlanError):
     exit_code = 41
+
+
+class PlanFileError(PlanError):
+    exit_code = 42
 
 
 class RehearsalError(AutofitError):

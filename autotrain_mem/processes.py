@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 LOG_TAIL_CHARACTERS = 2000
+_HAS_GROUPS = hasattr(os, "killpg")
+"""Windows has no process groups of this kind."""
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
 
@@ -50,9 +52,18 @@ class Child:
         module: Run as ``python -m module``.
         environment: Over this process's own environment.
         log: Where the child's stderr goes; None for a temporary file that ends with the child.
+        has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
+            and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str], log: pathlib.Path | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        log: pathlib.Path | None = None,
+        *,
+        has_children: bool = False,
+    ) -> None:
         self._log = open(log, "a+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._process = subprocess.Popen(
@@ -63,7 +74,9 @@ class Child:
             env={**os.environ, **environment},
             text=True,
             encoding="utf-8",
+            process_group=0 if has_children and _HAS_GROUPS else None,
         )
+        self._leads_group = has_children and _HAS_GROUPS
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
@@ -96,6 +109,7 @@ class Child:
             try:
                 line = self._lines.get(timeout=wait)
             except queue.Empty:
+                self._end_orphans()
                 continue
             if line is None:
                 self._lines.put(None)  # whoever asks again is told again
@@ -139,12 +153,20 @@ class Child:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._end_orphans()
         self._log.close()
 
     def kill(self) -> None:
         """End the child at once."""
         self._process.kill()
         self._process.wait()
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End what a child that is gone has left behind. A group's number is not given away while it has members."""
+        if self._leads_group and not self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -153,7 +175,9 @@ class Child:
         self._lines.put(None)
 
     def _death(self) -> ChildDied:
-        return ChildDied(self._process.wait(), self.log_tail())
+        code = self._process.wait()
+        self._end_orphans()
+        return ChildDied(code, self.log_tail())
 
 
 class Channel:
@@ -168,6 +192,9 @@ class Channel:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
+        # A fork of this process closes its sys.stdin, and would wait for ever for the thread that reads from it here.
+        self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -181,6 +208,8 @@ class Channel:
         self._out.flush()
 
     def _read(self) -> None:
-        for line in sys.stdin:
+        for line in self._in:
             self._requests.put(json.loads(line))
+        if _HAS_GROUPS and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
         os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run

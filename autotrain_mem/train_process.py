@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from autotrain_mem.errors import (
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal import dataset
-from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.configs import on_cpu, on_host
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Job, Knobs
@@ -39,6 +39,8 @@ from autotrain_mem.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.stage import Watch
+
+Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: safetensors and torch each raise their own."""
@@ -92,7 +94,7 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     simulated = SimulatedGpu(hardware, _allocator_settings(job, knobs)) if request["simulate"] else None
     with contextlib.ExitStack() as stack:
         watch = None if simulated is None else stack.enter_context(_watched(simulated, hardware))
-        trainer = _build(job, knobs, request["output_dir"], on_host=simulated is not None or hardware.origin == "cpu")
+        trainer = _build(job, knobs, request["output_dir"], _placing(simulated, hardware))
         narrator = Narrator(channel.send, _meter(simulated, hardware))
         trainer.add_callback(narrator)
         started = time.perf_counter()
@@ -115,13 +117,20 @@ def _train(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     }
 
 
-def _build(job: Job, knobs: Knobs, output_dir: str, *, on_host: bool) -> Any:
+def _placing(simulated: SimulatedGpu | None, hardware: Hardware) -> Placing:
+    """What TRL's arguments must say beside the job's, for the device that the training runs on."""
+    if simulated is not None:
+        return on_cpu
+    return on_host if hardware.origin == "cpu" else dict
+
+
+def _build(job: Job, knobs: Knobs, output_dir: str, placed: Placing) -> Any:
     """The trainer exactly as TRL's script builds it, with the plan's knobs in its config."""
     import torch
 
     arguments = {**job.arguments, **knobs.to_json(), "output_dir": output_dir, "disable_tqdm": True}
     method = method_of(job.method)
-    filled = method.configs(on_cpu(arguments) if on_host else arguments)
+    filled = method.configs(placed(arguments))
     splits = dataset.load(job, filled)
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:

@@ -47,8 +47,8 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 FOUNDATION = "errors units"
 NOUNS = "errors units spec"
 EVERYTHING_BELOW = (
-    "errors units processes spec allocator planner trainers rehearsal estimator machine training report quickstart "
-    "alternatives"
+    "errors units store versions host processes spec allocator planner trainers rehearsal estimator machine training "
+    "report quickstart"
 )
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
@@ -56,28 +56,31 @@ LAYERS = {
     "errors": part(0),
     "units": part(0),
     "processes": part(0, "errors"),
+    "store": part(0, "units"),
+    "versions": part(0),
+    "host": part(0, "", "psutil"),
     "__init__": part(0),
     "spec": part(1, FOUNDATION),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} processes trainers", f"{HUGGING_FACE} packaging"),
+    "rehearsal": part(3, f"{NOUNS} host versions processes trainers", f"{HUGGING_FACE} packaging"),
     "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
-    "machine": part(4, f"{NOUNS} processes allocator", "pynvml psutil platformdirs torch bitsandbytes"),
+    "machine": part(4, f"{NOUNS} host store versions processes allocator", "pynvml platformdirs torch bitsandbytes"),
     "training": part(4, f"{NOUNS} processes allocator", "transformers"),
     "report": part(4, NOUNS, "rich"),
     "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
-    "alternatives": part(4, f"{NOUNS} planner"),
-    "api": part(5, EVERYTHING_BELOW),
+    "engine": part(5, EVERYTHING_BELOW),
+    "api": part(6, f"{EVERYTHING_BELOW} engine"),
     "train_process": part(5, EVERYTHING_BELOW, "torch"),
-    "cli": part(6, f"__init__ {NOUNS} api report quickstart", "rich yaml"),
+    "cli": part(7, f"__init__ {NOUNS} api report quickstart", "rich yaml"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 LENS = (
     *("attention", "attention_buffers", "attention_choice", "autocast", "bitsandbytes", "cuda", "empty_cache"),
-    *("fused_head", "host", "liger", "loading", "unwatched", "workspaces"),
+    *("fp16", "fused_head", "host", "liger", "loading", "unwatched", "workspaces"),
 )
 MAY_BE_SLOW_TO_IMPORT = frozenset(
     {
@@ -85,6 +88,8 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
         "autotrain_mem.rehearsal.values",
         *(f"autotrain_mem.rehearsal.lens.{name}" for name in LENS),
         "autotrain_mem.rehearsal.generation",
+        "autotrain_mem.rehearsal.operator_costs",
+        "autotrain_mem.rehearsal.work",
         "autotrain_mem.rehearsal.pretrained",
         "autotrain_mem.rehearsal.quantized",
         "autotrain_mem.rehearsal.quick_fakes",

@@ -22,7 +22,7 @@ from tiny import tiny_folder
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.spec import Job
+from autotrain_mem.spec import Counting, Job
 
 SOON = 20.0
 """Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
@@ -47,6 +47,17 @@ CHILD = """
             os._exit(request["code"])
         elif request["do"] == "sleep":
             time.sleep(600)
+        elif request["do"] == "leave":
+            left = os.fork()  # holds stdout and stderr open
+            if left == 0:
+                time.sleep(600)
+            channel.send({"left": left})
+        elif request["do"] == "fork":
+            import multiprocessing
+            forked = multiprocessing.get_context("fork").Process(target=int)
+            forked.start()
+            forked.join(20)
+            channel.send({"code": forked.exitcode})
         elif request["do"] == "environment":
             channel.send({name: os.environ.get(name) for name in request["names"]})
 """
@@ -60,8 +71,8 @@ def make(tmp_path: pathlib.Path) -> Iterator[Make]:
     (tmp_path / "some_child.py").write_text(textwrap.dedent(CHILD))
     made: list[Child] = []
 
-    def start(log: pathlib.Path | None = None, **environment: str) -> Child:
-        child = Child("some_child", {"PYTHONPATH": str(tmp_path), **environment}, log)
+    def start(log: pathlib.Path | None = None, *, has_children: bool = False, **environment: str) -> Child:
+        child = Child("some_child", {"PYTHONPATH": str(tmp_path), **environment}, log, has_children=has_children)
         made.append(child)
         return child
 
@@ -366,6 +377,72 @@ def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leave
         assert worker.pid == first
     assert not is_running(first)
     assert names_in(tmp_path) == []
+
+
+# -- processes that a child starts -------------------------------------------------------------------------------------
+
+
+def leave_one(child: Child) -> int:
+    child.send({"do": "leave"})
+    left: int = child.receive(SOON)["left"]
+    assert is_running(left)
+    return left
+
+
+def test_a_child_that_is_killed_takes_its_own_children_with_it(make: Make) -> None:
+    child = make(has_children=True)
+    left = leave_one(child)
+    child.kill()
+    assert ends(left)
+
+
+def test_a_child_whose_stdin_closes_takes_its_own_children_with_it(make: Make) -> None:
+    child = make(has_children=True)
+    left = leave_one(child)
+    child.stop()
+    assert ends(left)
+
+
+def test_the_death_of_a_child_is_told_though_one_of_its_own_lives_on_and_holds_its_stdout(make: Make) -> None:
+    child = make(has_children=True)
+    left = leave_one(child)
+    os.kill(child.pid, signal.SIGKILL)  # as the host does that runs out of memory
+    with pytest.raises(ChildDied):
+        child.receive(SOON)
+    assert ends(left)
+
+
+def test_a_fork_of_a_child_does_not_wait_for_the_thread_that_reads(make: Make) -> None:
+    child = make()
+    child.send({"do": "fork"})
+    assert child.receive(2 * SOON) == {"code": 0}
+
+
+@pytest.mark.slow
+def test_an_interrupted_counting_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    model, data = tiny_folder(tmp_path / "model", "qwen2"), tmp_path / "rows.jsonl"
+    data.write_text('{"text": "12 and 30 are 42"}\n' * 20_000, encoding="utf-8")
+    job = Job(method="sft", model=str(model), dataset=str(data), arguments={"dataset_num_proc": 2})
+
+    def interrupt(counting: Counting) -> None:
+        if 0 < counting.done < counting.rows and counting.doing.startswith("Tokenizing"):
+            raise KeyboardInterrupt
+
+    with Worker() as worker:
+        with pytest.raises(KeyboardInterrupt):
+            worker.profile(job, interrupt)
+        assert len(members(worker.pid)) >= 3, "the worker and the two that count, or this test tests nothing"
+    assert all(ends(pid) for pid in members(worker.pid))
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group, dead ones that nobody has waited for included."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[2]) == group:
+                found.append(int(folder.name))
+    return found
 
 
 def names_in(folder: pathlib.Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
-from autotrain_mem import alternatives
+from autotrain_mem.engine import alternatives
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.planner.ladder import LADDER, LEVERS
 from autotrain_mem.spec import Job, Knobs

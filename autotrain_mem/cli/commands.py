@@ -8,36 +8,46 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from autotrain_mem import api
-from autotrain_mem.cli import flags
+from autotrain_mem.cli import flags, sweep
 from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
+from autotrain_mem.report.attempts import attempts_view
+from autotrain_mem.report.cards import CardsProgress, cards_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.plan import attempts_view, plan_view
+from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.report.sweep import sweep_csv, sweep_view
+from autotrain_mem.spec import Hardware, Job, Plan
 from autotrain_mem.spec.report import REWARD_NAMES
+from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
 
 def estimate(method: str, argv: Sequence[str]) -> int:
-    """``autofit estimate METHOD``: one configuration exactly as given."""
+    """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
     own = flags.read(f"autofit estimate {method}", argv)
+    axes = sweep.read_axes(own, argv)
     snapshot = None if own.snapshot is None else pathlib.Path(own.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
-    with api.Worker() as worker:
+    with api.Workers(None if axes else 1) as workers:
         if own.help:
-            return _help(worker, method, f"autofit estimate {method}")
-        found = api.estimate(_rehearsals(worker, own, method), snapshot)
+            return _help(workers, method, f"autofit estimate {method}")
+        if axes:
+            swept = sweep.run(workers, own, method, axes, lambda point: _rehearsals(workers, point, method))
+            return _print_sweep(swept, own)
+        found = api.estimate(_rehearsals(workers, own, method), snapshot)
     if own.json:
         _print_json(found.to_json())
+    elif own.csv:
+        _print_csv(Sweep(axes=(), points=(SweepPoint(settings=(), outcome=found),)))
     else:
         Console().print(estimate_view(found))
     if snapshot is not None:
@@ -48,28 +58,40 @@ def estimate(method: str, argv: Sequence[str]) -> int:
 def plan(method: str, argv: Sequence[str]) -> int:
     """``autofit plan METHOD``: the best configuration that fits."""
     own = flags.read(f"autofit plan {method}", argv)
-    with api.Worker() as worker:
+    with api.Workers() as workers:
         if own.help:
-            return _help(worker, method, f"autofit plan {method}")
-        rehearsals = _rehearsals(worker, own, method)
-        chosen = search(rehearsals, to_train=False)
-    return _print_plan(chosen, rehearsals, as_json=own.json)
+            return _help(workers, method, f"autofit plan {method}")
+        if cards := api.several(own.gpu or ""):
+            return _compare(workers, own, method, cards)
+        chosen = search(_rehearsals(workers, own, method), to_train=False)
+    return _print_plan(chosen, as_json=own.json)
+
+
+def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[Hardware]) -> int:
+    """``autofit plan METHOD --gpu all``: what each card can do."""
+    rehearsals = _rehearsals(workers, replace(own, gpu=cards[0].name), method)
+    with CardsProgress(Console(stderr=True), len(cards)) as progress:
+        compared = api.cards(rehearsals, cards, progress.tried)
+    if own.json:
+        return _print_json(compared.to_json())
+    whole_lines().print(cards_view(compared))
+    return 0
 
 
 def train(method: str, argv: Sequence[str]) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
     own = flags.read(f"autofit {method}", argv)
-    with api.Worker() as worker:
+    with api.Workers() as workers:
         if own.help:
-            return _help(worker, method, f"autofit {method}")
-        rehearsals = _rehearsals(worker, own, method)
+            return _help(workers, method, f"autofit {method}")
+        rehearsals = _rehearsals(workers, own, method)
         if not own.plan_only:
             api.check_can_train(rehearsals, simulate=own.simulate)
-        chosen = search(rehearsals, to_train=not own.plan_only)
+        chosen = search(rehearsals, to_train=not own.plan_only, simulate=own.simulate)
     if own.plan_only:
-        return _print_plan(chosen, rehearsals, as_json=own.json)
+        return _print_plan(chosen, as_json=own.json)
     console = Console(stderr=own.json)
-    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+    console.print(plan_view(chosen))
     with progress_bar(console, rehearsals) as on_event:
         report = api.fit(rehearsals, chosen, simulate=own.simulate, on_event=on_event)
     if own.json:
@@ -90,36 +112,28 @@ def gpus(argv: Sequence[str]) -> int:
     return 0
 
 
-def _rehearsals(worker: api.Worker, own: flags.Own, method: str) -> api.Rehearsals:
-    given, defaults = worker.parse(method, own.rest, own.config, own.environment, flags.own_names(), own.switches)
+def _rehearsals(workers: api.Workers, own: flags.Own, method: str) -> api.Rehearsals:
+    names, worker = flags.own_names(), workers.first
+    given, defaults = worker.parse(method, own.rest, own.config, own.environment, names, own.switches, own.said)
     job = _job(own, method, given)
-    use_cpu = bool(given.get("use_cpu"))
-    if given.get("use_liger_kernel") and (use_cpu or own.simulate):
-        raise UsageError(
-            "--use_liger_kernel needs a GPU to train on: its kernels do not run on a CPU.",
-            hint="Leave --use_liger_kernel away, or plan for a card with --plan_only.",
-        )
-    if use_cpu and own.gpu is not None:
-        raise UsageError(
-            "--use_cpu and --gpu exclude each other.", hint="To try a card out on the CPU: --gpu NAME --simulate."
-        )
-    if own.simulate and own.gpu is None:
-        raise UsageError(
-            "--simulate needs to know which card.",
-            hint="Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB.",
-        )
-    hardware = api.choose(own.gpu, use_cpu=use_cpu)
+    store = api.kept_between_runs(warn)
+    hardware = api.choose(own.gpu, use_cpu=bool(given.get("use_cpu")), store=store)
     return api.Rehearsals(
-        worker=worker,
+        workers=workers,
         job=job,
         defaults=defaults,
         hardware=hardware,
         headroom_bytes=own.headroom_bytes(hardware.total_bytes),
+        store=store,
     )
 
 
+def warn(message: str) -> None:
+    """Something that the user should know, and that stops nothing."""
+    Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
+
+
 def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
-    _check_prompt_length(own.prompt_length, method)
     model = own.model or given.get("model_name_or_path")
     if not model:
         raise UsageError(
@@ -135,34 +149,25 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
         prompt_length=own.prompt_length,
         fit=own.fit,
         forbid=own.forbid,
+        max_slowdown=own.max_slowdown,
     )
 
 
-def _check_prompt_length(tokens: int | None, method: str) -> None:
-    if tokens is not None and method not in ONLINE_METHODS:
-        raise UsageError(
-            f"--prompt_length is for {', '.join(ONLINE_METHODS)}, whose data are prompts; {method} has none.",
-            hint="Give --max_length, the longest that a row may be.",
-        )
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--prompt_length {tokens} is no number of tokens.", hint="It takes 1 or more.")
-
-
-def search(rehearsals: api.Rehearsals, *, to_train: bool) -> Plan:
+def search(rehearsals: api.Rehearsals, *, to_train: bool, simulate: bool = False) -> Plan:
     """Plan with a live line on stderr; say so when the data are TRL's example."""
     console = Console(stderr=True)
     example = api.example_dataset(rehearsals.job)
     if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
         console.print(f"No --dataset given: TRL's own example it is, {example}.")
     with SearchProgress(console) as progress:
-        return api.plan(rehearsals, progress.tried, to_train=to_train)
+        return api.plan(rehearsals, progress.tried, progress.counting, to_train=to_train, simulate=simulate)
 
 
-def _print_plan(chosen: Plan, rehearsals: api.Rehearsals, *, as_json: bool) -> int:
+def _print_plan(chosen: Plan, *, as_json: bool) -> int:
     if as_json:
         return _print_json(chosen.to_json())
     console = Console()
-    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+    console.print(plan_view(chosen))
     console.print()
     console.print(attempts_view(chosen))
     return 0
@@ -195,8 +200,22 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
         yield on_event
 
 
-def _help(worker: api.Worker, method: str, prog: str) -> int:
-    trls = worker.help_text(method)
+def _print_sweep(swept: Sweep, own: flags.Own) -> int:
+    if own.json:
+        return _print_json(swept.to_json())
+    if own.csv:
+        return _print_csv(swept)
+    whole_lines().print(sweep_view(swept))
+    return 0
+
+
+def _print_csv(swept: Sweep) -> int:
+    sys.stdout.write(sweep_csv(swept))
+    return 0
+
+
+def _help(workers: api.Workers, method: str, prog: str) -> int:
+    trls = workers.first.help_text(method)
     sys.stdout.write(flags.make_parser(prog).format_help())
     sys.stdout.write(f"\nTRL's own flags; what cannot be rehearsed is refused, with what to do instead:\n\n{trls}")
     return 0

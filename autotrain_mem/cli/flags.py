@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.units import format_bytes, parse_bytes
 
@@ -29,12 +30,16 @@ class Own:
     simulate: bool = False
     fit: Any = "all"
     forbid: frozenset[str] = frozenset()
+    max_slowdown: float = MAX_SLOWDOWN
     headroom: str | None = None
     effective_batch_size: int | None = None
     prompt_length: int | None = None
     optimizer_offload: bool = False
     expandable_segments: bool = False
     snapshot: str | None = None
+    sweep: tuple[str, ...] = ()
+    """``NAME=VALUE,VALUE,...``, one for each axis."""
+    csv: bool = False
     json: bool = False
     plan_only: bool = False
     debug: bool = False
@@ -50,13 +55,17 @@ class Own:
         """Knobs that are ours alone and are turned on."""
         return tuple(name for name in OWN_KNOBS if getattr(self, name))
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """Those that may contradict one of TRL's, or each other."""
+        named = ("gpu", "simulate", "plan_only", "effective_batch_size", "prompt_length")
+        return {name: getattr(self, name) for name in named} | {"forbid": sorted(self.forbid)}
+
     def headroom_bytes(self, total_bytes: int) -> int | None:
         """The headroom in bytes: a size, or a percentage of the card; None for the default."""
         if self.headroom is None:
             return None
         size_bytes = _size_or_share(self.headroom, total_bytes)
-        if size_bytes is None:
-            raise UsageError(f"--headroom {self.headroom} is neither a size nor a share.", hint=_HEADROOM)
         if size_bytes < 0:
             raise UsageError(f"--headroom {self.headroom} is less than nothing.", hint=_HEADROOM)
         if size_bytes >= total_bytes:
@@ -68,21 +77,26 @@ class Own:
 _HEADROOM = "Write --headroom 500MiB or --headroom 8%, less than the device has."
 
 
-def _size_or_share(text: str, total_bytes: int) -> int | None:
-    """``"8%"`` of the device, or ``"500MiB"``; None for what is neither."""
+def _size_or_share(text: str, total_bytes: int) -> int:
+    """``"8%"`` of the device, or ``"500MiB"``. Raises UsageError for what is neither."""
     try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            return int(total_bytes * share) if math.isfinite(share) else None
-        return parse_bytes(text)
+        if not text.endswith("%"):
+            return parse_bytes(text)
+        share = float(text[:-1]) / 100
+        if math.isfinite(share):
+            return int(total_bytes * share)
     except ValueError:
-        return None
+        pass
+    raise UsageError(f"--headroom {text} is neither a size nor a share.", hint=_HEADROOM)
 
 
+_SLOWDOWN = "take the next level where a plan is more than X times slower than its best (default 4)"
 _SNAPSHOT = (
     "write the predicted history of the allocator, for https://pytorch.org/memory_viz: what "
     "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten"
 )
+
+_SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for another flag: all combinations"
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -98,25 +112,46 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
     device.add_argument("--headroom", metavar="SIZE", help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)")
-    search = parser.add_argument_group("what may be changed to make it fit")
+    estimates = prog.startswith("autofit estimate")
+    search = parser.add_argument_group(f"what {'a plan may change' if estimates else 'may be changed'} to make it fit")
     search.add_argument("--effective_batch_size", type=int, metavar="N", help="rows per optimizer step, kept constant")
     search.add_argument("--fit", choices=FITS, help="stop before rounding changes (lossless), before LoRA (rounding)")
     search.add_argument("--forbid", metavar="LIST", help="levers never to pull, such as lora,bf16_weights")
+    search.add_argument("--max_slowdown", type=float, metavar="X", help=_SLOWDOWN)
     search.add_argument("--optimizer_offload", action="store_true", help="optimizer state and step on the host")
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
-    if prog.startswith("autofit estimate"):
+    if estimates:
         output.add_argument("--snapshot", metavar="FILE", help=_SNAPSHOT)
+        output.add_argument("--sweep", metavar="NAME=A,B,...", action="append", help=_SWEEP)
+        output.add_argument(
+            "--csv", action="store_true", help="a line for each point on stdout, and nothing else there"
+        )
     output.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else there")
     output.add_argument("--debug", action="store_true", help="a traceback with an error")
     output.add_argument("--help", "-h", action="store_true", help="this text and TRL's own flags")
     return parser
 
 
-def own_names() -> tuple[str, ...]:
+def own_names(prog: str = "autofit") -> tuple[str, ...]:
     """Names of our own flags, for did-you-mean."""
-    return tuple(action.dest for action in make_parser("autofit")._actions)
+    return tuple(action.dest for action in make_parser(prog)._actions)
+
+
+def read_one(prog: str, name: str, text: str) -> Any:
+    """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
+    if name in OWN_KNOBS:
+        return _truth(name, text)
+    if name == "headroom":
+        _size_or_share(text, 1)
+    return getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"--{name} takes no {text!r}.", hint="It takes true or false.")
+    return text.lower() == "true"
 
 
 def read(prog: str, argv: Sequence[str]) -> Own:
@@ -126,11 +161,7 @@ def read(prog: str, argv: Sequence[str]) -> Own:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
     """
     namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
-    if any(token.partition("=")[0] == "--snapshot" for token in rest):
-        raise UsageError(
-            f"{prog} takes no --snapshot: it is one configuration that has a history.",
-            hint="autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
-        )
+    _check_of_estimate(prog, rest)
     flags = _given(namespace)
     config = _read_yaml(flags.pop("config", None))
     environment = {str(name): str(value) for name, value in _block(config, "env").items()}
@@ -140,11 +171,36 @@ def read(prog: str, argv: Sequence[str]) -> Own:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
     return Own(
-        **{**ours, "forbid": _names(ours.get("forbid", ""))},
+        **{**ours, "forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))},
         environment=environment,
         rest=tuple(rest),
         config=config,
     )
+
+
+_OF_ESTIMATE = {
+    "--snapshot": (
+        "it is one configuration that has a history.",
+        "autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
+    ),
+    "--sweep": (
+        "it finds the values itself.",
+        "autofit estimate METHOD ... --sweep max_length=512,1024 shows what each value needs.",
+    ),
+    "--csv": (
+        "a table of figures is what estimate prints.",
+        "autofit estimate METHOD ... --sweep max_length=512,1024 --csv, or --json here.",
+    ),
+}
+"""Flags that only estimate has: why no other command has them, and what to type instead."""
+
+
+def _check_of_estimate(prog: str, rest: Sequence[str]) -> None:
+    for token in rest:
+        flag = token.partition("=")[0]
+        if flag in _OF_ESTIMATE:
+            why, instead = _OF_ESTIMATE[flag]
+            raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
 
 
 _NOT_GIVEN = (None, False)

@@ -22,6 +22,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit METHOD --model MODEL [--dataset DATA]      plan and train
   autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
+  autofit explain PLAN                               what a plan was made of, from its file or output folder
   autofit gpus                                       the cards known by name
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
@@ -86,6 +87,10 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         from autotrain_mem.cli.commands import gpus
 
         return lambda: gpus(rest)
+    if name == "explain":
+        from autotrain_mem.cli.explain import explain
+
+        return lambda: explain(rest)
     if name == "quickstart":
         from autotrain_mem.cli.quickstart import quickstart
 
@@ -115,7 +120,7 @@ def _method(command: str, rest: Sequence[str]) -> str:
 
 
 def _unknown_command(name: str) -> UsageError:
-    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "gpus", "quickstart"))
+    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "explain", "gpus", "quickstart"))
     return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 

@@ -42,17 +42,17 @@ def quickstart(argv: Sequence[str]) -> int:
     folder = _folder(argv)
     console = Console()
     started = time.monotonic()
-    with api.Worker() as worker:
+    with api.Workers() as workers:
         _chapter(console, "1. A tiny model, a tokenizer and 600 word problems, made here and now")
         _make(folder)
         rows = f"{ROWS} rows, one in a hundred about ten times as long as the rest"
         console.print(f"{folder}/model (1 million weights) and {folder}/data.jsonl ({rows}).")
-        rehearsals = _rehearsals(worker, folder)
+        rehearsals = _rehearsals(workers, folder)
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         _run_out_of_memory(console, rehearsals, folder)
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
-        chosen = search(rehearsals, to_train=True)
-    console.print(plan_view(chosen, defaults=rehearsals.defaults))
+        chosen = search(rehearsals, to_train=True, simulate=True)
+    console.print(plan_view(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
     with progress_bar(console, rehearsals) as on_event:
         report = api.fit(rehearsals, chosen, simulate=True, on_event=on_event)
@@ -96,10 +96,10 @@ def _make(folder: pathlib.Path) -> None:
         ) from error
 
 
-def _rehearsals(worker: api.Worker, folder: pathlib.Path) -> api.Rehearsals:
-    given, defaults = worker.parse("sft", [*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
+def _rehearsals(workers: api.Workers, folder: pathlib.Path) -> api.Rehearsals:
+    given, defaults = workers.first.parse("sft", [*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
     job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
-    return api.Rehearsals(worker=worker, job=job, defaults=defaults, hardware=api.choose(CARD, use_cpu=False))
+    return api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=api.choose(CARD, use_cpu=False))
 
 
 def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
@@ -110,7 +110,7 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     trial = rehearsals.with_output_dir(str(folder / "trl-defaults"))
     try:
         with progress_bar(console, trial) as on_event:
-            api.fit(trial, api.trl_defaults_plan("sft", predicted), simulate=True, on_event=on_event)
+            api.fit(trial, api.plan_as_given(trial, predicted), simulate=True, on_event=on_event)
     except GpuOutOfMemoryError as error:
         console.print(_wrapped(error.message, console.width), soft_wrap=True, markup=False)
         return

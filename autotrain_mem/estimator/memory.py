@@ -44,14 +44,16 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
 def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
     """(peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
 
-    The index counts births and deaths, as ``Trace.walk`` yields them.
+    A phase begins with what the one before left, whatever dies first. The index counts births and deaths, as
+    ``Trace.walk`` yields them.
     """
     current = peak = peak_event = 0
     peak_phase = Phase.LOAD
     phases: dict[Phase, int] = {}
     for index, (phase, sign, block) in enumerate(trace.walk()):
+        before = current
         current += sign * round_size(block.size_bytes)
-        phases[phase] = max(phases.get(phase, 0), current)
+        phases[phase] = max(phases.get(phase, before), current)
         if current > peak:
             peak, peak_event, peak_phase = current, index, phase
     return peak, peak_event, peak_phase, phases

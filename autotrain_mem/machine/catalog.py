@@ -15,6 +15,7 @@ is from:
 - ``derived: N - R, KEY``: not measured; nvidia-smi's total of N MiB less the R MiB that the driver keeps on a sibling.
 
 **Speeds** are peaks from data sheets: bytes per second with 1 GB = 10**9, and dense bf16 tensor FLOP/s, no sparsity.
+Those of other dtypes and of the host link are in ``rates``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 
 from autotrain_mem.errors import UnknownGpuError
 from autotrain_mem.machine.overhead import MI300X_BYTES, overhead
+from autotrain_mem.machine.rates import RATES
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB, parse_bytes
 
@@ -172,7 +174,7 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
 
 def _hardware(card: _Card) -> Hardware:
     total_bytes = card.total_mib * MIB
-    flops = card.bf16_teraflops
+    flops, rates = card.bf16_teraflops, RATES[card.key]
     return Hardware(
         name=card.key,
         origin="named",
@@ -182,6 +184,9 @@ def _hardware(card: _Card) -> Hardware:
         compute_capability=card.compute_capability,
         bandwidth_bytes_per_second=round(card.gigabytes_per_second * 10**9),
         bf16_flops_per_second=None if flops is None else round(flops * 10**12),
+        fp16_flops_per_second=round((rates.fp16_teraflops or flops or 0) * 10**12) or None,
+        fp32_flops_per_second=round(rates.fp32_teraflops * 10**12),
+        host_link_bytes_per_second=rates.link_bytes_per_second,
         source=f"memory {card.memory_source}; speed: {card.speed_source}",
     )
 

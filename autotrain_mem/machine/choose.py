@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
-from autotrain_mem.errors import NoGpuError
-from autotrain_mem.machine.catalog import named
+from autotrain_mem.errors import NoGpuError, UsageError
+from autotrain_mem.machine.cache import cache_folder
+from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import detect, host
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.store import Store
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)
@@ -16,23 +18,47 @@ _WITHOUT_A_GPU = """\
 --use_cpu               trains on the CPU, within this machine's own memory"""
 
 
-def choose(name: str | None, *, use_cpu: bool) -> Hardware:
+_ONE_CARD = "Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them)."
+
+
+def choose(name: str | None, *, use_cpu: bool, store: Store | None = None) -> Hardware:
     """The host if asked for, else the named card, else the first GPU that CUDA would show.
 
     On a GPU that is here it is measured, once, what a process holds of it outside torch; a named card is never touched.
 
+    Args:
+        store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
+
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on.
         UnknownGpuError: the name is not in the catalog, or stands for several cards.
+        UsageError: a list of cards.
     """
     if use_cpu:
         return host()
     if name is not None:
+        if several(name):
+            raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
         return named(name)
     detected = detect()
     if not detected:
         raise NoGpuError(_nothing_found(), hint=_WITHOUT_A_GPU)
-    return measured(detected[0])
+    return measured(detected[0], store or Store(cache_folder(), told=lambda message: None))
+
+
+ALL = "all"
+
+
+def several(names: str) -> tuple[Hardware, ...]:
+    """The cards of ``"all"``, or of a list such as ``"rtx3060,rtx4090"``; empty where it names one card.
+
+    Raises:
+        UnknownGpuError: a name that is not in the catalog.
+    """
+    if names.strip().lower() == ALL:
+        return catalog()
+    listed = [name for name in names.split(",") if name.strip()]
+    return tuple(map(named, listed)) if len(listed) > 1 else ()
 
 
 def _nothing_found() -> str:

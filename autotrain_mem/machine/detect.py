@@ -25,15 +25,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.errors import UnreadableGpuError
+from autotrain_mem.host import host_memory
 from autotrain_mem.machine.catalog import catalog, recognise
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import GIB
+from autotrain_mem.units import MIB
 
-HOST_NON_TORCH_BYTES = 1 * GIB
-"""What a training process holds in the host's memory beside tensors: twice the 491 MiB that stay resident (VmRSS) after
-importing torch 2.13, transformers 5.23 and trl 1.12 and one AdamW step of a 256 x 256 layer, on Linux x86-64, November
-2026. The other half is for the tokenizer, dataset pages and data loader workers: an allowance, not a measurement."""
+HOST_NON_TORCH_BYTES = 768 * MIB
+"""What a training process holds in the host's memory beside tensors. 482 MiB are resident (VmRSS) once all is imported
+that ``train_process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487
+and 2364 MiB that a rehearsal predicts of two SFT steps of 146 M parameters (torch 2.13, transformers 5.23, trl 1.12,
+Linux x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not a
+measurement, for larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype
+are pages of that file until they are trained; a conversion holds them once, beside pages that can be taken back."""
 
 _UNANSWERED = "Hide the card with CUDA_VISIBLE_DEVICES, or plan for one that is not here: --gpu NAME --plan_only."
 
@@ -91,17 +95,15 @@ def detect() -> tuple[Hardware, ...]:
 
 
 def host() -> Hardware:
-    """This machine's own memory, for training on the CPU; ``free`` is what can be had without swapping."""
-    import psutil  # imported here so that the command's help stays fast
-
-    memory = psutil.virtual_memory()
+    """This machine's own memory, or its container's, for training on the CPU; ``free`` is had without swapping."""
+    memory = host_memory()
     return Hardware(
         name="cpu",
         origin="cpu",
-        total_bytes=memory.total,
-        free_bytes=memory.available,
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.available_bytes,
         non_torch_bytes=HOST_NON_TORCH_BYTES,
-        source="memory: psutil; a container's own limit is not seen",
+        source=memory.source,
     )
 
 
@@ -227,6 +229,9 @@ def _hardware(nvml: Any, device: _Device) -> Hardware:
         compute_capability=capability,
         bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
         bf16_flops_per_second=known.bf16_flops_per_second if known else None,
+        fp16_flops_per_second=known.fp16_flops_per_second if known else None,
+        fp32_flops_per_second=known.fp32_flops_per_second if known else None,
+        host_link_bytes_per_second=known.host_link_bytes_per_second if known else None,
         index=device.index,
         uuid=device.uuid,
         source=f"memory: {memory.source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "

@@ -1,8 +1,8 @@
 """What a training process holds outside torch's allocator, measured on the card that is here.
 
 A child process does what a training step does, in small (``measure_process``), says what torch reserved, and holds
-still; NVML says what it holds in all. This process never opens a CUDA context. The result is kept in the user's cache
-folder, one file for each card, driver, torch and way of loading kernels, so that it costs seconds once.
+still; NVML says what it holds in all. This process never opens a CUDA context. The result is kept in the store, for
+each card, driver, torch and way of loading kernels, so that it costs seconds once.
 
 NVML's figure for the process is taken where it gives one. In a container it lists other process numbers than ours, or
 none, and on Windows it lists no memory: there it is what was free before less what is free while the child holds still,
@@ -12,11 +12,7 @@ which counts only if all of it is free again once the child has ended; else anot
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.metadata
-import json
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +20,9 @@ from typing import Any, Protocol
 
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.store import Store
 from autotrain_mem.units import GIB, MIB, format_bytes
+from autotrain_mem.versions import installed_version
 
 CHILD_MODULE = "autotrain_mem.machine.measure_process"
 TIME_LIMIT_SECONDS = 120.0
@@ -36,7 +34,8 @@ STEADY_BYTES = 16 * MIB
 PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
 """A MIG instance of 14 SMs holds 61 MiB by the rule, the largest figure ever reported with all kernels loaded 1.5 GiB;
 outside of this something else was measured."""
-_SCHEMA = "autofit.non_torch/1"
+KIND = "non_torch"
+"""What the store calls these results."""
 
 
 class NotMeasured(Exception):
@@ -58,33 +57,26 @@ class Run(Protocol):
     def __call__(self, hardware: Hardware) -> contextlib.AbstractContextManager[Loaded]: ...
 
 
-def measured(hardware: Hardware, run: Run | None = None, folder: pathlib.Path | None = None) -> Hardware:
+def measured(hardware: Hardware, store: Store, run: Run | None = None) -> Hardware:
     """The same card with the measured figure; with the table's where it cannot be measured, and why in ``source``.
 
     Args:
+        store: Where results are kept.
         run: Starts the child; None for the real one.
-        folder: Where results are kept; None for the user's cache folder.
     """
     try:
-        non_torch_bytes = _measured_bytes(hardware, run or run_child, folder or cache_folder())
+        non_torch_bytes = _measured_bytes(hardware, run or run_child, store)
     except NotMeasured as reason:
         return replace(hardware, source=f"{hardware.source}, not measured: {reason}")
     known, _, _ = hardware.source.partition("; outside torch: ")
     return replace(hardware, non_torch_bytes=non_torch_bytes, source=f"{known}; outside torch: measured")
 
 
-def cache_folder() -> pathlib.Path:
-    """``$XDG_CACHE_HOME/autofit/non_torch`` on Linux, its like elsewhere."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("autofit", appauthor=False) / "non_torch"
-
-
-def _measured_bytes(hardware: Hardware, run: Run, folder: pathlib.Path) -> int:
+def _measured_bytes(hardware: Hardware, run: Run, store: Store) -> int:
     with _nvml() as nvml:
         key = _key(nvml, hardware)
-        kept = _read(folder, key)
-        if kept is not None:
+        kept = store.get(KIND, key)
+        if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
             return kept
         try:
             found = _measure(nvml, hardware, run)
@@ -92,7 +84,7 @@ def _measured_bytes(hardware: Hardware, run: Run, folder: pathlib.Path) -> int:
             raise NotMeasured(f"NVML does not answer ({error})") from error
     if found not in PLAUSIBLE_BYTES:
         raise NotMeasured(f"{format_bytes(found)} cannot be right")
-    _write(folder, key, found)
+    store.put(KIND, key, found)
     return found
 
 
@@ -188,41 +180,7 @@ def _key(nvml: Any, hardware: Hardware) -> dict[str, Any]:
         "card": hardware.name,
         "compute_capability": list(hardware.compute_capability or ()),
         "driver": driver,
-        "torch": _version("torch"),
-        "bitsandbytes": _version("bitsandbytes"),
+        "torch": installed_version("torch"),
+        "bitsandbytes": installed_version("bitsandbytes"),
         "module_loading": os.environ.get("CUDA_MODULE_LOADING"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _path(folder: pathlib.Path, key: Mapping[str, Any]) -> pathlib.Path:
-    return folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
-
-
-def _read(folder: pathlib.Path, key: Mapping[str, Any]) -> int | None:
-    """What was measured before; None when there is nothing, or something that we did not write whole."""
-    try:
-        kept = json.loads(_path(folder, key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(kept, dict) or kept.get("schema") != _SCHEMA or kept.get("key") != key:
-        return None
-    found = kept.get("non_torch_bytes")
-    return found if isinstance(found, int) and found in PLAUSIBLE_BYTES else None
-
-
-def _write(folder: pathlib.Path, key: Mapping[str, Any], non_torch_bytes: int) -> None:
-    """Whole or not at all. A folder that cannot be written costs the same seconds again next time."""
-    text = json.dumps({"schema": _SCHEMA, "key": key, "non_torch_bytes": non_torch_bytes}, indent=2)
-    path = _path(folder, key)
-    partial = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autotrain_mem.planner.guess import between
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs
@@ -41,24 +42,5 @@ def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, memo: Mem
     """The last point between two rehearsed ones that the slope says would fit, or else the one next to ``low``."""
     small, large = memo(points[low]), memo(points[high])
     inside = range(high - 1, low, -1)
-    fitting = (each for each in inside if _between(space, points[each], small, large) <= small.budget_bytes)
+    fitting = (each for each in inside if between(space, points[each], small, large) <= small.budget_bytes)
     return next(fitting, low + 1)
-
-
-def _between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
-    """Bytes that a point between two rehearsed ones needs if each phase is linear in tokens.
-
-    By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
-    6 GiB) and 8 rows (10 and 20 GiB) the peak leaves 10 GiB at 3 rows, where a line through 10 and 20 would not.
-    """
-    start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
-    share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
-    phases = small.memory.phases.keys() & large.memory.phases.keys()
-    lines = [(small.memory.phases[phase], large.memory.phases[phase]) for phase in phases]
-    peaks = [first + share * (last - first) for first, last in lines]
-    first, last = _beyond_peak(small), _beyond_peak(large)
-    return max(peaks, default=small.memory.peak_allocated_bytes) + first + share * (last - first)
-
-
-def _beyond_peak(estimate: Estimate) -> int:
-    return estimate.required_bytes - estimate.memory.peak_allocated_bytes

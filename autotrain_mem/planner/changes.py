@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planner.ladder import EXPANDABLE, LADDER, LadderRow, rungs
+from autotrain_mem.planner.ladder import BATCHES, EXPANDABLE, LADDER, LEVERS, OFFLOADING, LadderRow
+from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Harm, Knobs, Lever
+from autotrain_mem.spec import Estimate, Harm, Knobs, Lever
 from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
@@ -22,8 +24,6 @@ _WITHOUT = {
     "8bit_base": "LoRA on a base that is not quantized needs",
     "4bit_base": "LoRA without a 4-bit base needs",
     "max_length": "the length asked for needs",
-    "activation_offloading": "without offloading it needs",
-    "optimizer_offload": "without offloading it needs",
 }
 """What the least demanding point without the lever stands for."""
 
@@ -32,8 +32,11 @@ _REASON_OF = {("reward", "max_length"): "pairs with a side of more tokens are dr
 """What a lever does in a method that goes its own way."""
 
 
-def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
+def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
     """Every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
+
+    Args:
+        too_slow: Plans of less harm that fit, and were passed over for their speed.
 
     Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
@@ -45,7 +48,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo) -> tuple[Lever, ...]:
             before=_value(row, space.base),
             after=_value(row, knobs),
             harm=_harm(row, space.base, knobs),
-            why=_why(row, space, knobs, memo),
+            why=_why(row, space, knobs, memo, too_slow),
         )
         for row in moved
     )
@@ -70,17 +73,19 @@ def _is_let_go(row: LadderRow, base: Knobs, knobs: Knobs) -> bool:
     return let_go.get(row.name, False)
 
 
-def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
         return _why_let_go(row)
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
         native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
         needed = f"with segments of fixed size it needs {_against(native.required_bytes, native.budget_bytes)}"
+    elif row.name in OFFLOADING:
+        needed = _needed_on_the_device(row, space, knobs, memo)
     elif row.name in _WITHOUT:
-        needed = _needed_without(row, space, knobs, memo)
+        needed = _needed_without(row, space, knobs, memo, too_slow)
     else:
-        needed = _next_that_failed(space, knobs, memo.attempts) if row.name == MICRO_BATCH else ""
+        needed = _next_that_failed(space, knobs, memo) if row.name == MICRO_BATCH else ""
     reason = _REASON_OF.get((space.method, row.name), row.reason)
     return f"{needed}: {reason}" if needed else reason
 
@@ -91,38 +96,66 @@ def _why_let_go(row: LadderRow) -> str:
     return "the activations fit without recomputing them, which is faster"
 
 
-_COMPARED = (
-    *("gradient_checkpointing", "max_length", "use_peft", "load_in_8bit", "load_in_4bit"),
-    *("activation_offloading", "optimizer_offload"),
-)
-"""What two attempts must share to differ by their micro-batch; rounding is left out, of which a plan may take less."""
-
-
-def _next_that_failed(space: Space, knobs: Knobs, attempts: tuple[Attempt, ...]) -> str:
-    """The next larger micro-batch, which was rehearsed and did not fit; empty where the search had no need to try."""
-    larger = [
-        attempt
-        for attempt in attempts
-        if not attempt.fits
-        and all(getattr(attempt.knobs, name) == getattr(knobs, name) for name in _COMPARED)
-        and attempt.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
+def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
+    """The next larger micro-batch, which was rehearsed and did not fit; empty where a larger one would be slower."""
+    failed = [
+        each
+        for each in memo.estimates
+        if not each.fits
+        and _alike(each.knobs, knobs, but=())
+        and each.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
     ]
-    if not larger:
+    if not failed:
         return ""
-    failed = min(larger, key=lambda attempt: (attempt.knobs.per_device_train_batch_size, attempt.required_bytes))
-    rows = f"{failed.knobs.per_device_train_batch_size} {ROW_NOUNS.get(space.method, 'rows')}"
-    return f"{rows} at once need {_against(failed.required_bytes, failed.budget_bytes)}"
+    least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
+    return f"{_rows(space, least)} at once need {_against(least.required_bytes, least.budget_bytes)}"
 
 
-def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """What every rung without this lever needs at least, of those that were rehearsed before this one was climbed."""
+def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
+    """Whether two points differ in nothing but batches, segments and these knobs."""
+    batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
+    kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
+    return replace(one, **kept) == other
+
+
+def _rows(space: Space, estimate: Estimate) -> str:
+    return f"{estimate.knobs.per_device_train_batch_size} {ROW_NOUNS.get(space.method, 'rows')}"
+
+
+def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+    """What every level without this lever needs at least, of those that were rehearsed before this one was reached."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "the base model is frozen and loses no update to rounding"
     asked = _value(row, space.base)
-    without = [least_demanding(space, rung) for rung in rungs(space)]
-    tried = [memo(point) for point in without if _value(row, point) == asked and memo.knows(point)]
+    if passed := [estimate for estimate in too_slow if _value(row, estimate.knobs) == asked]:
+        ratio = memo(knobs).tokens_per_second / max(estimate.tokens_per_second for estimate in passed)
+        return f"without it a plan fits that takes {ratio:.1f} times as long"
+    gentler = [
+        level for level in levels(space) if level.harm < row.harm or level.harm is Harm.WHAT_IS_TRAINED is row.harm
+    ]
+    floors = memo.known([least_demanding(space, level) for level in gentler])
+    tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
+    if not tried:
+        return ""
     least = min(tried, key=lambda estimate: estimate.required_bytes)
     return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
+
+
+def _needed_on_the_device(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """The least that the same settings needed without the lever, or without others of time too, if that was seen."""
+    without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
+    time = (*OFFLOADING, "gradient_checkpointing")
+    alike = [each for each in without if _alike(each.knobs, knobs, but=time) and _pulled(each.knobs) < _pulled(knobs)]
+    if not alike:
+        return ""
+    least = min(alike, key=lambda estimate: estimate.required_bytes)
+    what = "it" if _pulled(least.knobs).intersection(OFFLOADING) else "offloading"
+    return f"without {what} {_rows(space, least)} at once need {_against(least.required_bytes, least.budget_bytes)}"
+
+
+def _pulled(knobs: Knobs) -> frozenset[str]:
+    """The levers of time that a point has."""
+    return frozenset(name for name in (*OFFLOADING, "gradient_checkpointing") if getattr(knobs, name))
 
 
 def _against(required_bytes: int, budget_bytes: int) -> str:

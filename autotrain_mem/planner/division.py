@@ -20,6 +20,9 @@ MINI_BATCHES = "num_mini_batches"
 SMALLEST_GROUP = 2
 """``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``."""
 
+WHITENED_AT_LEAST = 8
+"""Rows of a mini-batch over which PPO whitens rewards: ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts it."""
+
 NAMED_AT_MOST = 6
 """How many alternatives an error lists: more than a user reads at a glance helps nobody."""
 
@@ -42,12 +45,21 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
         BatchSplitError: none would do, or not those that were given.
         UsageError: the sizes of groups and generations make no sense together.
     """
+    _check_counts(job)
     if knobs.num_generations is not None:
         _check_evaluated_groups(job, knobs)
         return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
     if job.method == "ppo":
         return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
     return None
+
+
+def _check_counts(job: Job) -> None:
+    """TRL divides by them unasked: no rows, and it ends in a division by zero or in an empty generation."""
+    given = {name: job.arguments.get(name) for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)}
+    wrong = [f"--{name} {value}" for name, value in given.items() if value is not None and value < 1]
+    if wrong:
+        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
 
 
 def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -162,4 +174,18 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
             hint=f"use --effective_batch_size {either(_multiples(batches, effective))}, or --{MINI_BATCHES} "
             f"{either(_nearest(divisors(effective), batches))}",
         )
+    if job.arguments.get("whiten_rewards"):
+        _check_whitened(effective, batches)
     return tuple(divisors(effective // batches)[::-1]) if batches > 1 else None
+
+
+def _check_whitened(effective: int, batches: int) -> None:
+    if effective // batches >= WHITENED_AT_LEAST:
+        return
+    fewer = [size for size in divisors(effective) if effective // size >= WHITENED_AT_LEAST]
+    instead = f", or --{MINI_BATCHES} {either(_nearest(fewer, batches))}" if fewer else ""
+    raise BatchSplitError(
+        f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {effective} rows in {batches} are "
+        f"{effective // batches}",
+        hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches} or more{instead}",
+    )

@@ -1,4 +1,4 @@
-"""The levers, in one table, and the rungs that they make: what may be given up, in the order of the harm it does.
+"""The levers, in one table: what may be given up, in the order of the harm it does, and what each one excludes.
 
 A lever moves one way: it takes bytes away and mostly costs something. Forbidding it forbids that direction only, so
 ``--forbid gradient_checkpointing`` plans without recomputation and ``--forbid micro_batch`` never shrinks the
@@ -7,14 +7,14 @@ micro-batch. A knob that the user gave is pinned: no lever on it is pulled, whet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import combinations
 from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.precision import half_of
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Fit, Harm, Knobs
 from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
@@ -46,6 +46,9 @@ class LadderRow:
 
 EXPANDABLE = "expandable_segments"
 """The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
+
+HALF_WEIGHTS = "bf16_weights"
+"""Its weights are float16 where the card has no bfloat16 (``precision.half_of``)."""
 
 _OFFLINE = frozenset(METHODS) - frozenset(ONLINE_METHODS)
 
@@ -102,7 +105,7 @@ LADDER = (
         moves_from=(False,),
         to=True,
         methods=frozenset(METHODS) - {"ppo"},  # its optimizer is made with the trainer, and holds two models
-        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")},
+        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)},
         instead_of=("8bit_optimizer",),
         reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
     ),
@@ -168,51 +171,12 @@ LEVERS = {row.name: row for row in LADDER}
 FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
 """The last harm level that each ``--fit`` allows."""
 
-SHORTEST = 64
-FINE_GRID = 16
-COARSE_GRID = 64
-COARSE_FROM = 256
-"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
-so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One step of the ladder for one job.
-
-    ``settings`` holds what the rung's levers make of the base knobs: all of them pulled first, then every smaller set
-    of them that no rung before has pulled, fewest levers first. Batches and checkpointing stay free on each.
-    ``lengths`` is empty on every rung but the one that shortens rows.
-    """
-
-    harm: Harm
-    settings: tuple[Knobs, ...]
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def strongest(self) -> Knobs:
-        """The settings that need least."""
-        return self.settings[0]
-
-
-FREE_ON_A_RUNG = ("eval_batch", "micro_batch", "rollout_batch", "gradient_checkpointing")
-"""Levers that every rung may pull as far as it needs to."""
-
+BATCHES = ("eval_batch", "micro_batch", "rollout_batch")
+"""Levers that move over a range. They and checkpointing are free at every level."""
+FREE = (*BATCHES, "gradient_checkpointing")
 OFFLOADING = ("activation_offloading", "optimizer_offload")
 ROUNDING = ("bf16_weights", "8bit_optimizer")
 TRAINED = ("lora", "8bit_base", "4bit_base")
-
-
-def _together(space: Space) -> tuple[tuple[str, ...], ...]:
-    """Levers that share a rung, the rungs in the order of climbing; lengths come after them.
-
-    What is trained is given up one step at a time: a bfloat16 base is both faster and closer to full fine-tuning than a
-    quantized one. Before a level of more harm, offloading is tried once more with all that the level before gave up:
-    time is the lesser price.
-    """
-    trained = [name for name in TRAINED if allowed(LEVERS[name], space)]
-    last = [(name, "activation_offloading") for name in trained[-1:]]  # an adapter's optimizer state is small
-    return (OFFLOADING, ROUNDING, (*ROUNDING, *OFFLOADING), *((name,) for name in trained), *last)
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
@@ -252,53 +216,10 @@ def allowed(row: LadderRow, space: Space) -> bool:
     )
 
 
-def rungs(space: Space) -> tuple[Rung, ...]:
-    """The ladder for one job, least harm first. The first rung is the job as asked for."""
-    check_forbid(space.forbid)
-    climbed = [Rung(harm=Harm.TIME, settings=(space.base,))]
-    pulled: list[frozenset[str]] = [frozenset()]
-    together = _together(space)
-    for names in together:
-        rows = _allowed_together(space, names)
-        every = frozenset(row.name for row in rows)
-        if any(every <= before for before in pulled):
-            continue
-        settings = tuple(_pull_all(space, chosen) for chosen in _sets(rows, pulled))
-        climbed.append(Rung(harm=max(row.harm for row in rows), settings=settings))
-        pulled.append(every)
-    if lengths := _lengths(space):
-        # Not the rung before: the last set of levers has none of its own where an earlier one held them all.
-        least = _pull_all(space, _allowed_together(space, together[-1]))
-        climbed.append(Rung(harm=Harm.DATA, settings=(least,), lengths=lengths))
-    return tuple(climbed)
-
-
-def _allowed_together(space: Space, names: Iterable[str]) -> list[LadderRow]:
-    """Those of the levers that may be pulled and would move something, without those that another one replaces."""
-    rows = [LEVERS[name] for name in names]
-    rows = [row for row in rows if allowed(row, space) and _pull(row, space.base, space.pinned) != space.base]
-    replaced = {name for row in rows for name in row.instead_of}
-    return [row for row in rows if row.name not in replaced]
-
-
-def _sets(rows: list[LadderRow], pulled: list[frozenset[str]]) -> Iterator[tuple[LadderRow, ...]]:
-    """All levers, then every smaller set, fewest first; not the sets that a rung before, which did not fit, held."""
-    yield tuple(rows)
-    for size in range(1, len(rows)):
-        for chosen in combinations(rows, size):
-            names = frozenset(row.name for row in chosen)
-            if not any(names <= before for before in pulled):
-                yield chosen
-
-
-def _is_pulled(row: LadderRow, space: Space) -> bool:
-    """Whether the lever is pulled already, or may be."""
-    return _pull(row, space.base, space.pinned) == space.base or allowed(row, space)
-
-
-def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
+def pull_all(space: Space, names: Iterable[str]) -> Knobs:
+    """The knobs asked for with these levers pulled, and with those that come along where they may."""
     knobs = space.base
-    for row in rows:
+    for row in (LEVERS[name] for name in names):
         for name in row.along:
             if allowed(LEVERS[name], space):
                 knobs = _pull(LEVERS[name], knobs, space.pinned)
@@ -306,18 +227,19 @@ def _pull_all(space: Space, rows: Iterable[LadderRow]) -> Knobs:
     return knobs
 
 
+def moves(name: str, space: Space) -> bool:
+    """Whether a lever may be pulled and would change anything."""
+    return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space.pinned) != space.base
+
+
+def _is_pulled(row: LadderRow, space: Space) -> bool:
+    """Whether the lever is pulled already, or may be."""
+    return _pull(row, space.base, space.pinned) == space.base or allowed(row, space)
+
+
 def _pull(row: LadderRow, knobs: Knobs, pinned: frozenset[str]) -> Knobs:
-    moved = {name: row.to for name in row.knobs if getattr(knobs, name) in row.moves_from}
+    to: Any = half_of(knobs) if row.name == HALF_WEIGHTS else row.to
+    moved = {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}
     if not moved:
         return knobs
     return replace(knobs, **{name: value for name, value in row.also.items() if name not in pinned}, **moved)
-
-
-def _lengths(space: Space) -> tuple[int, ...]:
-    """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
-    if not allowed(LEVERS["max_length"], space):
-        return ()
-    longest = space.row_tokens(space.base.max_length)
-    fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
-    lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
-    return tuple(length for length in lengths if length >= (space.shortest or 0))

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from autotrain_mem.spec import Attempt, Estimate, Knobs, Phase
+from autotrain_mem.spec import Attempt, Estimate, Knobs, Owner, Phase
 
-Predict = Callable[[Knobs], Estimate]
-"""Rehearses one point: 1 to 20 seconds."""
 Told = Callable[[Attempt], None]
 
 
+class Predictor(Protocol):
+    """What the planner asks. It knows the job, the device and who rehearses; the planner knows none of them."""
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
+        """What these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
+
+        Args:
+            whole: On the whole model, where the search may do with copies of it that have fewer layers.
+        """
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        """The speed of a point that differs from a rehearsed one by its micro-batch, or by levers that only slow it."""
+
+    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+        """Where a run that does not fit here would: other cards, each in a few words."""
+
+
 class Memo:
-    """A ``Predict`` that answers a repeated question from memory and keeps what was asked, in order.
+    """Answers a repeated question from memory and keeps what was asked, in order.
 
     Args:
         may_expand: Whether ``expandable_segments`` may be turned on. It costs nothing and needs no other rehearsal, so
@@ -21,22 +37,74 @@ class Memo:
         told: Hears of every rehearsal as it is judged.
     """
 
-    def __init__(self, predict: Predict, *, may_expand: bool = False, told: Told = lambda attempt: None) -> None:
-        self._predict = predict
+    def __init__(self, predictor: Predictor, *, may_expand: bool = False, told: Told = lambda attempt: None) -> None:
+        self._predictor = predictor
         self._told = told
         self._may_expand = may_expand
         self._estimates: dict[Knobs, Estimate] = {}
+        self._attempts: list[Attempt] = []
+        self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
-        native = _native(knobs)
-        if native not in self._estimates:
-            self._estimates[native] = self._expanded(self._predict(native if self._may_expand else knobs))
-            self._told(_attempt(self._estimates[native]))
-        return self._estimates[native]
+        """What a point needs; rehearsed if it was not yet."""
+        self.ask([knobs])
+        return self._estimates[_native(knobs)]
+
+    def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
+        """Rehearse those of the points that are not known, all at once."""
+        asked = list(dict.fromkeys(knobs for knobs in map(self._key, points) if not self._is_known(knobs, whole)))
+        if not asked:
+            return
+        for knobs, estimate in zip(asked, self._predictor.rehearse(asked, whole=whole), strict=True):
+            judged = self._expanded(estimate)
+            self._estimates[_native(knobs)] = judged
+            self._attempts.append(attempt_of(judged))
+            self._told(self._attempts[-1])
 
     def knows(self, knobs: Knobs) -> bool:
         """Whether these knobs have been rehearsed."""
         return _native(knobs) in self._estimates
+
+    def known(self, points: Sequence[Knobs]) -> list[Estimate]:
+        """What has been rehearsed of these."""
+        return [self._estimates[native] for native in map(_native, points) if native in self._estimates]
+
+    def speed(self, known: Estimate, knobs: Knobs) -> float:
+        """Tokens per second at a point that was not rehearsed, by the work of one that was."""
+        key = (known.knobs, known.memory.rehearsed_layers, knobs)
+        if key not in self._speeds:
+            self._speeds[key] = self._predictor.tokens_per_second(known, knobs)
+        return self._speeds[key]
+
+    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+        """Where a run that does not fit here would."""
+        return self._predictor.would_fit(estimate)
+
+    def weights_exceed(self, knobs: Knobs) -> bool:
+        """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
+        return any(_same_weights(knobs, each.knobs) for each in self._estimates.values() if _is_beyond_loading(each))
+
+    @property
+    def any_weights_exceed(self) -> bool:
+        """Whether that is so of weights of any kind."""
+        return any(map(_is_beyond_loading, self._estimates.values()))
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """What is known."""
+        return tuple(self._estimates.values())
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every rehearsal in its order, as a plan records it."""
+        return tuple(self._attempts)
+
+    def _key(self, knobs: Knobs) -> Knobs:
+        return _native(knobs) if self._may_expand else knobs
+
+    def _is_known(self, knobs: Knobs, whole: bool) -> bool:
+        known = self._estimates.get(_native(knobs))
+        return known is not None and (not whole or known.memory.rehearsed_layers is None)
 
     def _expanded(self, estimate: Estimate) -> Estimate:
         if estimate.fits or not self._may_expand:
@@ -44,32 +112,32 @@ class Memo:
         expanded = estimate.with_expandable_segments()
         return expanded if expanded.required_bytes < estimate.required_bytes else estimate
 
-    def weights_exceed(self, knobs: Knobs) -> bool:
-        """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
-        return any(
-            _same_weights(knobs, estimate.knobs)
-            and estimate.memory.phases.get(Phase.LOAD, 0) + estimate.outside_bytes > estimate.budget_bytes
-            for estimate in self._estimates.values()
-        )
 
-    @property
-    def estimates(self) -> tuple[Estimate, ...]:
-        """What was rehearsed, in order."""
-        return tuple(self._estimates.values())
-
-    @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """The same as a plan records it."""
-        return tuple(_attempt(estimate) for estimate in self._estimates.values())
-
-
-def _attempt(estimate: Estimate) -> Attempt:
-    return Attempt(knobs=estimate.knobs, required_bytes=estimate.required_bytes, budget_bytes=estimate.budget_bytes)
+def attempt_of(estimate: Estimate) -> Attempt:
+    """What is kept of a rehearsal."""
+    return Attempt(
+        knobs=estimate.knobs,
+        required_bytes=estimate.required_bytes,
+        budget_bytes=estimate.budget_bytes,
+        tokens_per_second=None if estimate.time.assumed else estimate.tokens_per_second,
+        rehearsed_layers=estimate.memory.rehearsed_layers,
+    )
 
 
 def _native(knobs: Knobs) -> Knobs:
     """Where the user decides on expandable segments, all of a search's knobs agree, whatever an estimate says."""
-    return replace(knobs, expandable_segments=False)
+    return replace(knobs, expandable_segments=False) if knobs.expandable_segments else knobs
+
+
+def _is_beyond_loading(estimate: Estimate) -> bool:
+    return estimate.memory.phases.get(Phase.LOAD, 0) + estimate.outside_bytes > estimate.budget_bytes
+
+
+def _unavoidable(estimate: Estimate) -> int:
+    """What no lever takes off the device as long as the weights are the same."""
+    owners = estimate.memory.owners_at_peak
+    loaded = estimate.memory.phases.get(Phase.LOAD, 0)
+    return max(loaded, owners.get(Owner.WEIGHTS, 0) + owners.get(Owner.GRADIENTS, 0))
 
 
 def _same_weights(one: Knobs, other: Knobs) -> bool:

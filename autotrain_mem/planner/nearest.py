@@ -7,7 +7,8 @@ from dataclasses import replace
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.border import most_that_fits
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.planner.ladder import FREE_ON_A_RUNG, LADDER, LEVERS, Rung, rungs
+from autotrain_mem.planner.ladder import FREE, LADDER, LEVERS
+from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
 from autotrain_mem.planner.space import Space
@@ -38,37 +39,57 @@ LENGTH_TURNS = 3
 
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
-    least = min(memo.estimates, key=lambda estimate: estimate.required_bytes)
-    found = nearest(space, memo)
+    least = _least(space, memo)
+    found = _confirmed(space, memo)
     message = f"{_headline(space, least)}\n{_needs(least)},\n{_settings(space, least.knobs)}\n{_budget(least)}"
     if found is None:
-        hint = "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`"
+        hint = "nothing that can be changed makes it fit here"
     else:
         hint = f"nearest that fits: {suggestion(space, found.knobs)}  ({format_bytes(found.required_bytes)})"
-    return DoesNotFitError(message, hint=hint)
+    elsewhere = memo.would_fit(least)
+    where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
+    return DoesNotFitError(message, hint=hint + where)
+
+
+def _least(space: Space, memo: Memo) -> Estimate:
+    """What needs least of all that is allowed; of those that need the same, the one that demands least.
+
+    Levels whose weights alone are beyond the card were passed over without a rehearsal.
+    """
+    strongest = [level for level in levels(space) if not level.lengths][-1]
+    memo.ask([least_demanding(space, strongest)])
+    return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
+
+
+def _confirmed(space: Space, memo: Memo) -> Estimate | None:
+    """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
+    found = nearest(space, memo)
+    while found is not None and found.memory.rehearsed_layers is not None:
+        memo.ask([found.knobs], whole=True)
+        found = nearest(space, memo)
+    return found
 
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:
     """The settings of least harm that fit once pins and limits give way, and as few of these as that harm needs.
 
-    Each rung is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
-    no rung fits even so.
+    Each level is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
+    no level fits even so.
     """
     steps = _loosened(space)
-    for rung in rungs(steps[-1]):
-        if memo.weights_exceed(rung.strongest) or not memo(least_demanding(steps[-1], rung)).fits:
+    for level in levels(steps[-1]):
+        if memo.weights_exceed(level.strongest) or not memo(least_demanding(steps[-1], level)).fits:
             continue
-        if rung.lengths:
-            return most_that_fits(space, length_line(steps[-1], rung), memo, turns=LENGTH_TURNS)
-        return _gentlest(steps, rung, memo)
+        if level.lengths:
+            return most_that_fits(space, length_line(steps[-1], level), memo, turns=LENGTH_TURNS)
+        return _gentlest(steps, level, memo)
     return None
 
 
-def _gentlest(steps: tuple[Space, ...], rung: Rung, memo: Memo) -> Estimate:
-    """The fewest of a rung's levers that fit, and then as many of the pins on the levers of time as fit with them."""
-    floors = [least_demanding(step, rung) for step in steps]
-    gentle_first = (*rung.settings[1:], rung.strongest)
-    setting = next(each for each in gentle_first if memo(at(each, floors[-1])).fits)
+def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
+    """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
+    floors = [least_demanding(step, level) for step in steps]
+    setting = next(each for each in level.settings if memo(at(each, floors[-1])).fits)
     tried = (memo(at(setting, floor)) for floor in floors)
     return next(estimate for estimate in tried if estimate.fits)
 
@@ -76,14 +97,14 @@ def _gentlest(steps: tuple[Space, ...], rung: Rung, memo: Memo) -> Estimate:
 def _loosened(space: Space) -> tuple[Space, ...]:
     """The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
 
-    Offloading is a rung of its own: its limits go with the first step.
+    Offloading is among a level's settings: its limits go with the first step.
     """
     loose = replace(space, fit="all")
     for row in LADDER:
-        if row.name not in FREE_ON_A_RUNG:
+        if row.name not in FREE:
             loose = _without(loose, row.name, row.knobs)
     steps = [loose]
-    for name in FREE_ON_A_RUNG:
+    for name in FREE:
         steps.append(_without(steps[-1], name, LEVERS[name].knobs))
     return tuple(steps)
 

@@ -1,26 +1,19 @@
-"""Points of the space: which knobs a rung may be rehearsed with, ordered by what they demand."""
+"""Points of the space: which knobs a level may be rehearsed with, ordered by what they demand."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
-from autotrain_mem.planner.ladder import FREE_ON_A_RUNG, LEVERS, Rung, allowed
+from autotrain_mem.planner.ladder import FREE, LEVERS, allowed
+from autotrain_mem.planner.levels import Level
 from autotrain_mem.planner.space import BatchSplit, Space, batch_splits
 from autotrain_mem.spec import Knobs
 
-RECOMPUTE_COST = 4 / 3
-"""One more forward on top of a forward and a backward that costs two: Chen et al. 2016, arXiv 1604.06174."""
-IDLE_TOKENS = 512
-"""Micro-batch, in tokens, at which half of the time is taken as lost to an idle card. A stand-in, not measured."""
-
-
-def relative_cost(space: Space, knobs: Knobs) -> float:
-    """Cost of one token against an ideal one, for ranking plans. A stand-in until step time is modelled: not a time.
-
-    Example: 4 rows of 1024 tokens with checkpointing cost 4/3 * (1 + 512/4096) = 1.5, 1 row without costs 1.5 too.
-    """
-    recompute = RECOMPUTE_COST if knobs.gradient_checkpointing else 1.0
-    return recompute * (1 + IDLE_TOKENS / space.micro_batch_tokens(knobs))
+Line = tuple[Knobs, ...]
+"""One setting, with or without checkpointing, at every micro-batch allowed, smallest first: what it needs grows along
+the line."""
 
 
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
@@ -31,8 +24,16 @@ def checkpointing_choices(space: Space) -> tuple[bool, ...]:
     return (False,) if lever.name in space.forbid else (False, True)
 
 
-def line(space: Space, setting: Knobs, *, checkpointing: bool) -> tuple[Knobs, ...]:
-    """One setting at every micro-batch allowed, smallest first: what it needs grows along the line."""
+def lines(space: Space, level: Level) -> Iterator[Line]:
+    """Every line of a level, fewest levers of time first."""
+    for setting in level.settings:
+        for checkpointing in checkpointing_choices(space):
+            yield line(space, setting, checkpointing=checkpointing)
+
+
+@lru_cache(maxsize=256)  # as many as one search has
+def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
+    """One setting at every micro-batch allowed."""
     lever = LEVERS["micro_batch"]
     fixed = lever.name in space.forbid or space.method not in lever.methods
     smallest = space.base.per_device_train_batch_size if fixed else 1
@@ -69,21 +70,25 @@ def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
     return tuple(points)
 
 
-def least_demanding(space: Space, rung: Rung) -> Knobs:
-    """The point of a rung that needs least; if that does not fit, nothing on the rung does."""
-    checkpointing = checkpointing_choices(space)[-1]
-    smallest = line(space, rung.strongest, checkpointing=checkpointing)[0]
-    return replace(smallest, max_length=rung.lengths[0]) if rung.lengths else smallest
+def least_demanding(space: Space, level: Level) -> Knobs:
+    """The point of a level that needs least; if that does not fit, nothing on the level does."""
+    smallest = line(space, level.strongest, checkpointing=checkpointing_choices(space)[-1])[0]
+    return replace(smallest, max_length=level.lengths[0]) if level.lengths else smallest
 
 
-def length_line(space: Space, rung: Rung) -> tuple[Knobs, ...]:
-    """The least demanding point of a rung that shortens rows, at every length, and last at the length asked for."""
-    shortest = least_demanding(space, rung)
-    asked = rung.strongest.max_length
-    return tuple(replace(shortest, max_length=length) for length in (*rung.lengths, asked))
+def most_demanding(space: Space, level: Level) -> Knobs:
+    """The point of a level with the fewest levers and the most rows at once; if it fits, there is little to search."""
+    return line(space, level.gentlest, checkpointing=checkpointing_choices(space)[0])[-1]
+
+
+def length_line(space: Space, level: Level) -> Line:
+    """The least demanding point of a level that shortens rows, at every length, and last at the length asked for."""
+    shortest = least_demanding(space, level)
+    asked = level.strongest.max_length
+    return tuple(replace(shortest, max_length=length) for length in (*level.lengths, asked))
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:
     """A setting with the batches and checkpointing of another point."""
-    free = (name for lever in FREE_ON_A_RUNG for name in LEVERS[lever].knobs)
+    free = (name for lever in FREE for name in LEVERS[lever].knobs)
     return replace(setting, **{name: getattr(point, name) for name in free})

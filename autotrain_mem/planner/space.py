@@ -11,9 +11,9 @@ from typing import Any
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.planner.division import EVALUATED_ROWS, NAMED_AT_MOST, ROWS, STEPS, divisors, either, rows_allowed
 from autotrain_mem.spec import Fit, Job, Knobs
+from autotrain_mem.spec.job import MAX_SLOWDOWN
+from autotrain_mem.spec.length import without_wish
 from autotrain_mem.spec.model import ModelFacts
-
-AUTO = "auto"
 
 UNKNOWN_ROW_TOKENS = 1024
 """TRL 1.12's default ``max_length`` (``SFTConfig``), taken where neither rows nor model say how long a row gets. It
@@ -45,6 +45,8 @@ class Space:
     rows_allowed: tuple[int, ...] | None = None
     """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
     the effective batch."""
+    max_slowdown: float = MAX_SLOWDOWN
+    """A plan that takes so many times as long as the best of the next level is not taken by itself."""
     method: str = "sft"
     model: str = "the model"
     """Name for messages."""
@@ -93,7 +95,13 @@ def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
 
 
 def make_space(
-    defaults: Knobs, job: Job, facts: ModelFacts, *, longest: int | None, shortest: int | None = None
+    defaults: Knobs,
+    job: Job,
+    facts: ModelFacts,
+    *,
+    longest: int | None,
+    shortest: int | None = None,
+    asked_length: int | None = None,
 ) -> Space:
     """The space of one job.
 
@@ -103,6 +111,8 @@ def make_space(
         facts: Of the job's model.
         longest: Tokens of the longest row; None when the dataset was not read.
         shortest: Of the shortest.
+        asked_length: What the data answer to a ``max_length`` of ``p99`` (``DataProfile.asked_length``); None for the
+            longest row.
 
     Raises:
         UsageError: a number that is not a positive whole one; all of them in one message.
@@ -116,7 +126,8 @@ def make_space(
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
-        overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, longest))
+        wanted = longest if asked_length is None else asked_length
+        overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, wanted))
     _check_completion(overlaid, longest, context_length)
     allowed = rows_allowed(job, overlaid)
     overlaid = _within(overlaid, allowed)
@@ -131,6 +142,7 @@ def make_space(
         longest=longest,
         shortest=shortest if job.method == "reward" else None,
         rows_allowed=allowed,
+        max_slowdown=job.max_slowdown,
         method=job.method,
         model=job.model,
     )
@@ -138,14 +150,12 @@ def make_space(
 
 def _pinned_arguments(job: Job) -> dict[str, Any]:
     knobs = {field.name for field in fields(Knobs)}
-    given = {name: value for name, value in job.arguments.items() if name in knobs}
-    return {name: value for name, value in given.items() if (name, value) != ("max_length", AUTO)}
+    return {name: value for name, value in without_wish(job.arguments).items() if name in knobs}
 
 
 def _pinned(job: Job, given: dict[str, Any]) -> frozenset[str]:
-    """Mixed precision in fp16 is for cards that know no bfloat16, so it pins the weights' dtype with it. vLLM's sleep
-    mode refuses expandable segments (``vllm/device_allocator/cumem.py: CuMemAllocator``)."""
-    implied = {"fp16": "dtype", "use_vllm": "expandable_segments"}
+    """vLLM's sleep mode refuses expandable segments (``vllm/device_allocator/cumem.py: CuMemAllocator``)."""
+    implied = {"use_vllm": "expandable_segments"}
     return frozenset(given) | {knob for argument, knob in implied.items() if job.arguments.get(argument)}
 
 
@@ -185,10 +195,10 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
         raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
 
 
-def _auto_length(default: int | None, context_length: int | None, longest: int | None) -> int | None:
-    """The longest row, or TRL's default where no row was read; never beyond the model's context."""
-    wished = default if longest is None else longest
-    known = [tokens for tokens in (wished, context_length) if tokens is not None]
+def _auto_length(default: int | None, context_length: int | None, wanted: int | None) -> int | None:
+    """What the rows ask for, or TRL's default where no row was read; never beyond the model's context."""
+    wanted = default if wanted is None else wanted
+    known = [tokens for tokens in (wanted, context_length) if tokens is not None]
     return min(known, default=None)
 
 

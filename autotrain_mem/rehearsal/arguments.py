@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 from autotrain_mem.errors import MissingExtraError, UsageError
 from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.contradictions import refuse
 from autotrain_mem.rehearsal.methods.method import method_of
-from autotrain_mem.rehearsal.unrehearsed import refuse
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.job import METHODS
+from autotrain_mem.spec.length import MAX_LENGTH, read_length, without_wish
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""
@@ -68,6 +69,7 @@ def parse(
     config: Mapping[str, Any],
     also_known: Iterable[str],
     switches: Iterable[str] = (),
+    own: Mapping[str, Any] | None = None,
 ) -> Parsed:
     """Parse the flags that are not ours, over the keys of a YAML config.
 
@@ -77,16 +79,14 @@ def parse(
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.
         switches: Knobs that are ours alone and that the user turned on.
+        own: Our other flags that the user gave, which may contradict TRL's.
 
     Raises:
-        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses, an argument that cannot be
-            rehearsed.
+        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses; all that contradicts itself
+            or cannot be rehearsed, at once.
     """
-    parser = method_of(method).make_parser()
-    parser.allow_abbrev = False
-    parser.error = functools.partial(_refuse, method)
-    # The first action of a name is the flag itself; a later one is its --no_ form, with a default of its own.
-    actions = {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
+    parser = _parser(method)
+    actions = _actions(parser)
     defaults = {name: action.default for name, action in actions.items()}
     known = [*actions, *also_known]
     unknown = [name for name in config if name not in actions]
@@ -99,16 +99,48 @@ def parse(
         raise _unknown_tokens(method, extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
     given |= dict.fromkeys(switches, True)
-    refuse(method, given)
+    refuse(method, given, own or {})
     _check(method, given)
     knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
     return Parsed(given=given, defaults=knobs)
+
+
+def read_value(method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
+    """The value of one flag by itself; whether it goes with the others is ``parse``'s to say.
+
+    Example: ``read_value("sft", "load_in_4bit", ["--load_in_4bit=true"], ())`` is True, which ``parse`` refuses without
+    LoRA.
+
+    Raises:
+        UsageError: an unknown flag (with the nearest), or a value of a wrong kind.
+    """
+    parser = _parser(method)
+    actions = _actions(parser)
+    if name not in actions:
+        raise _unknown_names(method, [f"--{name}"], [*actions, *also_known], "flag", "--")
+    _forget_defaults(parser, {})
+    namespace, extra = parser.parse_known_args([*argv])
+    if extra:
+        raise _unknown_tokens(method, extra, list(actions))
+    return getattr(namespace, name)
 
 
 def help_text(method: str) -> str:
     """TRL's own help for the method's flags."""
     text: str = method_of(method).make_parser().format_help()
     return text
+
+
+def _parser(method: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = method_of(method).make_parser()
+    parser.allow_abbrev = False
+    parser.error = functools.partial(_refuse, method)  # type: ignore[method-assign]
+    return parser
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """By name. The first action of a name is the flag itself; a later one is its --no_ form, with its own default."""
+    return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
 def _as_flags(config: Mapping[str, Any], actions: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
@@ -141,21 +173,17 @@ def _forget_defaults(parser: argparse.ArgumentParser, silent: Mapping[str, Any])
             continue
         action.default = silent.get(action.dest, argparse.SUPPRESS)
         action.required = False
-        if action.dest == "max_length":
-            action.type = _length_or_auto
+        if action.dest == MAX_LENGTH:
+            action.type = _length_or_wish
         if action.dest == "resume_from_checkpoint":
             action.nargs, action.const, action.type = "?", True, _checkpoint
 
 
-def _length_or_auto(text: str) -> int | str | None:
-    lowered = text.strip().lower()
-    if lowered == "auto":
-        return "auto"
-    if lowered == "none":
-        return None
-    if not lowered.isdigit() or int(lowered) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto")
-    return int(lowered)
+def _length_or_wish(text: str) -> int | str | None:
+    try:
+        return read_length(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _checkpoint(text: str) -> str | bool:
@@ -259,7 +287,7 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
     """What can be said to TRL's configs before there is a plan."""
-    return {name: value for name, value in given.items() if value != "auto" and name not in DIVIDED}
+    return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
 
 
 def _check_resume(given: Mapping[str, Any]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.spec import DataProfile, Job, Knobs, Trace
-from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace
+from autotrain_mem.spec.model import LayerPattern, ModelFacts
+from autotrain_mem.spec.preflight import Preflight
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -23,7 +25,8 @@ HIDDEN_CUDA = {
 """The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory."""
 
 TIME_LIMIT_SECONDS = 600.0
-"""For one question. A rehearsal takes seconds, counting the tokens of a large dataset minutes."""
+"""For one question, or from one word about its progress to the next. A rehearsal takes seconds, counting the tokens of
+a large dataset minutes."""
 
 
 class Worker:
@@ -36,15 +39,23 @@ class Worker:
         self._time_limit_seconds = time_limit_seconds
         # Ours, not the worker's: a process that is killed tidies nothing up.
         self._scratch = tempfile.TemporaryDirectory(prefix="autofit-", ignore_cleanup_errors=True)
+        self._lock = threading.Lock()
+        self._over = False
         self._child = self._start()
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.kill()  # it holds nothing that needs saving
+        self.kill()
         self._child.stop()
         self._scratch.cleanup()
+
+    def kill(self) -> None:
+        """End the process for good, from any thread: whoever waits for an answer is told that it died."""
+        with self._lock:
+            self._over = True
+            self._child.kill()  # it holds nothing that needs saving
 
     @property
     def pid(self) -> int:
@@ -59,8 +70,13 @@ class Worker:
         environment: Mapping[str, str],
         also_known: Iterable[str],
         switches: Iterable[str] = (),
+        own: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Knobs]:
-        """(arguments that the user gave, TRL's defaults). Raises UsageError."""
+        """(arguments that the user gave, TRL's defaults). Raises UsageError.
+
+        Args:
+            own: Our own flags that the user gave, which may contradict TRL's.
+        """
         answer = self._ask(
             "parse",
             method=method,
@@ -69,8 +85,14 @@ class Worker:
             environment=dict(environment),
             also_known=list(also_known),
             switches=list(switches),
+            own=dict(own or {}),
         )
         return answer["given"], Knobs.from_json(answer["defaults"])
+
+    def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
+        """The value of one flag by itself, whatever it goes with. Raises UsageError."""
+        answer = self._ask("read_value", method=method, name=name, argv=list(argv), also_known=list(also_known))
+        return answer["value"]
 
     def help_text(self, method: str) -> str:
         """TRL's help for the method's flags."""
@@ -87,43 +109,111 @@ class Worker:
         answer = self._ask(
             "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
         )
-        return ModelFacts(context_length=answer["context_length"], is_quantized=answer["is_quantized"])
+        names = ("context_length", "is_quantized", "digest", "flash_attention")
+        pattern = answer["pattern"]
+        return ModelFacts(
+            **{name: answer[name] for name in names}, pattern=None if pattern is None else LayerPattern(**pattern)
+        )
 
     def check_can_train(self, job: Job) -> None:
         """Raises UsageError when the job lacks something without which nothing can be trained."""
         self._ask("check", job=job.to_json())
 
-    def profile(self, job: Job) -> DataProfile:
-        """Token lengths of the job's dataset. Raises DatasetError."""
-        answer = self._ask("profile", job=job.to_json())
-        return DataProfile(rows_by_length=dict(answer["rows_by_length"]), longest_evaluated=answer["longest_evaluated"])
+    def preflight(
+        self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
+    ) -> Preflight:
+        """What can be known to go wrong before anything is rehearsed.
 
-    def rehearse(self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int]) -> Trace:
-        """Rehearse one configuration with rows (or prompts) of ``length`` tokens. Raises RehearsalError."""
+        Args:
+            to_train: Training follows, on this machine.
+            on_cpu: That training runs on the CPU, with or without a simulated card.
+            reads_data: The data are here to be looked at.
+
+        Raises:
+            ModelError: there is no such model, or the method cannot train it.
+        """
+        answer = self._ask(
+            "preflight",
+            job=job.to_json(),
+            compute_capability=compute_capability,
+            to_train=to_train,
+            on_cpu=on_cpu,
+            reads_data=reads_data,
+            options=_config_options(job),
+        )
+        return Preflight.from_json(answer)
+
+    def fingerprint(self, job: Job) -> str:
+        """What :meth:`profile` answers the same to: the data, the tokenizer and the formatting, as one digest.
+
+        Raises:
+            DatasetError, ModelNotFoundError: there are no such data, or no tokenizer.
+            UsageError: there is no such reward function.
+        """
+        digest: str = self._ask("fingerprint", job=job.to_json())["fingerprint"]
+        return digest
+
+    def profile(self, job: Job, hear: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
+        """Token lengths of the job's dataset.
+
+        Args:
+            hear: Is told how far the counting is, a few times a second; the time limit is for silence.
+
+        Raises:
+            DatasetError: there are no such data, or the method cannot train on them.
+        """
+        return DataProfile.from_json(self._ask("profile", hear, job=job.to_json()))
+
+    def rehearse(
+        self,
+        job: Job,
+        knobs: Knobs,
+        length: int,
+        compute_capability: tuple[int, int],
+        layers: int | None = None,
+        chunks: int | None = None,
+    ) -> Trace:
+        """Rehearse one configuration with rows (or prompts) of ``length`` tokens. Raises RehearsalError.
+
+        Args:
+            layers: Of a copy of the model with fewer; None for the model itself.
+            chunks: Of a loss that goes over the tokens in many; None for all of them.
+        """
         answer = self._ask(
             "rehearse",
             job=job.to_json(),
             knobs=knobs.to_json(),
             length=length,
             compute_capability=compute_capability,
+            layers=layers,
+            chunks=chunks,
             options=_config_options(job),
         )
         return Trace.from_json(answer["trace"])
 
     def _start(self) -> Child:
-        return Child("autotrain_mem.rehearsal.worker", {**HIDDEN_CUDA, "TMPDIR": self._scratch.name})
+        environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name}
+        return Child("autotrain_mem.rehearsal.worker", environment, has_children=True)  # those that count tokens
 
-    def _ask(self, operation: str, **fields: Any) -> dict[str, Any]:
-        if not self._child.alive:
-            self._child.stop()
-            self._child = self._start()
+    def _living(self) -> Child:
+        with self._lock:
+            if not self._child.alive and not self._over:
+                self._child.stop()
+                self._child = self._start()
+            return self._child
+
+    def _ask(
+        self, operation: str, hear: Callable[[Counting], None] = lambda counting: None, **fields: Any
+    ) -> dict[str, Any]:
+        child = self._living()
         try:
-            self._child.send({"operation": operation, **fields})
-            answer = self._child.receive(self._time_limit_seconds)
+            child.send({"operation": operation, **fields})
+            while "progress" in (answer := child.receive(self._time_limit_seconds)):
+                hear(Counting.from_json(answer["progress"]))
         except ChildDied as death:
             raise _died(operation, death) from death
         except ChildTimeout as timeout:
-            self._child.kill()
+            child.kill()
             raise WorkerTimeoutError(
                 f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
                 hint="A very large dataset or model can: give --max_length N to skip counting tokens.",

@@ -60,19 +60,56 @@ def _check_quantization(job: Job, config: Any) -> None:
 
 
 def _check_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> None:
-    import torch
-
-    from autotrain_mem.rehearsal.lens.attention import why_not
-
     name = job.arguments.get("attn_implementation")
-    if name is None:
-        return
-    half = torch.float16 if job.arguments.get("fp16") else torch.bfloat16
-    mixed = job.arguments.get("bf16") is not False or job.arguments.get("fp16")
-    dtype = half if mixed else getattr(torch, str(job.arguments.get("dtype", "float32")), torch.float32)
-    reason = why_not(name, compute_capability, dtype, _head_size(config.get_text_config()))
+    reason = None if name is None else _why_not(name, job, config, compute_capability)
     if reason is not None:
         raise UsageError(f"--attn_implementation {name}: {reason}.", hint="--attn_implementation sdpa runs everywhere.")
+
+
+FLASH = "flash_attention_2"
+
+
+def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> str:
+    """Why a plan for a card of this machine may not choose flash-attention by itself; empty when it may."""
+    if job.arguments.get("use_cpu"):
+        return "flash-attention runs on a GPU only"
+    if command := flash_package_missing(FLASH):
+        return f"flash-attention is not installed here ({command})"
+    return _why_not(FLASH, job, config, compute_capability) or ""
+
+
+def _why_not(name: str, job: Job, config: Any, compute_capability: tuple[int, int]) -> str | None:
+    from autotrain_mem.rehearsal.lens.attention import why_not
+
+    return why_not(name, compute_capability, _computed_in(job), _head_size(config.get_text_config()))
+
+
+def _computed_in(job: Job) -> Any:
+    """The dtype of attention's products: autocast's where there is one, else that of the weights."""
+    import torch
+
+    if job.arguments.get("fp16"):
+        return torch.float16
+    if job.arguments.get("bf16") is not False:
+        return torch.bfloat16
+    return getattr(torch, str(job.arguments.get("dtype", "float32")), torch.float32)
+
+
+_FLASH_PACKAGES = {
+    FLASH: (("flash_attn", "kernels"), "pip install flash-attn --no-build-isolation"),
+    "flash_attention_3": (("flash_attn_interface", "kernels"), "pip install kernels"),
+}
+"""Name -> packages of which any one will do, and how to install one. transformers takes the kernel from the hub where
+``kernels`` is installed and the package is not (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
+_FROM_HUB = (("kernels",), "pip install kernels")
+
+
+def flash_package_missing(name: str) -> str:
+    """The command that installs what ``--attn_implementation name`` needs to train; empty when it is here."""
+    if "flash" not in name:
+        return ""
+    packages, command = _FLASH_PACKAGES.get(name, _FROM_HUB)
+    return "" if any(importlib.util.find_spec(package) for package in packages) else command
 
 
 def _head_size(config: Any) -> int:

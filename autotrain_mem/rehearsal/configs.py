@@ -102,20 +102,25 @@ def peft_config(filled: Configs, model: str) -> Any:
     options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
     config = AutoConfig.from_pretrained(model, **options)
     if config.model_type not in KNOWN:
-        has_experts = any(getattr(config.get_text_config(), name, None) for name in _EXPERTS)
+        has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
         lora.target_modules = _ATTENTION if has_experts else "all-linear"
     return lora
 
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What transformers' configs of mixtures call the number of their experts."""
 _ATTENTION = r".*\.self_attn\.\w*proj\w*"
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same training on the CPU, where mixed precision is bfloat16 only: as many bytes as float16."""
+    """The same training on CPU tensors, where ``lens.fp16`` keeps fp16 as it is on a card."""
+    return {**arguments, "use_cpu": True, "dataloader_num_workers": 0}
+
+
+def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same training on a real CPU, whose mixed precision is bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
-    return {**arguments, **half, "use_cpu": True, "dataloader_num_workers": 0}
+    return on_cpu({**arguments, **half})
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:

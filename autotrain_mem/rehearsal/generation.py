@@ -28,6 +28,7 @@ from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.skipped_steps import Budget, Jump, State, write_skipped_steps
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.values import know, known_value, real_tensors
+from autotrain_mem.rehearsal.work import Mark
 
 _DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
 _SLIDING = {cache_utils.DynamicSlidingWindowLayer, cache_utils.LinearAttentionAndSlidingWindowAttentionLayer}
@@ -258,6 +259,7 @@ class _Record:
         self._start = self._stop = 0
         self._blocks: dict[str, tuple[int | None, ...]] = {}
         self._lengths: dict[str, tuple[int, ...]] = {}
+        self._work: Mark = {}
 
     def begin(self, states: dict[str, _Growing], steps: int) -> None:
         """A jump of so many steps begins."""
@@ -268,6 +270,7 @@ class _Record:
     def end(self, states: dict[str, _Growing]) -> None:
         """It has ended, and the last step begins."""
         self._stop = len(self._recorder.ledger.events)
+        self._work = self._recorder.work.mark()
         self._add(states)
 
     def write(self, states: dict[str, _Growing]) -> None:
@@ -283,6 +286,8 @@ class _Record:
         steps = len(next(iter(self._lengths.values())))
         jump = Jump(start=self._start, stop=self._stop, states=grown, steps=steps)
         write_skipped_steps(self._recorder.ledger, jump, self._budget)
+        whole = max(self._lengths.values(), key=max)
+        self._recorder.work.repeat(self._work, steps, longest=whole[-1] + 1, mean_length=(whole[0] + whole[-1]) / 2)
         self._lengths = {}
 
     def _add(self, states: dict[str, _Growing]) -> None:

@@ -10,8 +10,10 @@ import time
 from array import array
 from typing import Any, Protocol
 
-from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
 from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+
+_NO_WORK = Workload()
 
 
 class Device(Protocol):
@@ -149,7 +151,7 @@ class Ledger:
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
-    def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
+    def trace(self, not_counted: tuple[str, ...] = (), work: Workload = _NO_WORK) -> Trace:
         """The run so far, without what was disowned."""
         kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
         number = {block: index + 1 for index, block in enumerate(kept)}
@@ -177,6 +179,7 @@ class Ledger:
             operators=self.operators,
             seconds=time.perf_counter() - self._started,
             not_counted=not_counted,
+            work=work,
         )
 
     def _block(self, block: int) -> Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -10,6 +11,9 @@ from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, Unsupport
 from autotrain_mem.rehearsal.materialize import load_config
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.spec import Job
+
+REWARD_MODELS = ("reward_model_name_or_path", "reward_model_path")
+"""What GRPO and RLOO, and what PPO, call the reward model."""
 
 
 def read_config(job: Job, **options: Any) -> Any:
@@ -37,7 +41,7 @@ def check_reward_model(job: Job) -> None:
         ModelConfigError: as above.
         UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
     """
-    for name in ("reward_model_name_or_path", "reward_model_path"):
+    for name in REWARD_MODELS:
         model = job.arguments.get(name)
         if model is not None:
             trust = bool(job.arguments.get("trust_remote_code", False))
@@ -47,6 +51,17 @@ def check_reward_model(job: Job) -> None:
                     f"{model} comes without a tokenizer, by which a reward model reads completions.",
                     hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
                 )
+
+
+def config_digest(job: Job, config: Any) -> str:
+    """Of everything that the configs of the job's models say: the same text for equal configs."""
+    trust = bool(job.arguments.get("trust_remote_code", False))
+    judges = [job.arguments[name] for name in REWARD_MODELS if job.arguments.get(name)]
+    configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]
+    digest = hashlib.blake2b(digest_size=16)
+    for each in configs:
+        digest.update(each.to_json_string(use_diff=False).encode())
+    return digest.hexdigest()
 
 
 _TOKENIZER_FILES = (

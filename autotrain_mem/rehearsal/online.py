@@ -11,6 +11,7 @@ from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.configs import Configs, trainer_arguments
+from autotrain_mem.rehearsal.counting import RowLengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.rewards import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.rehearsal.tokens import text_of, without_last
@@ -121,11 +122,22 @@ def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
     return asked
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Tokens of every prompt with the chat template around it; also tries the reward functions on the first rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
-    return [len(prompt_ids(prompt, tokenizer, **options)) for prompt in split["prompt"]]
+    return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+
+
+def prompt_lengths(split: Any, tokenizer: Any, *, processes: int | None, **options: Any) -> RowLengths:
+    """Tokens of every prompt. Kept in memory: datasets' own cache would not notice when ``prompt_ids`` changes."""
+
+    def count(row: dict[str, Any]) -> dict[str, int]:
+        return {"tokens": len(prompt_ids(row["prompt"], tokenizer, **options))}
+
+    told = {"desc": "Tokenizing prompts", "num_proc": processes}
+    counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **told)
+    return RowLengths(longer=list(counted["tokens"]))
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:

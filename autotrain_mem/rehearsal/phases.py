@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.rehearsal.operator_costs import host_step
 from autotrain_mem.rehearsal.quantized import statistics
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.trainers.host_optimizer import HostOptimizer
 
 PAGED_FROM_ELEMENTS = 100_000
 """State of a paged optimizer from this size on lies in CUDA's managed memory, outside torch's allocator
@@ -141,7 +143,7 @@ def _follow_optimizer(trainer: Any, recorder: Recorder) -> None:
     """Most trainers make their optimizer when training begins; PPO's is there, wrapped by accelerate."""
 
     def watch(optimizer: Any) -> Any:
-        optimizer.register_step_post_hook(lambda *_: _mark_optimizer_state(optimizer, recorder))
+        optimizer.register_step_post_hook(lambda *_: _after_step(optimizer, recorder))
         return optimizer
 
     create_optimizer = trainer.create_optimizer
@@ -190,6 +192,15 @@ def _mark_gradients(model: torch.nn.Module, recorder: Recorder) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             recorder.mark(parameter.grad, Owner.GRADIENTS, name)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    _mark_optimizer_state(optimizer, recorder)
+    if isinstance(optimizer, HostOptimizer):
+        trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        for cost in host_step(trained, fused=bool(optimizer.param_groups[0].get("fused"))):
+            recorder.work.note(cost)
+    recorder.work.optimizer_stepped()
 
 
 def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:

@@ -11,6 +11,7 @@ from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetE
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.arguments import undivided
 from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
+from autotrain_mem.rehearsal.counting import Hear, RowLengths, heard, processes
 from autotrain_mem.rehearsal.formats import columns_read
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.model_config import lacks_tokenizer
@@ -18,28 +19,46 @@ from autotrain_mem.rehearsal.rows import check_rows
 from autotrain_mem.spec import DataProfile, Job
 
 
-def profile(job: Job, output_dir: str) -> DataProfile:
+def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> DataProfile:
     """Let the installed trainer prepare the data, untruncated, and count tokens.
 
     The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
+
+    Args:
+        hear: Is told how far the counting is.
 
     Raises:
         DatasetError: see :func:`autotrain_mem.rehearsal.dataset.load`.
         ModelNotFoundError: the model comes without a tokenizer.
         RewardFunctionError: a reward function fails on the first rows.
     """
-    method = method_of(job.method)
-    filled = method.configs(_arguments(job, output_dir))
+    filled = method_of(job.method).configs(counting_arguments(job, output_dir))
     splits = dataset.load(job, filled)
-    lengths = Counter(_lengths(job, filled, splits[filled.script.dataset_train_split]))
+    with heard(hear):
+        trained = _lengths(job, filled, splits[filled.script.dataset_train_split])
+        evaluated = _lengths(job, filled, splits[filled.script.dataset_test_split]) if job.is_evaluated else None
+    lengths = Counter(trained.longer)
     if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
         raise EmptyDatasetError(
             f"No row of {dataset.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
     _check_some_are_kept(job, lengths)
-    evaluated = _lengths(job, filled, splits[filled.script.dataset_test_split]) if job.is_evaluated else []
-    return DataProfile(rows_by_length=dict(lengths), longest_evaluated=max(evaluated, default=0))
+    return DataProfile(
+        rows_by_length=dict(lengths),
+        longest_evaluated=0 if evaluated is None else max(evaluated.longer, default=0),
+        shorter_sides=_shorter_sides(trained),
+        drops=job.method == "reward",
+    )
+
+
+def _shorter_sides(lengths: RowLengths) -> dict[int, int]:
+    """Tokens of the shorter sequences, summed over all pairs of each length."""
+    sums: Counter[int] = Counter()
+    if lengths.shorter:
+        for longer, shorter in zip(lengths.longer, lengths.shorter, strict=True):
+            sums[longer] += shorter
+    return dict(sums)
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
@@ -78,7 +97,7 @@ def _no_tokenizer(model: str) -> ModelNotFoundError:
     )
 
 
-def _arguments(job: Job, output_dir: str) -> dict[str, Any]:
+def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     """The job's own, without what would need a GPU, a network or a real model."""
     return {
         **on_cpu(undivided(job.arguments)),
@@ -96,9 +115,11 @@ def _arguments(job: Job, output_dir: str) -> dict[str, Any]:
     }
 
 
-def _lengths(job: Job, filled: Configs, split: Any) -> list[int]:
+def _lengths(job: Job, filled: Configs, split: Any) -> RowLengths:
     check_rows(split, columns_read(job.method, split.column_names, filled), dataset.dataset_name(job))
     tokenizer = load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    given = job.arguments.get("dataset_num_proc")
+    filled.training.dataset_num_proc = processes(len(split), given)  # of GRPO's config no field; nobody minds
     try:
         return method_of(job.method).row_lengths(filled, split, tokenizer)
     except AutofitError:

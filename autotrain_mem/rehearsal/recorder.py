@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.ledger import Device, Ledger
 from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, sole_holders, unwatched
+from autotrain_mem.rehearsal.work import WorkCounter, counting
 from autotrain_mem.spec import Owner, Phase, Trace
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -69,6 +70,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         sole_holders()
         self.ledger = Ledger(device)
         """What is written down."""
+        self.work = WorkCounter()
+        """What is computed and moved."""
         self._execute = execute
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
@@ -83,6 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if phase is not self.ledger.phase:
             self._module_stack.clear()
             self.ledger.enter_phase(phase)
+            self.work.enter_phase(phase)
 
     @property
     def phase(self) -> Phase:
@@ -95,6 +99,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self._module_names[id(module)] = name
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.mark(tensor, Owner.WEIGHTS, name)
+            self.work.know_weight(tensor)
 
     def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count a batch that has just arrived on the device."""
@@ -168,6 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if func in IN_PLACE:
             func = unwatched(func, args)
         out = self._execute(func, args, kwargs)
+        self.work.see(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (list, tuple)):
@@ -255,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
         torch.UntypedStorage.resize_ = watched_resize
         try:
-            with self:
+            with self, counting(self.work):
                 yield self
         finally:
             torch.UntypedStorage.resize_ = resize
@@ -274,4 +280,4 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
         """The run so far, without what was disowned."""
-        return self.ledger.trace(not_counted)
+        return self.ledger.trace(not_counted, self.work.workload())

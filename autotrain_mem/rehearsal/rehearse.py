@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.rehearsal.configs import (
@@ -10,6 +11,8 @@ from autotrain_mem.rehearsal.configs import (
     Configs,
     rehearsal_arguments,
 )
+from autotrain_mem.rehearsal.fewer_chunks import with_chunks
+from autotrain_mem.rehearsal.fewer_layers import with_layers
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.stage import Play, rehearse_play
 from autotrain_mem.rehearsal.tokens import stub_tokenizer
@@ -21,7 +24,13 @@ EVALUATED_BATCHES = 2
 
 
 def rehearse(
-    job: Job, knobs: Knobs, length: int, output_dir: str, compute_capability: tuple[int, int] = (8, 0)
+    job: Job,
+    knobs: Knobs,
+    length: int,
+    output_dir: str,
+    compute_capability: tuple[int, int] = (8, 0),
+    layers: int | None = None,
+    chunks: int | None = None,
 ) -> Trace:
     """Rehearse one configuration.
 
@@ -29,9 +38,13 @@ def rehearse(
         length: Tokens that every row of the worst batch fills; of the prompt alone, in online methods.
         output_dir: A scratch folder; nothing of worth is written there.
         compute_capability: Of the card, since kernels differ by it.
+        layers: Of the model that is rehearsed in the place of the job's; None for all that it has.
+        chunks: Of a loss that goes over the tokens in many; None for all that it has.
     """
-    play = make_play(job, knobs, length, output_dir)
-    return rehearse_play(play, compute_capability, not_counted(job, knobs))
+    with with_layers(job.model, layers), with_chunks(chunks) as cut:
+        play = make_play(job, knobs, length, output_dir)
+        trace = rehearse_play(play, compute_capability, not_counted(job, knobs))
+    return replace(trace, loss_chunks=tuple(sorted({*cut})))
 
 
 def make_play(job: Job, knobs: Knobs, length: int, output_dir: str) -> Play:
@@ -46,7 +59,25 @@ def make_play(job: Job, knobs: Knobs, length: int, output_dir: str) -> Play:
         build=lambda: build_trainer(job, knobs, filled, rows, evaluated, tokenizer),
         edit_rows=method.rows_editor(filled),
         directions=lambda trainer: method.stage_directions(trainer, filled, knobs),
+        passes=_passes(job, filled),
+        micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
     )
+
+
+def _passes(job: Job, filled: Configs) -> int:
+    """PPO goes ``num_ppo_epochs`` times over each rollout; a rehearsal's own config says once."""
+    default = type(filled.training).__dataclass_fields__.get("num_ppo_epochs")
+    return int(job.arguments.get("num_ppo_epochs") or default.default) if default is not None else 1
+
+
+def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
+    """GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train on them ``num_iterations`` times."""
+    if not knobs.completion_length:
+        return 0
+    steps = getattr(filled.training, "steps_per_generation", None)
+    if steps is None:
+        return knobs.gradient_accumulation_steps * _passes(job, filled)
+    return int(steps) * int(filled.training.num_iterations)
 
 
 def build_trainer(
@@ -60,9 +91,26 @@ def build_trainer(
     from autotrain_mem.trainers.host_optimizer import offload_to_host
 
     trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
+    if knobs.fp16:
+        _widen_trained(trainer.model)
     if knobs.optimizer_offload:
         offload_to_host(trainer)
     return trainer
+
+
+def _widen_trained(model: Any) -> None:
+    """Train in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
+
+    ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
+    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes the adapter of a quantized base bfloat16
+    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 ends the first optimizer step
+    (https://github.com/huggingface/trl/issues/4901); a head that is trained whole beside a float16 base is float16.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def _trained_rows(knobs: Knobs) -> int:

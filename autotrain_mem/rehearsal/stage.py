@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +59,10 @@ class Play:
     """Makes the worst micro-batch of the rows that the sampler drew."""
     directions: Callable[[Any], AbstractContextManager[None]] = nullcontext
     """What must be arranged for the trainer while it trains."""
+    passes: int = 1
+    """How often a training step goes over its rows, each time with an optimizer step; a rehearsal does so once."""
+    micro_steps_per_generation: int = 0
+    """How many micro-steps train on what is generated at once, of which a rehearsal runs a few."""
 
 
 def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()) -> Trace:
@@ -80,7 +84,9 @@ def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_
             trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
             with play.directions(trainer):
                 _train(trainer, recorder)
-    return recorder.trace((*not_counted, *not_imitated(compute_capability)))
+    trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
+    work = replace(trace.work, passes=play.passes, micro_steps_per_generation=play.micro_steps_per_generation)
+    return replace(trace, work=work)
 
 
 class Watch:

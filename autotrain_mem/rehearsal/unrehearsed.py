@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.lens.bitsandbytes import EIGHT_BIT_NOT_COUNTED, FOUR_BIT_NOT_COUNTED
 from autotrain_mem.rehearsal.lens.host import NOT_COUNTED as OFFLOADING_NOT_COUNTED
 from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 
 _NOT_SAMPLED = "generation is rehearsed as transformers' own loop: leave it away"
 _ONE_GPU = "plans are for one GPU so far: leave it away"
@@ -28,27 +26,19 @@ REFUSED = {
 """Argument -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
 
 
-def refuse(method: str, given: Mapping[str, Any]) -> None:
-    """Raise UsageError, once, for all arguments that a rehearsal would mispredict or a run could not use."""
-    problems = [
-        *_quantization(given),
-        *_half_precision(given),
-        *_vllm(given),
-        *_padding_free(given),
-        *_optimizer(method, given),
-        *_unrehearsed(given),
-    ]
-    if problems:
-        raise UsageError(
-            " ".join(message for message, _ in problems), hint="\n".join(dict.fromkeys(hint for _, hint in problems))
-        )
-
-
 Problems = Iterator[tuple[str, str]]
 """What is wrong, and what to do about it."""
 
 
-def _unrehearsed(given: Mapping[str, Any]) -> Problems:
+def unrehearsed(given: Mapping[str, Any]) -> Problems:
+    """All arguments that a rehearsal would mispredict or a run could not use."""
+    yield from _padding_free(given)
+    yield from _rows(given)
+    yield from _optimizer(given)
+    yield from _arguments(given)
+
+
+def _arguments(given: Mapping[str, Any]) -> Problems:
     refused = [name for name in REFUSED if given.get(name)]
     if refused:
         yield (
@@ -65,23 +55,25 @@ def _padding_free(given: Mapping[str, Any]) -> Problems:
         )
 
 
-def _quantization(given: Mapping[str, Any]) -> Problems:
-    """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
-    quantized = [name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
-    if len(quantized) == 2:
-        yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
-    elif quantized and not given.get("use_peft"):
+def _rows(given: Mapping[str, Any]) -> Problems:
+    """Batches whose rows are not those that a worst batch is made of."""
+    packing, eval_packing = bool(given.get("packing")), given.get("eval_packing")
+    evaluates = str(given.get("eval_strategy", "no")) != "no"
+    if evaluates and eval_packing is not None and bool(eval_packing) is not packing:
         yield (
-            f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
-            f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized[0]} away.",
+            "--eval_packing other than --packing evaluates on other rows than it trains on, which no plan allows for.",
+            "Leave --eval_packing away: it follows --packing.",
         )
-
-
-def _half_precision(given: Mapping[str, Any]) -> Problems:
-    if given.get("fp16") and given.get("dtype") == "float16":
+    options = given.get("dataset_kwargs")
+    if isinstance(options, Mapping) and options.get("skip_prepare_dataset"):
         yield (
-            "--fp16 with --dtype float16: the gradient scaler refuses gradients in float16.",
-            "Give --dtype float32 with --fp16 (mixed precision), or --bf16 with --dtype bfloat16.",
+            "--dataset_kwargs skip_prepare_dataset trains on rows that TRL does not truncate: no plan allows for them.",
+            "Leave it away; rows that are tokenized already (input_ids) are taken as they are.",
+        )
+    if given.get("train_sampling_strategy") == "batch_rebalance":
+        yield (
+            "--train_sampling_strategy batch_rebalance puts more rows into a micro-batch than a plan allows for.",
+            "--train_sampling_strategy random or group_by_length keeps --per_device_train_batch_size rows.",
         )
 
 
@@ -93,30 +85,11 @@ _UNREHEARSED_OPTIMIZERS = (
 )
 
 
-def _optimizer(method: str, given: Mapping[str, Any]) -> Problems:
+def _optimizer(given: Mapping[str, Any]) -> Problems:
     if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
         yield (
             f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
             "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
-        )
-    if given.get("optimizer_offload") and method == "ppo":
-        yield (
-            "--optimizer_offload does not work with PPO, whose trainer makes its optimizer as it is built.",
-            ("Leave it away; --optim adamw_8bit keeps a quarter of the state."),
-        )
-    elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
-        yield (
-            f"--optimizer_offload does not know --optim {given['optim']}.",
-            f"It takes --optim {', '.join(OFFLOADED)}.",
-        )
-
-
-def _vllm(given: Mapping[str, Any]) -> Problems:
-    """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
-    if given.get("use_vllm") and given.get("expandable_segments"):
-        yield (
-            "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
-            "Leave --expandable_segments away.",
         )
 
 
@@ -157,6 +130,6 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         facts.append(
             "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full"
         )
-    if given.get("fp16"):
-        facts.append("fp16 is rehearsed as bfloat16, which has as many bytes; the gradient scaler adds a few scalars")
+    if knobs.fp16:
+        facts.append("the scaler of fp16's gradients: a few scalars")
     return tuple(facts)

@@ -12,10 +12,12 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, RehearsalError
 from autotrain_mem.processes import Channel
+from autotrain_mem.rehearsal.counting import Hear
 from autotrain_mem.spec import Job, Knobs
 
 
@@ -25,9 +27,21 @@ def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
     os.environ.update(request["environment"])
     parsed = arguments.parse(
-        request["method"], request["argv"], request["config"], request["also_known"], request["switches"]
+        request["method"],
+        request["argv"],
+        request["config"],
+        request["also_known"],
+        request["switches"],
+        request["own"],
     )
     return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
+
+
+def read_value(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """One flag -> its value by itself."""
+    from autotrain_mem.rehearsal import arguments
+
+    return {"value": arguments.read_value(request["method"], request["name"], request["argv"], request["also_known"])}
 
 
 def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -39,16 +53,22 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and a card -> what its model's config says; refuses what cannot go together."""
-    from autotrain_mem.rehearsal.compatible import check_compatible
-    from autotrain_mem.rehearsal.model_config import read_config
+    from autotrain_mem.rehearsal.compatible import check_compatible, why_no_flash_attention
+    from autotrain_mem.rehearsal.fewer_layers import layer_pattern
+    from autotrain_mem.rehearsal.model_config import config_digest, read_config
     from autotrain_mem.rehearsal.quantized import checkpoint_quantization
 
     job = Job.from_json(request["job"])
     config = read_config(job, **request["options"])
-    check_compatible(job, config, tuple(request["compute_capability"]))
+    capability = tuple(request["compute_capability"])
+    check_compatible(job, config, capability)
+    pattern = layer_pattern(job, config)
     return {
         "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
         "is_quantized": bool(checkpoint_quantization(config)),
+        "digest": config_digest(job, config),
+        "flash_attention": why_no_flash_attention(job, config, capability),
+        "pattern": None if pattern is None else asdict(pattern),
     }
 
 
@@ -65,12 +85,35 @@ def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {}
 
 
-def profile(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job -> how many rows have how many tokens."""
+def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> what can be known to go wrong with it, and how many parameters its weights' files hold."""
+    from autotrain_mem.rehearsal.checkpoint import parameters_on_disk
+    from autotrain_mem.rehearsal.model_config import read_config
+    from autotrain_mem.rehearsal.preflight import make_flight
+    from autotrain_mem.rehearsal.preflight import preflight as look
+
+    job = Job.from_json(request["job"])
+    config = read_config(job, **request["options"])
+    facts = {name: request[name] for name in ("to_train", "on_cpu", "reads_data")}
+    flight = make_flight(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
+    return {
+        "findings": [finding.to_json() for finding in look(flight)],
+        "parameters": parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision")),
+    }
+
+
+def fingerprint(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> what its data, its tokenizer and their formatting are known by."""
+    from autotrain_mem.rehearsal.fingerprint import fingerprint as fingerprint_dataset
+
+    return {"fingerprint": fingerprint_dataset(Job.from_json(request["job"]), scratch)}
+
+
+def profile(request: dict[str, Any], scratch: str, hear: Hear = lambda counting: None) -> dict[str, Any]:
+    """A job -> how many rows have how many tokens; told on the way how far the counting is."""
     from autotrain_mem.rehearsal.profile import profile as profile_dataset
 
-    found = profile_dataset(Job.from_json(request["job"]), scratch)
-    return {"rows_by_length": list(found.rows_by_length.items()), "longest_evaluated": found.longest_evaluated}
+    return profile_dataset(Job.from_json(request["job"]), scratch, hear).to_json()
 
 
 def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -83,14 +126,18 @@ def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     capability = tuple(request["compute_capability"])
     gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
     gc.freeze()  # what is imported stays, and need not be looked at again
-    return {"trace": rehearse_trainer(job, knobs, request["length"], scratch, capability).to_json()}
+    trace = rehearse_trainer(job, knobs, request["length"], scratch, capability, request["layers"], request["chunks"])
+    return {"trace": trace.to_json()}
 
 
 OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "parse": parse,
+    "read_value": read_value,
     "help": help_text,
     "describe": describe,
     "check": check,
+    "preflight": preflight,
+    "fingerprint": fingerprint,
     "profile": profile,
     "rehearse": rehearse,
 }
@@ -98,19 +145,28 @@ OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 STEPS = {
     "parse": "Reading the flags",
+    "read_value": "Reading a flag",
     "help": "Reading TRL's help",
     "describe": "Reading the model's config",
     "check": "Checking the job",
+    "preflight": "Checking model, tokenizer and data",
+    "fingerprint": "Looking at the data",
     "profile": "Counting the tokens of the data",
     "rehearse": "Rehearsing the trainer",
 }
 """How an error calls each operation."""
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked; whatever goes wrong is an answer too."""
+def answer(request: dict[str, Any], hear: Hear = lambda counting: None) -> dict[str, Any]:
+    """Do what is asked; whatever goes wrong is an answer too.
+
+    Args:
+        hear: Is told how far an answer is that takes minutes.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
+            if request["operation"] == "profile":
+                return {"ok": profile(request, scratch, hear)}
             return {"ok": OPERATIONS[request["operation"]](request, scratch)}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
@@ -135,7 +191,7 @@ def main() -> None:
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
     while True:
-        channel.send(answer(channel.receive()))
+        channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": counting.to_json()})))
 
 
 if __name__ == "__main__":

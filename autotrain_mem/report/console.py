@@ -9,9 +9,10 @@ from rich.text import Text
 
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.report import wording
+from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, table
-from autotrain_mem.report.plan import attempts_view, plan_view
+from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Hardware, Report
 from autotrain_mem.spec.report import MemoryReading

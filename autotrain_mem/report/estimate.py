@@ -18,7 +18,7 @@ LARGEST_MODULES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sum:
+class Sum:
     """The shown figures, in steps of the scale: the owners sum to the peak, and this and what follows to the need."""
 
     scale: Scale
@@ -32,23 +32,18 @@ class _Sum:
 
 def estimate_view(estimate: Estimate) -> RenderableType:
     """One configuration against one device: verdict, budget, phases, modules, and what the figures leave out."""
-    memory, shown = estimate.memory, _sum(estimate)
+    memory, shown = estimate.memory, sum_of(estimate)
     parts: list[RenderableType] = [
         verdict(estimate),
         *_why_not(estimate),
         hanging(f"settings  {wording.settings(estimate.knobs)}"),
+        hanging(f"speed     {wording.speed(estimate.time)}"),
         Text(),
         _sum_table(estimate, shown),
-        *_reserved(estimate, shown),
-        Text(),
-        title("peak allocated by phase"),
-        Block(_phase_table(estimate, shown), 2),
+        *reserved_modes(estimate, shown),
+        *at_the_peak(estimate, shown),
+        *not_counted(estimate),
     ]
-    if memory.modules_at_peak:
-        parts += [Text(), title("largest modules at the peak"), Block(_module_table(estimate), 2)]
-    if memory.not_counted:
-        parts += [Text(), title("not counted")]
-        parts += [Block(hanging(f"-  {each}"), 2) for each in memory.not_counted]
     if estimate.hardware.origin == "detected":
         parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
     parts += [Text(), Text(f"rehearsed in {wording.duration(memory.rehearsal_seconds)}", style=QUIET)]
@@ -60,6 +55,20 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
     word, style = ("fits", GOOD) if estimate.fits else ("does not fit", BAD)
     needs = wording.needs(estimate.required_bytes, estimate.budget_bytes)
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
+
+
+def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
+    """Which phase needs how much, and which modules most."""
+    phases: list[RenderableType] = [Text(), title("peak allocated by phase"), Block(_phase_table(estimate, shown), 2)]
+    if not estimate.memory.modules_at_peak:
+        return phases
+    return [*phases, Text(), title("largest modules at the peak"), Block(_module_table(estimate), 2)]
+
+
+def not_counted(estimate: Estimate) -> list[RenderableType]:
+    """What the figures leave out."""
+    lines = [Block(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
+    return [Text(), title("not counted"), *lines] if lines else []
 
 
 def _why_not(estimate: Estimate) -> list[RenderableType]:
@@ -86,7 +95,8 @@ def _other_mode(estimate: Estimate) -> str:
     return f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
 
 
-def _sum(estimate: Estimate) -> _Sum:
+def sum_of(estimate: Estimate) -> Sum:
+    """The parts and totals as they are shown, so that every view shows the same figures."""
     memory = estimate.memory
     scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
     needed = scale.steps(estimate.required_bytes)
@@ -94,7 +104,7 @@ def _sum(estimate: Estimate) -> _Sum:
     sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *outside]
     peak, cached, non_torch, vllm_share = scale.share(needed, sizes)
     owners = scale.share(peak, [memory.owners_at_peak.get(owner, 0) for owner in Owner])
-    return _Sum(
+    return Sum(
         scale=scale,
         owners=tuple(owners),
         peak=peak,
@@ -105,16 +115,16 @@ def _sum(estimate: Estimate) -> _Sum:
     )
 
 
-def _sum_table(estimate: Estimate, shown: _Sum) -> Table:
+def _sum_table(estimate: Estimate, shown: Sum) -> Table:
     """Each total is the sum of the figures shown above it; owners of nothing are left out."""
     peak_phase = wording.PHASES[estimate.memory.peak_phase]
     owned = [each for each in zip(Owner, shown.owners, strict=True) if estimate.memory.owners_at_peak.get(each[0])]
     rows = [("+", wording.OWNERS[owner], steps, "") for owner, steps in owned]
     rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
-    if _caches(estimate.hardware):
+    if caches(estimate.hardware):
         mode = wording.segments(expandable=estimate.knobs.expandable_segments)
         rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
-    rows.append(("+", "outside torch", shown.non_torch, _outside_torch(estimate.hardware)))
+    rows.append(("+", "outside torch", shown.non_torch, outside_torch(estimate.hardware)))
     if estimate.vllm_share_bytes:
         rows.append(("+", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     rows.append(("=", "needed", shown.needed, ""))
@@ -126,7 +136,7 @@ def _sum_table(estimate: Estimate, shown: _Sum) -> Table:
     return made
 
 
-def _add_budget(made: Table, estimate: Estimate, shown: _Sum) -> None:
+def _add_budget(made: Table, estimate: Estimate, shown: Sum) -> None:
     hardware, scale = estimate.hardware, shown.scale
     others = hardware.total_bytes - hardware.free_bytes
     note = [f"{format_bytes(hardware.total_bytes)} in all"]
@@ -139,18 +149,19 @@ def _add_budget(made: Table, estimate: Estimate, shown: _Sum) -> None:
     add(made, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
 
 
-def _caches(hardware: Hardware) -> bool:
+def caches(hardware: Hardware) -> bool:
     """Whether torch's caching allocator stands between the run and the device: a host has none."""
     return hardware.origin != "cpu"
 
 
-def _outside_torch(hardware: Hardware) -> str:
-    return "the CUDA context and its modules" if _caches(hardware) else "the process itself"
+def outside_torch(hardware: Hardware) -> str:
+    """What a run holds of the device outside torch's allocator."""
+    return "the CUDA context and its modules" if caches(hardware) else "the process itself"
 
 
-def _reserved(estimate: Estimate, shown: _Sum) -> list[RenderableType]:
+def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Both modes of the allocator side by side; nothing where there is none."""
-    if not _caches(estimate.hardware):
+    if not caches(estimate.hardware):
         return []
     return [
         Text(),
@@ -159,7 +170,7 @@ def _reserved(estimate: Estimate, shown: _Sum) -> list[RenderableType]:
     ]
 
 
-def _reserved_table(estimate: Estimate, shown: _Sum) -> Table:
+def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
     """What went wrong has columns of its own, where something did."""
     scale = shown.scale
     modes = {False: estimate.memory.native, True: estimate.memory.expandable}
@@ -180,7 +191,7 @@ def _refused(mode: ReservedEstimate) -> str:
     return "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
 
 
-def _phase_table(estimate: Estimate, shown: _Sum) -> Table:
+def _phase_table(estimate: Estimate, shown: Sum) -> Table:
     phases, scale = estimate.memory.phases, shown.scale
     largest = max((1, *phases.values()))
     made = table("phase", "peak", "", right=(1,), show_header=False)

@@ -8,12 +8,13 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import wording
-from autotrain_mem.spec import Attempt, Knobs
+from autotrain_mem.spec import Attempt, Counting, Knobs
 from autotrain_mem.units import format_bytes
 
 SMOOTHING = 0.8
@@ -21,6 +22,9 @@ SMOOTHING = 0.8
 
 PLAIN_LINES = 10
 """Lines that a whole run prints where there is no terminal."""
+
+COUNTING_COLUMNS = 20
+"""Width of the bar while tokens are counted: beside it, words and figures find room in 80 columns."""
 
 _ALWAYS_SAID = ("per_device_train_batch_size", "gradient_checkpointing")
 _NEVER_SAID = ("per_device_eval_batch_size",)  # it follows the micro-batch
@@ -141,6 +145,7 @@ class SearchProgress:
         self._spinner = Spinner("line" if console.options.ascii_only else "dots")
         self._first: Knobs | None = None
         self._tried = 0
+        self._copies = False
 
     def __enter__(self) -> Self:
         if _is_live(self._console):
@@ -156,11 +161,29 @@ class SearchProgress:
         """One configuration has been rehearsed."""
         self._tried += 1
         self._first = self._first or attempt.knobs
-        settings = self._settings(attempt.knobs, self._first)
+        self._copies |= attempt.rehearsed_layers is not None
+        whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
+        settings = self._settings(attempt.knobs, self._first) + whole
         if self._live is None:
             _say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
         else:
             self._live.update(self._line(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
+
+    def counting(self, counting: Counting) -> None:
+        """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
+        if self._live is None:
+            return
+        done, share = f"{counting.done:,} of {counting.rows:,} rows", counting.done / max(1, counting.rows)
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_row(
+            self._spinner,
+            Text(f"counting tokens, {counting.doing[:1].lower()}{counting.doing[1:]}", no_wrap=True, overflow="crop"),
+            ProgressBar(total=1.0, completed=share, width=COUNTING_COLUMNS),
+            Text(done, no_wrap=True),
+        )
+        line.columns[1].ratio = 1
+        line.columns[3].no_wrap = True
+        self._live.update(line)
 
     def _settings(self, knobs: Knobs, first: Knobs) -> str:
         """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""

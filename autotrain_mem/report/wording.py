@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.spec import Harm, Knobs, Owner, Phase
+from autotrain_mem.spec import Harm, Knobs, Owner, Phase, StepTime
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
@@ -39,6 +39,17 @@ HARMS = {
     Harm.DATA: "cuts the data",
 }
 
+LEVELS = {
+    "as given": "one configuration, without a search",
+    "lossless": "the training that was asked for, unchanged",
+    "rounding": "numbers are rounded more coarsely, the same is trained",
+    "LoRA": "an adapter is trained, not the whole model",
+    "LoRA on an 8-bit base": "an adapter is trained, on a base rounded to 8 bits",
+    "LoRA on a 4-bit base": "an adapter is trained, on a base rounded to 4 bits",
+    "shorter rows": "rows are cut to fewer tokens than they have",
+}
+"""What the levels of harm mean, by their names (``planner.levels``), least harm first."""
+
 ADAPTER_ONLY = "trains an adapter (LoRA), not the whole model"
 LOUD = {
     "use_peft": ADAPTER_ONLY,
@@ -66,6 +77,29 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def brief(seconds: float) -> str:
+    """As ``duration``, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
+
+
+def rate(tokens_per_second: float) -> str:
+    """``1,240`` or ``3.2``: a prediction has no more digits to give."""
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
+
+
+def has_speed(time: StepTime) -> bool:
+    """Whether the seconds are the device's own, and so are worth telling."""
+    return not time.assumed and time.step_seconds > 0
+
+
+def speed(time: StepTime) -> str:
+    """``1,240 tokens/s, 6.6 s a step``; or why there are no seconds to tell."""
+    if has_speed(time):
+        return f"{rate(time.tokens_per_second)} tokens/s, {brief(time.step_seconds)} a step"
+    ranked = f": rates of {time.assumed} stand in for this device's, to rank plans only" if time.assumed else ""
+    return f"not known{ranked}"
 
 
 def percent(fraction: float) -> str:
@@ -106,6 +140,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "packing": "packing on" if knobs.packing else "",
         "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
         "dtype": knobs.dtype,
+        "fp16": "computed in float16" if knobs.fp16 else "",
         "optim": knobs.optim,
         "load_in_4bit": "4-bit base" if knobs.load_in_4bit else "",
         "load_in_8bit": "8-bit base" if knobs.load_in_8bit else "",

@@ -1,20 +1,27 @@
 """The nouns: frozen values that pass between the layers. Nothing here acts."""
 
-from autotrain_mem.spec.data import DataProfile
-from autotrain_mem.spec.estimate import Estimate, MemoryEstimate, ReservedEstimate
+from autotrain_mem.spec.data import Counting, DataProfile
+from autotrain_mem.spec.data_summary import DataSummary
+from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedEstimate
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
 from autotrain_mem.spec.knobs import Harm, Knobs, Lever
-from autotrain_mem.spec.plan import Attempt, Plan
+from autotrain_mem.spec.phase import Phase
+from autotrain_mem.spec.plan import Alternative, Attempt, Plan, Proposal
 from autotrain_mem.spec.report import Report
-from autotrain_mem.spec.trace import Block, Owner, Phase, Trace
+from autotrain_mem.spec.trace import Block, Owner, Trace
+from autotrain_mem.spec.work import StepTime, Work, Workload
 
 __all__ = [
+    "Alternative",
     "Attempt",
     "Block",
+    "Counting",
     "DataProfile",
+    "DataSummary",
     "Estimate",
     "Fit",
+    "Footprint",
     "Hardware",
     "Harm",
     "Job",
@@ -24,7 +31,11 @@ __all__ = [
     "Owner",
     "Phase",
     "Plan",
+    "Proposal",
     "Report",
     "ReservedEstimate",
+    "StepTime",
     "Trace",
+    "Work",
+    "Workload",
 ]

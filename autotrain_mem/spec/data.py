@@ -1,22 +1,34 @@
-"""What a dataset's token lengths say about truncation."""
+"""What a dataset's token lengths say: of truncation, of padding, and of the batches that a sampler draws."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
     """Token lengths of a dataset after the trainer's own formatting, as a histogram.
 
-    Example: ``DataProfile(rows_by_length={10: 99, 80: 1}).truncated_rows_fraction(40) == 0.01``.
+    Batches are those of a random sampler, which draws rows without replacement and pads them to the longest that it
+    drew. Sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch are not modelled.
+
+    Example: ``DataProfile(rows_by_length={10: 99, 80: 1})`` has ``percentile(0.99) == 10``,
+    ``truncated_rows_fraction(40) == 0.01``, ``expected_longest(2) == 11.4`` and ``padding_fraction(2)`` 6 %.
     """
 
     rows_by_length: Mapping[int, int]
-    """How many rows have each length, in tokens."""
+    """How many rows have each length, in tokens. A pair is as long as its longer sequence, a prompt as itself."""
     longest_evaluated: int = 0
     """Tokens of the longest row of the split that is evaluated; 0 where none is."""
+    shorter_sides: Mapping[int, int] = field(default_factory=dict)
+    """Pairs only: tokens of the shorter sequences, summed over all pairs of each length. Both sequences of a pair lie
+    in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
+    dpo_trainer.py). Empty where a row is one sequence."""
+    drops: bool = False
+    """Rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 
     @property
     def rows(self) -> int:
@@ -24,7 +36,8 @@ class DataProfile:
 
     @property
     def tokens(self) -> int:
-        return sum(length * rows for length, rows in self.rows_by_length.items())
+        """Of both sequences, where rows are pairs."""
+        return self.kept_tokens(None)
 
     @property
     def longest(self) -> int:
@@ -34,15 +47,134 @@ class DataProfile:
     def shortest(self) -> int:
         return min(self.rows_by_length)
 
+    @property
+    def mean(self) -> float:
+        """Tokens of a row; of a pair, those of its longer sequence."""
+        return sum(length * rows for length, rows in self.rows_by_length.items()) / self.rows
+
+    def percentile(self, share: float) -> int:
+        """The smallest length that at least this share of the rows do not exceed: the nearest rank.
+
+        Args:
+            share: Above 0, at most 1: 0.999 for p99.9.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"a share of rows is above 0 and at most 1, not {share}")
+        rank = math.ceil(round(share * self.rows, 6))  # 0.07 * 100 is a little more than 7
+        counted = 0
+        for length, rows in sorted(self.rows_by_length.items()):
+            counted += rows
+            if counted >= rank:
+                return length
+        return self.longest
+
+    def asked_length(self, share: float) -> int:
+        """The ``max_length`` that a percentile of the rows asks for; all of them (1) include the evaluated ones."""
+        return max(self.longest, self.longest_evaluated) if share == 1 else self.percentile(share)
+
+    def truncated_rows(self, max_length: int | None) -> int:
+        """Rows longer than ``max_length`` tokens."""
+        if max_length is None:
+            return 0
+        return sum(rows for length, rows in self.rows_by_length.items() if length > max_length)
+
     def truncated_rows_fraction(self, max_length: int | None) -> float:
         """Share of rows longer than ``max_length`` tokens."""
-        if max_length is None:
-            return 0.0
-        return sum(rows for length, rows in self.rows_by_length.items() if length > max_length) / self.rows
+        return self.truncated_rows(max_length) / self.rows
 
     def truncated_tokens_fraction(self, max_length: int | None) -> float:
-        """Share of all tokens that truncation to ``max_length`` cuts."""
-        if max_length is None:
-            return 0.0
-        cut = sum((length - max_length) * rows for length, rows in self.rows_by_length.items() if length > max_length)
-        return cut / self.tokens
+        """Share of all tokens that ``max_length`` takes away, with the rows that it drops or from those it cuts."""
+        return 1 - self.kept_tokens(max_length) / self.tokens if self.truncated_rows(max_length) else 0.0
+
+    def kept_tokens(self, max_length: int | None) -> int:
+        """Tokens of an epoch: what ``max_length`` leaves, without padding.
+
+        Exact but for the shorter sides of truncated pairs, which are taken to be alike where the longer ones are.
+        """
+        return sum(
+            min(length, limit) * rows + min(self.shorter_sides.get(length, 0), limit * rows)
+            for length, rows, limit in self._kept(max_length)
+        )
+
+    def expected_longest(self, rows: int, max_length: int | None = None) -> float:
+        """Mean length, over the batches of an epoch, of the longest of ``rows`` rows; 0 where ``max_length`` drops all.
+
+        By order statistics without replacement: of N rows, n not longer than a length, all rows of a batch are among
+        these n with probability C(n, rows) / C(N, rows).
+        """
+        kept = {length: count for length, count, _ in self._kept(max_length)}
+        total = sum(kept.values())
+        drawn = min(rows, total)
+        expected, within, below = 0.0, 0, 0.0
+        for length in sorted(kept):
+            within += kept[length]
+            chance = _all_among(within, total, drawn)
+            expected += (chance - below) * min(length, max_length or length)
+            below = chance
+        return expected
+
+    def padding_fraction(self, rows: int, max_length: int | None = None) -> float:
+        """Share of an epoch's batches, each of ``rows`` rows padded to their longest, that is padding.
+
+        Rows of online methods are prompts: how far their completions are padded is not known before they are sampled.
+        """
+        kept = sum(count for _, count, _ in self._kept(max_length))
+        padded = self.expected_longest(rows, max_length) * kept * (2 if self.shorter_sides else 1)
+        return max(0.0, 1 - self.kept_tokens(max_length) / padded) if padded else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form, for the worker's answer and the cache; lists of pairs, since JSON's keys are texts."""
+        return {
+            "rows_by_length": sorted(self.rows_by_length.items()),
+            "longest_evaluated": self.longest_evaluated,
+            "shorter_sides": sorted(self.shorter_sides.items()),
+            "drops": self.drops,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> DataProfile:
+        """Read what :meth:`to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            rows_by_length=dict(values["rows_by_length"]),
+            longest_evaluated=values["longest_evaluated"],
+            shorter_sides=dict(values["shorter_sides"]),
+            drops=values["drops"],
+        )
+
+    def _kept(self, max_length: int | None) -> list[tuple[int, int, int]]:
+        """(length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
+        return [
+            (length, rows, length if max_length is None else max_length)
+            for length, rows in self.rows_by_length.items()
+            if max_length is None or length <= max_length or not self.drops
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counting:
+    """How far the counting of tokens is. Each pass goes over all rows: one makes texts of them, another tokens."""
+
+    done: int
+    rows: int
+    doing: str
+    """As the datasets library calls the pass: ``Tokenizing train dataset``."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"done": self.done, "rows": self.rows, "doing": self.doing}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Counting:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**values)
+
+
+def _all_among(some: int, all_rows: int, drawn: int) -> float:
+    """The chance that every one of the rows ``drawn`` is among ``some`` of all rows: C(some, drawn) / C(all, drawn)."""
+    if some < drawn:
+        return 0.0
+    return math.exp(
+        math.lgamma(some + 1)
+        - math.lgamma(some - drawn + 1)
+        - math.lgamma(all_rows + 1)
+        + math.lgamma(all_rows - drawn + 1)
+    )

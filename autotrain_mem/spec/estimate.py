@@ -8,7 +8,9 @@ from typing import Any
 
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.trace import Owner, Phase
+from autotrain_mem.spec.phase import Phase
+from autotrain_mem.spec.trace import Owner
+from autotrain_mem.spec.work import StepTime, Workload
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
 
@@ -60,6 +62,57 @@ class MemoryEstimate:
     """With ``expandable_segments:True``."""
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
+    rehearsed_layers: int | None = None
+    """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
+    model was rehearsed."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_phase": self.peak_phase.value,
+            "phases": [{"phase": phase.value, "peak_bytes": peak} for phase, peak in self.phases.items()],
+            "owners_at_peak": {owner.value: size for owner, size in self.owners_at_peak.items()},
+            "modules_at_peak": [{"module": name, "bytes": size} for name, size in self.modules_at_peak],
+            "reserved": {"native": self.native.to_json(), "expandable_segments": self.expandable.to_json()},
+            "not_counted": list(self.not_counted),
+            "rehearsal_seconds": round(self.rehearsal_seconds, 3),
+            "rehearsed_layers": self.rehearsed_layers,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MemoryEstimate:
+        """Read what :meth:`to_json` wrote."""
+        reserved = values["reserved"]
+        return cls(
+            peak_allocated_bytes=values["peak_allocated_bytes"],
+            peak_phase=Phase(values["peak_phase"]),
+            phases={Phase(each["phase"]): each["peak_bytes"] for each in values["phases"]},
+            owners_at_peak={Owner(owner): size for owner, size in values["owners_at_peak"].items()},
+            modules_at_peak=tuple((each["module"], each["bytes"]) for each in values["modules_at_peak"]),
+            native=ReservedEstimate(**reserved["native"]),
+            expandable=ReservedEstimate(**reserved["expandable_segments"]),
+            not_counted=tuple(values["not_counted"]),
+            rehearsal_seconds=values["rehearsal_seconds"],
+            rehearsed_layers=values["rehearsed_layers"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """What one rehearsed configuration takes of any card with the same kernels: its bytes and its work."""
+
+    memory: MemoryEstimate
+    """Replayed on a device without an end."""
+    work: Workload
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form, for the cache."""
+        return {"memory": self.memory.to_json(), "work": self.work.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Footprint:
+        """Read what :meth:`to_json` wrote."""
+        return cls(memory=MemoryEstimate.from_json(values["memory"]), work=Workload.from_json(values["work"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +123,8 @@ class Estimate:
     hardware: Hardware
     memory: MemoryEstimate
     budget_bytes: int
+    time: StepTime
+    """Of one optimizer step, on average over the data where these are known."""
     vllm_share_bytes: int = 0
     """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own, from its start
     to its end."""
@@ -98,29 +153,42 @@ class Estimate:
     def fits(self) -> bool:
         return self.reserved.fits and self.required_bytes <= self.budget_bytes
 
+    @property
+    def tokens_per_second(self) -> float:
+        """By which plans are ranked; good for no more than that where ``time.assumed`` names another card."""
+        return self.time.tokens_per_second
+
     def with_expandable_segments(self) -> Estimate:
         """The same run in the allocator's other mode; nothing needs to be rehearsed again."""
         return replace(self, knobs=replace(self.knobs, expandable_segments=True))
 
     def to_json(self) -> dict[str, Any]:
-        memory = self.memory
         return {
             "schema": ESTIMATE_SCHEMA,
             "knobs": self.knobs.to_json(),
             "gpu": self.hardware.name,
             "gpu_source": self.hardware.source,
-            "peak_allocated_bytes": memory.peak_allocated_bytes,
+            "hardware": self.hardware.to_json(),
             "peak_reserved_bytes": self.reserved.peak_reserved_bytes,
-            "reserved": {"native": memory.native.to_json(), "expandable_segments": memory.expandable.to_json()},
             "non_torch_bytes": self.hardware.non_torch_bytes,
             "vllm_share_bytes": self.vllm_share_bytes,
             "required_bytes": self.required_bytes,
             "budget_bytes": self.budget_bytes,
             "fits": self.fits,
-            "peak_phase": memory.peak_phase.value,
-            "phases": [{"phase": phase.value, "peak_bytes": peak} for phase, peak in memory.phases.items()],
-            "owners_at_peak": {owner.value: size for owner, size in memory.owners_at_peak.items()},
-            "modules_at_peak": [{"module": name, "bytes": size} for name, size in memory.modules_at_peak],
-            "not_counted": list(memory.not_counted),
-            "rehearsal_seconds": round(memory.rehearsal_seconds, 3),
+            **self.memory.to_json(),
+            "step_seconds": self.time.to_json()["step_seconds"],
+            "tokens_per_second": self.time.to_json()["tokens_per_second"],
+            "time": self.time.to_json(),
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Estimate:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            knobs=Knobs.from_json(values["knobs"]),
+            hardware=Hardware.from_json(values["hardware"]),
+            memory=MemoryEstimate.from_json(values),
+            budget_bytes=values["budget_bytes"],
+            time=StepTime.from_json(values["time"]),
+            vllm_share_bytes=values["vllm_share_bytes"],
+        )

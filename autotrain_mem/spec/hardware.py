@@ -15,6 +15,17 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 ASSUMED_CAPABILITY = (8, 0)
 """Compute capability of a card that is imagined by its size alone: Ampere's."""
 
+_SAME_KERNELS = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
+"""Capabilities whose cards take the same kernels with the same buffers, as far as a rehearsal imitates them
+(``rehearsal.lens``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
+over rows: the larger card stands for both, as more blocks take more memory. Of Qwen2.5-0.5B, Qwen2.5-7B and
+Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by a byte."""
+
+
+def kernel_class(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """The capability to rehearse for: cards of one class share a rehearsal. 8.6 goes with 8.9, and 8.0 is alone."""
+    return _SAME_KERNELS.get(compute_capability, compute_capability)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
@@ -34,6 +45,12 @@ class Hardware:
     bandwidth_bytes_per_second: int | None = None
     bf16_flops_per_second: int | None = None
     """Dense, without sparsity; None where the card has no bf16 tensor cores."""
+    fp16_flops_per_second: int | None = None
+    """Dense, tensor cores."""
+    fp32_flops_per_second: int | None = None
+    """Ordinary cores, without TF32."""
+    host_link_bytes_per_second: int | None = None
+    """One way, between the card and the host."""
     index: int | None = None
     """NVML index of a detected card."""
     uuid: str | None = None

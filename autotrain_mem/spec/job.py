@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
+
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
+
+MAX_SLOWDOWN = 4.0
+"""Default of ``--max_slowdown``."""
 
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "ppo")
 """The TRL trainers that are known, by the names of their commands."""
@@ -54,13 +59,16 @@ class Job:
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     """Levers that may not be pulled, by name (see ``planner.ladder``)."""
+    max_slowdown: float = MAX_SLOWDOWN
+    """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
+    the next level is taken."""
 
     @property
     def pins_length(self) -> bool:
         """Whether the tokens of a row are given: max_length as a number (or as no limit), or the longest prompt."""
         if self.is_online:
             return self.prompt_length is not None
-        return bool(self.arguments.get("max_length", "auto") != "auto")
+        return not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
     def is_online(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any
@@ -27,6 +28,8 @@ class Knobs:
     max_length: int | None = None
     """Tokens that a row is truncated to (Reward: beyond which a pair is dropped); None: no limit."""
     packing: bool = False
+    fp16: bool = False
+    """Mixed precision in float16 with a scaler of the loss, for cards without bfloat16, in place of TRL's bfloat16."""
     load_in_4bit: bool = False
     """The frozen base model's linear weights in 4 bits (bitsandbytes); trains with LoRA only."""
     load_in_8bit: bool = False
@@ -116,3 +119,8 @@ class Lever:
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "before": self.before, "after": self.after, "harm": int(self.harm), "why": self.why}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Lever:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**{**values, "harm": Harm(values["harm"])})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.knobs import Knobs, Lever
 
-PLAN_SCHEMA = "autofit.plan/1"
+PLAN_SCHEMA = "autofit.plan/2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +20,10 @@ class Attempt:
     knobs: Knobs
     required_bytes: int
     budget_bytes: int
+    tokens_per_second: float | None = None
+    """None on a device whose speed is not known."""
+    rehearsed_layers: int | None = None
+    """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
 
     @property
     def fits(self) -> bool:
@@ -29,7 +35,64 @@ class Attempt:
             "required_bytes": self.required_bytes,
             "budget_bytes": self.budget_bytes,
             "fits": self.fits,
+            "tokens_per_second": self.tokens_per_second,
+            "rehearsed_layers": self.rehearsed_layers,
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Attempt:
+        """Read what :meth:`to_json` wrote."""
+        kept = {name: value for name, value in values.items() if name != "fits"}
+        return cls(**{**kept, "knobs": Knobs.from_json(values["knobs"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """What another level of harm has to offer on this device: its best plan, or the least that it would need."""
+
+    level: str
+    knobs: Knobs
+    required_bytes: int
+    budget_bytes: int
+    tokens_per_second: float | None
+    ratio: float | None
+    """Its tokens per second over the plan's; None where it does not fit."""
+    would_fit: tuple[str, ...] = ()
+    """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
+
+    @property
+    def fits(self) -> bool:
+        return self.required_bytes <= self.budget_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "knobs": self.knobs.to_json(),
+            "required_bytes": self.required_bytes,
+            "budget_bytes": self.budget_bytes,
+            "fits": self.fits,
+            "tokens_per_second": self.tokens_per_second,
+            "ratio": self.ratio,
+            "would_fit": list(self.would_fit),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Alternative:
+        """Read what :meth:`to_json` wrote."""
+        kept = {name: value for name, value in values.items() if name != "fits"}
+        return cls(**{**kept, "knobs": Knobs.from_json(values["knobs"]), "would_fit": tuple(values["would_fit"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """What would pay and a plan may not do by itself, since it changes the batches or their order."""
+
+    flags: str
+    """As they would be added to the command: ``--packing``."""
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +101,24 @@ class Plan:
 
     method: str
     """The TRL trainer: one of ``spec.job.METHODS``."""
+    model: str
+    level: str
+    """Name of the level of harm that the settings are of (``planner.levels``): ``lossless``, ``rounding``, ``LoRA``."""
     estimate: Estimate
+    defaults: Knobs
+    """What the installed TRL takes where nothing is given."""
     levers: tuple[Lever, ...]
-    """What differs from TRL's defaults, in the ladder's order; empty when TRL's defaults fit as they are."""
+    """What differs from the settings asked for, in the ladder's order; empty when these fit as they are."""
     attempts: tuple[Attempt, ...]
-    truncated_tokens_fraction: float | None
-    """Share of the dataset's tokens that max_length cuts; None when the dataset was not read."""
-    truncated_rows_fraction: float | None
+    alternatives: tuple[Alternative, ...] = ()
+    """Of the levels around, least harm first."""
+    data: DataSummary | None = None
+    """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
+    proposals: tuple[Proposal, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What was found before planning that does not end the run, each with its cure."""
+    optimizer_steps: int | None = None
+    """Of the whole run; None when neither the data nor ``max_steps`` say."""
     seconds: float
     prompt_length: int | None = None
     """Tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
@@ -53,17 +127,56 @@ class Plan:
     def knobs(self) -> Knobs:
         return self.estimate.knobs
 
+    @property
+    def run_seconds(self) -> float | None:
+        """How long the training will take; None where steps or speed are not known."""
+        if self.optimizer_steps is None or self.estimate.time.assumed:
+            return None
+        return self.optimizer_steps * self.estimate.time.step_seconds
+
     def to_json(self) -> dict[str, Any]:
+        time = self.estimate.time.to_json()
         return {
             "schema": PLAN_SCHEMA,
             "method": self.method,
+            "model": self.model,
+            "level": self.level,
             "knobs": self.knobs.to_json(),
             "effective_batch_size": self.knobs.effective_batch_size,
+            "step_seconds": time["step_seconds"],
+            "tokens_per_second": time["tokens_per_second"],
+            "optimizer_steps": self.optimizer_steps,
+            "run_seconds": self.run_seconds,
             "levers": [lever.to_json() for lever in self.levers],
             "estimate": self.estimate.to_json(),
+            "defaults": self.defaults.to_json(),
             "attempts": [attempt.to_json() for attempt in self.attempts],
-            "truncated_tokens_fraction": self.truncated_tokens_fraction,
-            "truncated_rows_fraction": self.truncated_rows_fraction,
+            "alternatives": [alternative.to_json() for alternative in self.alternatives],
+            "data": None if self.data is None else self.data.to_json(),
+            "proposals": [proposal.to_json() for proposal in self.proposals],
+            "warnings": list(self.warnings),
             "prompt_length": self.prompt_length,
             "seconds": round(self.seconds, 3),
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        if values["schema"] != PLAN_SCHEMA:
+            raise ValueError(f"schema {values['schema']!r}, not {PLAN_SCHEMA!r}")
+        return cls(
+            method=values["method"],
+            model=values["model"],
+            level=values["level"],
+            estimate=Estimate.from_json(values["estimate"]),
+            defaults=Knobs.from_json(values["defaults"]),
+            levers=tuple(map(Lever.from_json, values["levers"])),
+            attempts=tuple(map(Attempt.from_json, values["attempts"])),
+            alternatives=tuple(map(Alternative.from_json, values["alternatives"])),
+            data=None if values["data"] is None else DataSummary.from_json(values["data"]),
+            proposals=tuple(Proposal(**proposal) for proposal in values["proposals"]),
+            warnings=tuple(values["warnings"]),
+            optimizer_steps=values["optimizer_steps"],
+            seconds=values["seconds"],
+            prompt_length=values["prompt_length"],
+        )

@@ -6,27 +6,15 @@ import base64
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from autotrain_mem.spec.phase import Phase
+from autotrain_mem.spec.work import Workload
+
 CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
-
-
-class Phase(StrEnum):
-    """Where in the run an event happened."""
-
-    LOAD = "load"
-    GENERATE = "generate"
-    """Completions are sampled: the KV cache and the logits of each step."""
-    SCORE = "score"
-    """Completions are judged, without gradients: rewards, values, old and reference log-probabilities."""
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER_STEP = "optimizer_step"
-    EVALUATE = "evaluate"
-    SAVE = "save"
 
 
 class Owner(StrEnum):
@@ -92,6 +80,11 @@ class Trace:
     """In the order in which they happened."""
     not_counted: tuple[str, ...] = ()
     """What is known to be missing, each in a sentence."""
+    work: Workload = field(default_factory=Workload)
+    """What it computed and moved, for the time that it takes."""
+
+    loss_chunks: tuple[int, ...] = ()
+    """How many chunks a loss would have had that was rehearsed with fewer: every number that occurred."""
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
         """Yield (phase, +1 for a birth or -1 for a death, block) for every birth and death."""
@@ -122,6 +115,8 @@ class Trace:
             "operators": self.operators,
             "seconds": self.seconds,
             "not_counted": list(self.not_counted),
+            "work": self.work.to_json(),
+            "loss_chunks": list(self.loss_chunks),
         }
 
     @classmethod
@@ -145,6 +140,8 @@ class Trace:
             operators=fields["operators"],
             seconds=fields["seconds"],
             not_counted=tuple(fields["not_counted"]),
+            work=Workload.from_json(fields["work"]),
+            loss_chunks=tuple(fields["loss_chunks"]),
         )
 
 

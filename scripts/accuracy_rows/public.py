@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
+from autotrain_mem.engine.predictions import judge_trace
+from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.rehearsal.model_config import read_config
 from autotrain_mem.spec import Estimate, Phase
@@ -52,8 +54,11 @@ HEADER = (
 def predict(worker: api.Worker, case: Case) -> Estimate:
     """On the whole card: a run that was measured had no headroom to keep."""
     card = named(case.card)
-    rehearsals = api.Rehearsals(worker=worker, job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0)
-    return rehearsals.predict(case.knobs, case.longest)
+    rehearsals = api.Rehearsals(
+        workers=api.Workers.holding(worker), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
+    )
+    lengths = Lengths(longest=case.longest)
+    return judge_trace(rehearsals, case.knobs, rehearsals.rehearse(case.knobs, lengths), lengths)
 
 
 def taken_bytes(predicted: Estimate) -> int:

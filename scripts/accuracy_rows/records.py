@@ -14,6 +14,8 @@ from gpu_records.sequences import births_of_history, births_of_trace, difference
 
 from accuracy_rows.public import GIB
 from autotrain_mem import api
+from autotrain_mem.engine.predictions import judge_trace
+from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.spec import Hardware, Trace
@@ -78,8 +80,11 @@ def hardware_of(record: Record) -> Hardware:
 
 def _line(record: Record, worker: api.Worker, model: Path) -> str:
     case = record.case
-    rehearsals = api.Rehearsals(worker=worker, job=case.job(model), defaults=case.knobs, hardware=hardware_of(record))
-    predicted = rehearsals.predict(case.knobs, case.length)
+    rehearsals = api.Rehearsals(
+        workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware_of(record)
+    )
+    lengths = Lengths(longest=case.length)
+    predicted = judge_trace(rehearsals, case.knobs, rehearsals.rehearse(case.knobs, lengths), lengths)
     allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
     reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)
     outside = record.outside.non_torch_bytes

@@ -103,7 +103,7 @@ def write(folder: Path, rows: list[Row]) -> None:
 def _write_models(folder: Path) -> None:
     """The tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded."""
     config = json.loads((folder / "tiny" / "config.json").read_text())
-    for name in ("no_template", "same_pad", "judge"):
+    for name in ("no_template", "same_pad", "judge", "small_vocabulary"):
         shutil.copytree(folder / "tiny", folder / name)
     (folder / "no_template" / "chat_template.jinja").unlink()
     judge = config | {"architectures": ["Qwen2ForSequenceClassification"]}
@@ -114,6 +114,7 @@ def _write_models(folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(changed))
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "small_vocabulary" / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     settings = folder / "same_pad" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<|im_end|>"}))
 

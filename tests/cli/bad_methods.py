@@ -62,6 +62,7 @@ SETTINGS = {
     "optimizer_not_offloaded": (2, f"{_ESTIMATE} --optimizer_offload --optim adafactor"),
     "optimizer_offloaded_ppo": (2, f"{_PPO} --reward_model_path judge --optimizer_offload"),
     "grpo_max_length": (2, f"{_ONLINE} --max_length 64"),
+    "grpo_percentile": (2, f"{_ONLINE} --max_length p99"),
     "grpo_max_prompt_length": (2, f"{_ONLINE} --max_prompt_length 64"),
     "ppo_max_completion_length": (2, f"{_PPO} --max_completion_length 64"),
     "dpo_reward_funcs": (2, f"plan dpo --model tiny {CARD} --dataset pairs.jsonl --reward_funcs my_rewards.short"),

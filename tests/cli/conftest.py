@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bad_files
+import bad_plans
 import pytest
 from command_line import Autofit, Ran
 from tiny import tiny_folder
@@ -16,23 +17,29 @@ from autotrain_mem import api
 from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
+from autotrain_mem.rehearsal.client import Worker
 
 
-class SharedWorker(api.Worker):
-    """Outlives the ``with`` block of a command."""
+class SharedWorkers(api.Workers):
+    """Outlive the ``with`` block of a command."""
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture(scope="session")
-def worker(files: Path) -> Iterator[SharedWorker]:
-    """Starts in the folder of ``files``, as it does for a user who is there."""
+def workers(files: Path) -> Iterator[SharedWorkers]:
+    """Start in the folder of ``files``, as they do for a user who is there; one, since the suite runs in two."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(files)
-        shared = SharedWorker()
+        shared = SharedWorkers(1)
     yield shared
-    api.Worker.__exit__(shared)
+    api.Workers.__exit__(shared)
+
+
+@pytest.fixture(scope="session")
+def worker(workers: SharedWorkers) -> Worker:
+    return workers.first
 
 
 @pytest.fixture(scope="session")
@@ -43,18 +50,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data.write_dataset(folder / "data.jsonl", rows=60, seed=0)
     rows = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
     bad_files.write(folder, rows)
+    bad_plans.write(folder)
     return folder
 
 
 @pytest.fixture
 def autofit(
-    worker: SharedWorker, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workers: SharedWorkers, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Autofit]:
     """Runs one command line in the folder of ``files``, on a machine without a GPU."""
     monkeypatch.chdir(files)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(api, "Worker", lambda: worker)
+    monkeypatch.setenv("AUTOFIT_CACHE", "")
+    monkeypatch.setattr(api, "Workers", lambda count=None: workers)
     monkeypatch.setattr(choose, "detect", lambda: ())
     monkeypatch.setattr(api, "detect", lambda: ())
     before = signal.getsignal(signal.SIGTERM)

@@ -11,11 +11,16 @@ import time
 from pathlib import Path
 
 import bad_methods
+import bad_pairs
+import bad_plans
+import bad_preflight
+import bad_sweeps
 import pytest
 from command_line import Autofit, Ran
 
 from autotrain_mem import api, errors
 from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.rehearsal.pool import Workers
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -55,6 +60,9 @@ CASES = {
     "trl_refuses": (2, f"{DATA} --loss_type nll --accelerator_config nowhere.json"),
     "max_length_zero": (2, f"{DATA} --max_length 0"),
     "max_length_negative": (2, f"{DATA} --max_length -5"),
+    "max_length_percentile_none": (2, f"{DATA} --max_length p0"),
+    "max_length_percentile_above": (2, f"{DATA} --max_length p101"),
+    "max_length_percentile_words": (2, f"{DATA} --max_length pfoo"),
     "max_length_words": (2, f"{DATA} --max_length abc"),
     "effective_batch_zero": (2, f"{DATA} --effective_batch_size 0"),
     "effective_batch_words": (2, f"{DATA} --effective_batch_size x"),
@@ -145,6 +153,10 @@ CASES = {
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16"),
     "allocator_of_env_block": (2, "plan sft --config env_allocator.yaml --gpu 300MiB --max_length 16"),
     **bad_methods.CASES,
+    **bad_pairs.CASES,
+    **bad_plans.CASES,
+    **bad_preflight.CASES,
+    **bad_sweeps.CASES,
 }
 
 SHELL = {
@@ -157,6 +169,7 @@ ELSEWHERE = {
     3: "tests/trainers/test_ppo.py, test_help_of_a_method_that_is_not_installed_prints_no_half",
     1: "test_debug_shows_a_traceback_and_nothing_else_does",
     12: "tests/machine/test_detect.py",
+    13: "tests/machine/test_room.py",
     51: "test_a_killed_worker_is_named_with_its_signal",
     52: "tests/test_processes.py",
     60: "test_training.py",
@@ -274,7 +287,7 @@ def test_a_killed_worker_is_named_with_its_signal(
     monkeypatch.chdir(files)
     with Worker() as own:
         own.help_text("sft")  # it has started
-        monkeypatch.setattr(api, "Worker", lambda: own)
+        monkeypatch.setattr(api, "Workers", lambda count=None: Workers.holding(own))
         threading.Thread(target=_kill_soon, args=(own.pid,), daemon=True).start()
         ran = autofit(*f"{ESTIMATE} --model deep".split())
     _is_one_message(ran, errors.WorkerDiedError.exit_code)

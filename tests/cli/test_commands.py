@@ -24,8 +24,9 @@ ESTIMATE_KEYS = {
     *("fits", "peak_phase", "phases", "owners_at_peak", "not_counted", "rehearsal_seconds"),
 }
 PLAN_KEYS = {
-    *("schema", "knobs", "effective_batch_size", "levers", "estimate", "attempts", "truncated_tokens_fraction"),
-    "seconds",
+    *("schema", "method", "model", "level", "knobs", "effective_batch_size", "levers", "estimate", "attempts"),
+    *("step_seconds", "tokens_per_second", "optimizer_steps", "run_seconds", "alternatives", "data", "proposals"),
+    *("warnings", "seconds"),
 }
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
@@ -67,7 +68,7 @@ def test_plan_is_one_object_with_the_promised_keys(autofit: Autofit) -> None:
     assert found["knobs"]["max_length"] == 64
     assert found["attempts"]
     assert all(lever.keys() >= {"name", "harm", "why"} for lever in found["levers"])
-    assert 0 < found["truncated_tokens_fraction"] < 1
+    assert 0 < found["data"]["truncated_tokens_fraction"] < 1
 
 
 def test_plan_only_is_plan(autofit: Autofit) -> None:
@@ -75,6 +76,15 @@ def test_plan_only_is_plan(autofit: Autofit) -> None:
     plan_only = json.loads(autofit("sft", *PLAN[2:], *ONE_REHEARSAL, "--plan_only").out)
     assert planned["knobs"] == plan_only["knobs"]
     assert planned["estimate"]["peak_allocated_bytes"] == plan_only["estimate"]["peak_allocated_bytes"]
+
+
+def test_a_plan_is_explained_from_its_file(autofit: Autofit, tmp_path: Path) -> None:
+    planned = autofit(*PLAN, *ONE_REHEARSAL)
+    (tmp_path / "plan.json").write_text(planned.out)
+    explained = autofit("explain", str(tmp_path))
+    assert explained.code == 0, explained.err
+    assert explained.out.startswith("autofit sft --model tiny\nfits 300MiB")
+    assert not explained.err
 
 
 def test_rehearsals_are_told_on_stderr_and_the_plan_on_stdout(autofit: Autofit) -> None:
@@ -94,14 +104,14 @@ def test_evaluation_is_a_phase_of_its_own(autofit: Autofit) -> None:
 def test_data_of_every_kind_are_planned_for(data: str, autofit: Autofit) -> None:
     ran = autofit(*shlex.split("plan sft --model tiny --gpu 300MiB --json --dataset"), data, *ONE_REHEARSAL)
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["truncated_tokens_fraction"] == 0
+    assert json.loads(ran.out)["data"]["truncated_tokens_fraction"] == 0
 
 
 def test_a_model_without_tokenizer_is_planned_for_at_a_given_length(autofit: Autofit) -> None:
     line = "plan sft --model no_tokenizer --gpu 300MiB --json --dataset data.jsonl --max_length 64"
     ran = autofit(*shlex.split(line), *ONE_REHEARSAL)
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["truncated_tokens_fraction"] is None
+    assert json.loads(ran.out)["data"] is None
 
 
 def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> None:

@@ -19,6 +19,7 @@ CARD = Hardware(
     non_torch_bytes=2**28,
     uuid="GPU-1",
 )
+CPU = replace(CARD, name="cpu", origin="cpu", uuid=None)
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -31,7 +32,7 @@ def _environment(
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
+    for name in (*NAMES, "MALLOC_MMAP_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -65,6 +66,19 @@ def test_the_env_block_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("simulate", [True, False])
 def test_without_a_card_none_is_seen_and_threads_sleep(simulate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    card = CARD if simulate else replace(CARD, origin="cpu", uuid=None)
+    card = CARD if simulate else CPU
     environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=simulate)
-    assert environment == {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys()
+
+
+def test_only_where_the_cpu_is_the_device_freed_tensors_go_back_to_the_system() -> None:
+    assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+    assert "MALLOC_MMAP_THRESHOLD_" not in _environment(simulate=True) | _environment()
+
+
+def test_what_the_user_sets_of_the_hosts_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
+    assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "4096"
+    assert _environment(CPU, {"MALLOC_MMAP_THRESHOLD_": "8192"})["MALLOC_MMAP_THRESHOLD_"] == "8192"

@@ -36,6 +36,25 @@ def test_every_figure_is_positive(card: Hardware) -> None:
     assert card.bf16_flops_per_second is None or card.bf16_flops_per_second > 0
 
 
+def test_every_card_has_all_its_rates(card: Hardware) -> None:
+    rates = (card.fp16_flops_per_second, card.fp32_flops_per_second, card.host_link_bytes_per_second)
+    assert all(rate is not None and rate > 0 for rate in rates)
+
+
+def test_fp16_runs_at_the_rate_of_bf16_where_there_are_both(card: Hardware) -> None:
+    assert card.bf16_flops_per_second in (None, card.fp16_flops_per_second)
+
+
+def test_ordinary_cores_do_a_round_share_of_what_tensor_cores_do(card: Hardware) -> None:
+    """A half on GeForce, a quarter on workstation cards, an eighth before Ampere, a 16th on A100 and H100."""
+    tensor, ordinary = card.fp16_flops_per_second, card.fp32_flops_per_second
+    assert tensor is not None
+    assert ordinary is not None
+    nearest = min((2, 4, 8, 16, 32), key=lambda share: abs(tensor / ordinary - share))
+    # 8 %: the sheets round, and quote tensor cores at another clock than ordinary ones (H100 SXM: 14.8 for 16)
+    assert tensor / ordinary == pytest.approx(nearest, rel=0.14 if card.name.startswith("h") else 0.08)
+
+
 @pytest.mark.parametrize("row", module._CARDS, ids=lambda row: row.key)
 def test_torch_sees_less_than_the_box_says_but_not_much_less(row: module._Card) -> None:
     # L4 and A10G lose 8 % to ECC kept in the same memory and to the driver; B200 is sold as 180 GB in decimal units.

@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     """The GPUs that detection finds: two, until a test changes the list."""
     gpus = [found("first", 1), found("second", 0)]
     monkeypatch.setattr(module, "detect", lambda: tuple(gpus))
-    monkeypatch.setattr(module, "measured", lambda card: replace(card, source="measured"))
+    monkeypatch.setattr(module, "measured", lambda card, store: replace(card, source="measured"))
     return gpus
 
 

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planner.points import relative_cost
+from autotrain_mem.planner.guess import SLOWING
+from autotrain_mem.planner.ladder import EXPANDABLE
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.spec import Estimate, Hardware, Harm, Job, Knobs, MemoryEstimate, Owner, Phase, ReservedEstimate
+from autotrain_mem.spec import (
+    Estimate,
+    Hardware,
+    Job,
+    Knobs,
+    MemoryEstimate,
+    Owner,
+    Phase,
+    ReservedEstimate,
+    StepTime,
+)
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
 TRL = TRL_DEFAULTS
+ONLINE = replace(TRL, max_length=None, max_completion_length=64, num_generations=8)
+PPO = replace(TRL, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
 
 
 def space_of(
     *, longest: int | None = None, context_length: int | None = None, defaults: Knobs = TRL, **words: object
 ) -> Space:
     """``space_of(per_device_train_batch_size=4, fit="lossless")``: a job in the user's words, made a space."""
-    of_job = ("method", "effective_batch_size", "fit", "forbid")
+    of_job = ("method", "effective_batch_size", "fit", "forbid", "max_slowdown")
     limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
     job = Job(model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
     return make_space(defaults, job, ModelFacts(context_length=context_length, is_quantized=False), longest=longest)
@@ -48,16 +62,70 @@ class LinearMemory:
     noise: float = 0.0
     unmapped: float = 0.0
     """Share of the peak that expandable segments save of what native ones reserve."""
+    copied_layers: int | None = None
+    """Layers of the copies that are rehearsed unless the whole model is asked for; None: always the whole."""
+    amiss: float = 0.0
+    """The share by which what is expanded from such a copy falls short of the whole model's bytes, at most; negative
+    where it is too much. Differs by point like ``noise``, and is never less than half of that."""
     longest: int | None = None
+    slowed: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "gradient_checkpointing": 4 / 3,
+            "activation_offloading": 1.2,
+            "optimizer_offload": 1.5,
+        }
+    )
+    """By which factor each lever of time stretches a step."""
+    cards: tuple[str, ...] = ()
+    """Where anything would fit."""
     calls: list[Knobs] = field(default_factory=list)
+    whole_calls: list[Knobs] = field(default_factory=list)
+    """Those that were made on the whole model."""
 
-    def __call__(self, knobs: Knobs) -> Estimate:
-        self.calls.append(knobs)
-        return self.estimate(knobs)
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+        self.calls += points
+        whole = whole or self.copied_layers is None
+        self.whole_calls += points if whole else []
+        return [self.estimate(knobs) if whole else self.expanded(knobs) for knobs in points]
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        """What a point's speed would be with the levers of time of a rehearsed one."""
+        kept = {name: getattr(known.knobs, name) for name in ("activation_offloading", "optimizer_offload")}
+        return self.time(replace(knobs, **kept)).tokens_per_second
+
+    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+        return self.cards
 
     def estimate(self, knobs: Knobs) -> Estimate:
         memory, hardware = self._memory(knobs), self._hardware()
-        return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=self.budget_bytes)
+        return Estimate(
+            knobs=knobs, hardware=hardware, memory=memory, budget_bytes=self.budget_bytes, time=self.time(knobs)
+        )
+
+    def expanded(self, knobs: Knobs) -> Estimate:
+        """The same as a copy with few layers has it."""
+        whole = self.estimate(knobs)
+        share = 1 - self.amiss * (1 + self._stray(knobs)) / 2
+        phases = {phase: int(peak * share) for phase, peak in whole.memory.phases.items()}
+        memory = replace(
+            whole.memory,
+            peak_allocated_bytes=max(phases.values()),
+            phases=phases,
+            owners_at_peak={owner: int(size * share) for owner, size in whole.memory.owners_at_peak.items()},
+            native=self._scaled(whole.memory.native, share),
+            expandable=self._scaled(whole.memory.expandable, share),
+            rehearsed_layers=self.copied_layers,
+        )
+        return replace(whole, memory=memory)
+
+    def time(self, knobs: Knobs) -> StepTime:
+        """Half of a micro-batch of 512 tokens is lost to an idle card, and each lever of time has its price."""
+        rows, length = knobs.per_device_train_batch_size, self._length(knobs)
+        slowed = [self.slowed[name] for name in SLOWING if getattr(knobs, name)]
+        seconds = knobs.gradient_accumulation_steps * (rows * length + 512) * prod(slowed, start=1e-4)
+        return StepTime(
+            step_seconds=seconds, tokens=float(knobs.effective_batch_size * length), phases={Phase.BACKWARD: seconds}
+        )
 
     def _memory(self, knobs: Knobs) -> MemoryEstimate:
         owners = self._owners(knobs)
@@ -81,6 +149,11 @@ class LinearMemory:
             expandable=self._reserved(peaks[peak_phase], 0.03 + self.noise * self._stray(knobs) - self.unmapped),
             not_counted=(),
             rehearsal_seconds=1.0,
+        )
+
+    def _scaled(self, reserved: ReservedEstimate, share: float) -> ReservedEstimate:
+        return self._reserved(
+            int(reserved.peak_allocated_bytes * share), reserved.peak_reserved_bytes / reserved.peak_allocated_bytes - 1
         )
 
     def _reserved(self, peak_bytes: int, cached_share: float) -> ReservedEstimate:
@@ -125,16 +198,30 @@ class LinearMemory:
         return zlib.crc32(repr(knobs).encode()) / 2**32
 
 
-def brute_force(space: Space, model: LinearMemory) -> tuple[Harm, float] | None:
-    """The first rung on which anything fits, and the least cost there, by asking for every point. Lengths left out."""
-    for harm, settings in every_setting(space):
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What a whole grid of rehearsed points has to offer."""
+
+    level: str
+    tokens_per_second: float
+
+
+def brute_force(space: Space, model: LinearMemory) -> Best | None:
+    """The first level on which anything fits, and the most tokens per second there, by asking for every point.
+
+    Lengths are left out.
+    """
+    may_expand = not {EXPANDABLE} & (space.pinned | space.forbid)
+    for level, settings in every_setting(space):
         points = [knobs for setting in settings for knobs in _time_points(space, setting)]
-        if costs := [relative_cost(space, knobs) for knobs in points if model.estimate(knobs).fits]:
-            return harm, min(costs)
+        estimates = [model.estimate(knobs) for knobs in points]
+        fitting = [each for each in estimates if each.fits or (may_expand and each.with_expandable_segments().fits)]
+        if fitting:
+            return Best(level=level, tokens_per_second=max(each.tokens_per_second for each in fitting))
     return None
 
 
-def every_setting(space: Space) -> Iterator[tuple[Harm, list[Knobs]]]:
+def every_setting(space: Space) -> Iterator[tuple[str, list[Knobs]]]:
     """Every allowed setting in the order of climbing, written out independently of the ladder's table."""
 
     def free(knob: str, lever: str) -> bool:
@@ -150,25 +237,40 @@ def every_setting(space: Space) -> Iterator[tuple[Harm, list[Knobs]]]:
         "optimizer_offload": (base.optimizer_offload, True)[: 1 + on_host],
     }
     rounded = {"dtype": (base.dtype, "bfloat16")[: 1 + bf16], "optim": (base.optim, "adamw_8bit")[: 1 + eight_bit]}
-    yield Harm.TIME, [base]
-    yield Harm.TIME, _every(base, offloaded)
-    yield Harm.ROUNDING, _every(base, rounded)
-    on_both = _every(base, offloaded | ({"dtype": rounded["dtype"]} if on_host else rounded))
-    yield Harm.ROUNDING, on_both
+    lossless = _every(base, offloaded)
+    yield "lossless", lossless[:1]
+    yield "lossless, offloading", lossless[1:]
+    both = [knobs for knobs in _every(base, offloaded | rounded) if knobs not in lossless]
+    possible = [knobs for knobs in both if not (knobs.optimizer_offload and knobs.optim == "adamw_8bit")]
+    if base.optim == "adamw_8bit":
+        possible = both
+    yield "rounding", [knobs for knobs in possible if not _offloads_more(knobs, base)]
+    yield "rounding, offloading", [knobs for knobs in possible if _offloads_more(knobs, base)]
+    if everything and (base.use_peft or free("use_peft", "lora")):
+        yield from _every_adapter(space, free, bf16=bf16, activations=activations)
+
+
+def _every_adapter(
+    space: Space, free: Callable[[str, str], bool], *, bf16: bool, activations: bool
+) -> Iterator[tuple[str, list[Knobs]]]:
+    base = space.base
     adapter = base if base.use_peft else replace(base, use_peft=True, dtype="bfloat16" if bf16 else base.dtype)
-    if not everything or not (base.use_peft or free("use_peft", "lora")):
-        return
-    trained = [] if base.use_peft else [adapter]
+    trained = {} if base.use_peft else {"LoRA": adapter}
     frozen = replace(adapter, dtype="bfloat16" if bf16 else base.dtype)
-    if free("load_in_8bit", "8bit_base") and not base.load_in_4bit:
-        trained.append(replace(frozen, load_in_8bit=True))
-    if free("load_in_4bit", "4bit_base") and not base.load_in_8bit:
+    if free("load_in_8bit", "8bit_base") and not base.load_in_4bit and not base.load_in_8bit:
+        trained["LoRA on an 8-bit base"] = replace(frozen, load_in_8bit=True)
+    if free("load_in_4bit", "4bit_base") and not base.load_in_8bit and not base.load_in_4bit:
         nested = base.use_bnb_nested_quant if "use_bnb_nested_quant" in space.pinned else True
-        trained.append(replace(frozen, load_in_4bit=True, use_bnb_nested_quant=nested))
-    for setting in trained:
-        yield Harm.WHAT_IS_TRAINED, [setting]
-    if trained and activations:
-        yield Harm.WHAT_IS_TRAINED, [replace(trained[-1], activation_offloading=True)]
+        trained["LoRA on a 4-bit base"] = replace(frozen, load_in_4bit=True, use_bnb_nested_quant=nested)
+    for name, setting in trained.items():
+        yield name, [setting]
+    if trained and activations and not base.activation_offloading:
+        yield f"{name}, offloading", [replace(setting, activation_offloading=True)]
+
+
+def _offloads_more(knobs: Knobs, base: Knobs) -> bool:
+    names = ("activation_offloading", "optimizer_offload")
+    return any(getattr(knobs, name) and not getattr(base, name) for name in names)
 
 
 def _every(base: Knobs, choices: Mapping[str, tuple[object, ...]]) -> list[Knobs]:

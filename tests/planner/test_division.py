@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from synthetic_memory import LinearMemory
-from test_ladder import ONLINE, PPO
+from synthetic_memory import ONLINE, PPO, LinearMemory
 
 from autotrain_mem.errors import BatchSplitError, DoesNotFitError, UsageError
-from autotrain_mem.planner.ladder import rungs
+from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.points import least_demanding, line
 from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import Space, batch_splits, make_space
@@ -29,6 +28,9 @@ def space_of(method: str, effective: int | None = None, **words: object) -> Spac
     return make_space(defaults, job, ModelFacts(context_length=None, is_quantized=False), longest=100)
 
 
+ROWS_AND_STEPS = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
 def rows_of(space: Space) -> list[int]:
     return [split.per_device_train_batch_size for split in batch_splits(space)]
 
@@ -41,45 +43,44 @@ def trl_config(method: str, **arguments: Any) -> Any:
     return kind(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments)
 
 
+NAMES = (
+    *("effective", "num_generations", "generation_batch_size", "steps_per_generation", "gradient_accumulation_steps"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"),
+)
+
+
 @st.composite
-def words_of_groups(draw: st.DrawFn) -> dict[str, int]:
-    sizes = st.sampled_from((2, 3, 4, 6, 8, 12, 16, 24))
-    names = draw(
-        st.sets(
-            st.sampled_from(
-                (
-                    *("effective", "num_generations", "generation_batch_size", "steps_per_generation"),
-                    *("per_device_train_batch_size", "gradient_accumulation_steps"),
-                )
-            )
-        )
-    )
-    return {name: draw(sizes) for name in sorted(names)}
+def words_of_groups(draw: st.DrawFn) -> dict[str, Any]:
+    sizes = st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 16, 24))
+    words: dict[str, Any] = {name: draw(sizes) for name in sorted(draw(st.sets(st.sampled_from(NAMES))))}
+    return words | ({"eval_strategy": "steps"} if draw(st.booleans()) else {})
 
 
 @given(st.sampled_from(("grpo", "rloo")), words_of_groups())
-@settings(max_examples=25, deadline=None)
-def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, int]) -> None:
+@settings(max_examples=40, deadline=None)
+def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any]) -> None:
     try:
         space = space_of(method, **words)
     except (BatchSplitError, UsageError):
         assume(False)
-    asked = {name: words[name] for name in ("generation_batch_size", "steps_per_generation") if name in words}
+    asked = {name: value for name, value in words.items() if name not in ("effective", *ROWS_AND_STEPS)}
     assert space.base.per_device_train_batch_size in rows_of(space)
     for split in batch_splits(space):
         config = trl_config(
             method,
-            per_device_train_batch_size=split.per_device_train_batch_size,
-            gradient_accumulation_steps=split.gradient_accumulation_steps,
-            num_generations=space.base.num_generations,
-            **asked,
+            **{
+                **asked,
+                "num_generations": space.base.num_generations,
+                "per_device_train_batch_size": split.per_device_train_batch_size,
+                "gradient_accumulation_steps": split.gradient_accumulation_steps,
+            },
         )
         assert config.generation_batch_size % config.num_generations == 0
 
 
 @given(st.sampled_from(("grpo", "rloo")), words_of_groups())
 @settings(max_examples=25, deadline=None)
-def test_what_is_refused_is_refused_by_trl_too(method: str, words: dict[str, int]) -> None:
+def test_what_is_refused_is_refused_by_trl_too(method: str, words: dict[str, Any]) -> None:
     """Where the user leaves nothing to choose, an error of ours is one of TRL's."""
     words = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 8} | words
     words.pop("effective", None)
@@ -107,6 +108,12 @@ def test_a_given_generation_leaves_the_rows_that_divide_it() -> None:
     space = space_of("rloo", 12, generation_batch_size=8, num_generations=4)
     assert rows_of(space) == [4, 2, 1]
     assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == (4, 3)
+
+
+@pytest.mark.parametrize("name", ["generation_batch_size", "steps_per_generation", "num_generations_eval"])
+def test_a_size_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--{name} 0"):
+        space_of("grpo", **{name: 0})
 
 
 @pytest.mark.parametrize(
@@ -190,6 +197,26 @@ def test_a_micro_batch_larger_than_a_mini_batch_is_refused() -> None:
     )
 
 
+def test_mini_batches_of_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="--num_mini_batches 0"):
+        space_of("ppo", num_mini_batches=0)
+
+
+@pytest.mark.parametrize(
+    ("effective", "batches", "hint"),
+    [
+        (16, 4, "use --effective_batch_size 32 or more, or --num_mini_batches 1 or 2"),
+        (4, 1, "use --effective_batch_size 8 or more"),
+    ],
+)
+def test_rewards_are_whitened_over_eight_rows_at_least(effective: int, batches: int, hint: str) -> None:
+    """TRL asserts it once the models are loaded."""
+    with pytest.raises(BatchSplitError) as raised:
+        space_of("ppo", effective, num_mini_batches=batches, whiten_rewards=True)
+    assert raised.value.hint == hint
+    assert space_of("ppo", 8 * batches, num_mini_batches=batches, whiten_rewards=True)
+
+
 def rollouts(knobs: Knobs) -> tuple[int, int | None]:
     return knobs.per_device_train_batch_size, knobs.local_rollout_forward_batch_size
 
@@ -198,7 +225,7 @@ def test_the_rows_generated_at_once_follow_the_micro_batch() -> None:
     space = space_of("ppo", 16)
     points = line(space, space.base, checkpointing=True)
     assert [rollouts(knobs) for knobs in points] == [(1, 1), (2, 2), (4, 4), (8, 8), (16, 64)]
-    assert rollouts(least_demanding(space, rungs(space)[0])) == (1, 1)
+    assert rollouts(least_demanding(space, levels(space)[0])) == (1, 1)
 
 
 @pytest.mark.parametrize("words", [{"local_rollout_forward_batch_size": 64}, {"forbid": frozenset({"rollout_batch"})}])

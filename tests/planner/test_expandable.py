@@ -1,4 +1,4 @@
-"""Expandable segments: the lever without harm, on no rung, pulled where it makes the difference."""
+"""Expandable segments: the lever without harm, on no level, pulled where it makes the difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed, rungs
+from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
@@ -36,9 +37,13 @@ def tight(space: Space, *, expandable: bool = True) -> LinearMemory:
 
 
 ONE_POINT = space_of(
-    per_device_train_batch_size=1, gradient_checkpointing=True, activation_offloading=False, optimizer_offload=False
+    per_device_train_batch_size=1,
+    gradient_checkpointing=True,
+    activation_offloading=False,
+    optimizer_offload=False,
+    fit="lossless",
 )
-"""A job whose every batch is pinned: the first rung has one point."""
+"""A job whose every batch is pinned: its one level has one point."""
 
 
 def test_they_are_turned_on_where_native_segments_do_not_fit() -> None:
@@ -70,8 +75,8 @@ def test_the_lever_does_no_harm_and_says_what_native_segments_need() -> None:
     )
 
 
-def test_the_lever_is_on_no_rung() -> None:
-    every = [knobs for rung in rungs(space_of()) for knobs in rung.settings]
+def test_the_lever_is_on_no_level() -> None:
+    every = [knobs for level in levels(space_of()) for knobs in level.settings]
     assert not [knobs for knobs in every if knobs.expandable_segments]
 
 
@@ -114,6 +119,7 @@ def test_attempts_tell_the_knobs_that_were_judged() -> None:
         knobs=replace(ONE_POINT.base, expandable_segments=True),
         required_bytes=model.budget_bytes,
         budget_bytes=model.budget_bytes,
+        tokens_per_second=model.time(ONE_POINT.base).tokens_per_second,
     )
 
 
@@ -138,13 +144,14 @@ def test_a_memo_that_may_not_expand_asks_as_it_was_asked() -> None:
 
 def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
     """Then every estimate comes back with them, whatever the search asked for."""
-    model = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED)
+
+    class Expanding(LinearMemory):
+        def estimate(self, knobs: Knobs) -> Estimate:
+            return super().estimate(knobs).with_expandable_segments()
+
+    model = Expanding(budget_bytes=200 * GIB, unmapped=SAVED)
     space = replace(ONE_POINT, pinned=ONE_POINT.pinned | {EXPANDABLE})
-
-    def predict(knobs: Knobs) -> Estimate:
-        return model(knobs).with_expandable_segments()
-
-    assert search(space, predict).estimate.knobs.expandable_segments
+    assert search(space, model).estimate.knobs.expandable_segments
     assert model.calls == [space.base]
 
 
@@ -159,7 +166,7 @@ def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
 
 
 @given(st.integers(2 * GIB, 64 * GIB), st.sampled_from((1, 8, 64)), st.sampled_from((0.0, 0.02)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_plan_has_them_if_and_only_if_it_does_not_fit_without(budget: int, effective: int, noise: float) -> None:
     model = LinearMemory(budget_bytes=budget, noise=noise, unmapped=SAVED)
     found = found_or_none(space_of(effective_batch_size=effective), model)
@@ -173,7 +180,7 @@ def test_a_plan_has_them_if_and_only_if_it_does_not_fit_without(budget: int, eff
 
 
 @given(st.integers(2 * GIB, 64 * GIB), st.sampled_from((1, 8, 64)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_with_them_no_plan_does_more_harm_than_without(budget: int, effective: int) -> None:
     space = space_of(effective_batch_size=effective)
     with_them = found_or_none(space, LinearMemory(budget_bytes=budget, unmapped=SAVED))
@@ -186,13 +193,13 @@ def test_with_them_no_plan_does_more_harm_than_without(budget: int, effective: i
         assert max(harms[0], Harm.TIME) <= max(harms[1], Harm.TIME)
 
 
-@pytest.mark.parametrize(("effective", "most"), [(8, 12), (64, 13), (256, 14)])
-@pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_rehearsals_are_as_few_as_without_them(effective: int, most: int, noise: float) -> None:
-    counts = []
-    for budget in range(3 * GIB, 80 * GIB, GIB // 2):
-        model = LinearMemory(budget_bytes=budget, noise=noise, longest=1024, unmapped=SAVED)
-        if found_or_none(space_of(effective_batch_size=effective, longest=1024), model):
-            counts.append(len(model.calls))
-    assert max(counts) <= most
-    assert sorted(counts)[len(counts) // 2] <= 6
+@pytest.mark.parametrize("effective", [8, 256])
+def test_rehearsals_are_as_few_as_without_them(effective: int) -> None:
+    counts: dict[float, list[int]] = {0.0: [], SAVED: []}
+    for unmapped, calls in counts.items():
+        for budget in range(3 * GIB, 80 * GIB, 4 * GIB):
+            model = LinearMemory(budget_bytes=budget, noise=0.02, longest=1024, unmapped=unmapped)
+            found_or_none(space_of(effective_batch_size=effective, longest=1024), model)
+            calls.append(len(model.calls))
+    assert sum(counts[SAVED]) <= 1.1 * sum(counts[0.0])
+    assert max(counts[SAVED]) <= 20

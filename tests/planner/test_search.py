@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, brute_force, space_of
 
 from autotrain_mem.errors import DoesNotFitError, UsageError
+from autotrain_mem.planner.explore import TIE
 from autotrain_mem.planner.ladder import LADDER, LEVERS
-from autotrain_mem.planner.points import at, relative_cost
+from autotrain_mem.planner.levels import SHORTER_ROWS, levels
+from autotrain_mem.planner.points import Line, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Harm
@@ -69,13 +71,17 @@ def shortest_fits(space: Space, model: LinearMemory) -> bool:
     return may_cut and space.row_tokens(space.base.max_length) > 64 and brute_force(cut, model) is not None
 
 
+def every_line(space: Space, name: str) -> list[Line]:
+    return [line for level in levels(space) if level.name == name for line in lines(space, level)]
+
+
 def harm_of(found: Found) -> Harm:
-    """The rung a plan was found on: TIME also where no lever was needed."""
+    """The level a plan was found on: TIME also where no lever was needed."""
     return max([Harm.TIME, *(lever.harm for lever in found.levers)])
 
 
 @given(spaces(), budgets, st.sampled_from((0.0, 0.02)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_plan_returned_was_predicted_for_exactly_its_knobs_and_fits(space: Space, budget: int, noise: float) -> None:
     model = model_of(space, budget, noise)
     found = found_or_none(space, model)
@@ -87,7 +93,7 @@ def test_plan_returned_was_predicted_for_exactly_its_knobs_and_fits(space: Space
 
 
 @given(spaces(), budgets)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_words_of_the_user_are_kept(space: Space, budget: int) -> None:
     found = found_or_none(space, model_of(space, budget, 0.02))
     if found is not None:
@@ -97,7 +103,7 @@ def test_words_of_the_user_are_kept(space: Space, budget: int) -> None:
 
 
 @given(spaces(), budgets)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_forbidden_levers_and_levels_are_never_pulled(space: Space, budget: int) -> None:
     found = found_or_none(space, model_of(space, budget, 0.02))
     if found is not None:
@@ -108,20 +114,22 @@ def test_forbidden_levers_and_levels_are_never_pulled(space: Space, budget: int)
 
 
 @given(spaces(), budgets)
-@settings(max_examples=250, deadline=None)
-def test_no_plan_of_less_harm_or_cost_is_passed_over(space: Space, budget: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_the_fastest_plan_of_the_first_level_that_fits_is_found(space: Space, budget: int) -> None:
+    space = replace(space, max_slowdown=float("inf"))
     model = model_of(space, budget)
     found, best = found_or_none(space, model), brute_force(space, model)
     if best is None:
-        assert found is None or harm_of(found) is Harm.DATA
+        assert found is None or found.level == SHORTER_ROWS
         assert (found is None) == (not shortest_fits(space, model))
     else:
         assert found is not None
-        assert (harm_of(found), relative_cost(space, found.estimate.knobs)) == best
+        assert found.level == best.level
+        assert found.estimate.tokens_per_second >= 0.99 * best.tokens_per_second
 
 
 @given(spaces(), budgets, st.sampled_from((0.0, 0.02)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_nothing_is_rehearsed_twice(space: Space, budget: int, noise: float) -> None:
     model = model_of(space, budget, noise)
     found_or_none(space, model)
@@ -129,23 +137,20 @@ def test_nothing_is_rehearsed_twice(space: Space, budget: int, noise: float) -> 
 
 
 @given(spaces(), budgets)
-@settings(max_examples=120, deadline=None)
-def test_next_larger_micro_batch_was_rehearsed_and_does_not_fit(space: Space, budget: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_next_larger_micro_batch_was_rehearsed_and_does_not_fit_or_is_no_faster(space: Space, budget: int) -> None:
+    """Of a plan that was not chosen for its length."""
     found = found_or_none(space, model_of(space, budget))
-    if found is None or harm_of(found) in (Harm.DATA, Harm.ROUNDING) or found.estimate.knobs.optimizer_offload:
-        return  # where fewer levers were enough, it was tried with more
-    knobs, whole = found.estimate.knobs, space.effective_batch_size
-    if knobs.activation_offloading or space.pinned & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+    if found is None or found.level == SHORTER_ROWS:
         return
-    rows = knobs.per_device_train_batch_size
-    larger = next((each for each in range(rows + 1, whole + 1) if whole % each == 0), None)
-    alike = [attempt for attempt in found.attempts if at(attempt.knobs, knobs) == knobs]
-    failed = {attempt.knobs.per_device_train_batch_size for attempt in alike if not attempt.fits}
-    assert larger is None or larger in failed
+    (line,) = [line for line in every_line(space, found.level) if found.estimate.knobs in line]
+    for larger in line[line.index(found.estimate.knobs) + 1 :][:1]:
+        (attempt,) = [attempt for attempt in found.attempts if attempt.knobs == larger]
+        assert not attempt.fits or attempt.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
 
 
 @given(st.integers(3 * GIB, 5 * GIB), st.sampled_from((700, 3000, 20_000)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest: int) -> None:
     space = space_of(longest=longest, per_device_train_batch_size=8)
     model = model_of(space, budget)
@@ -162,62 +167,86 @@ def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest:
 @pytest.mark.parametrize("longest", [700, 3000, 32_768])
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_length_is_found_in_eight_rehearsals(longest: int, noise: float) -> None:
-    for budget in range(3 * GIB, 6 * GIB, GIB // 16):
+    for budget in range(3 * GIB, 6 * GIB, GIB // 4):
         model = LinearMemory(budget_bytes=budget, noise=noise, longest=longest)
         found = found_or_none(space_of(longest=longest, per_device_train_batch_size=8), model)
-        if found is not None and harm_of(found) is Harm.DATA:
+        if found is not None and found.level == SHORTER_ROWS:
             chosen = found.estimate.knobs
-            on_rung = [call for call in model.calls if replace(call, max_length=chosen.max_length) == chosen]
-            assert len(on_rung) <= 8 + 1  # one on the rung below, whose length is the one asked for
+            on_level = [call for call in model.calls if replace(call, max_length=chosen.max_length) == chosen]
+            assert (
+                len(on_level) <= 8 + 1 + 1
+            )  # one on the level below, whose length is the one asked for; the neighbour
 
 
-@pytest.mark.parametrize(("effective", "most"), [(8, 12), (64, 13), (256, 14)])
+@pytest.mark.parametrize("effective", [8, 64, 256, 4096])
 @pytest.mark.parametrize("noise", [0.0, 0.02])
-@pytest.mark.parametrize("longest", [200, 1024, 4000])
-def test_rehearsals_are_few(effective: int, most: int, noise: float, longest: int) -> None:
-    """Twelve climb the ladder to its end; each doubling of the batch past that adds a guess at most."""
+def test_rehearsals_are_few(effective: int, noise: float) -> None:
+    """With those of the next level and of the confirmation; measured: 3 to 7 in the median, 17 at most."""
     counts = []
-    for budget in range(3 * GIB, 80 * GIB, GIB // 4):
-        model = LinearMemory(budget_bytes=budget, noise=noise, longest=longest)
-        if found_or_none(space_of(effective_batch_size=effective, longest=longest), model):
-            counts.append(len(model.calls))
-    assert max(counts) <= most
-    assert sorted(counts)[len(counts) // 2] <= 6
+    for budget in range(2 * GIB, 72 * GIB, 2 * GIB):
+        model = LinearMemory(budget_bytes=budget, noise=noise, longest=1024, copied_layers=3, amiss=0.005)
+        found_or_none(space_of(effective_batch_size=effective, longest=1024), model)
+        counts.append(len(model.calls))
+    assert sorted(counts)[len(counts) // 2] <= 12
+    assert max(counts) <= 20
 
 
-def test_full_fine_tuning_that_fits_is_found_in_three_to_six_rehearsals() -> None:
+def test_full_fine_tuning_that_fits_is_found_in_three_to_eight_rehearsals() -> None:
     counts = set()
-    for budget in range(20 * GIB, 80 * GIB, GIB // 4):
+    for budget in range(20 * GIB, 80 * GIB, GIB):
         model = LinearMemory(budget_bytes=budget)
-        assert harm_of(search(space_of(), model)) is Harm.TIME
+        assert search(space_of(), model).level == "lossless"
         counts.add(len(model.calls))
-    assert counts <= {3, 4, 5, 6}
+    assert counts <= {2, 3, 4, 5, 6, 7, 8}
 
 
-def test_rung_that_cannot_fit_is_left_after_one_rehearsal() -> None:
-    model = LinearMemory(budget_bytes=4 * GIB)
-    found = search(space_of(), model)
+def full_points(model: LinearMemory) -> list[tuple[str, bool, int]]:
+    """What was rehearsed of full fine-tuning: dtype, whether the optimizer is offloaded, rows."""
     full = [call for call in model.calls if not call.use_peft]
+    return [(call.dtype, call.optimizer_offload, call.per_device_train_batch_size) for call in full]
+
+
+def test_level_that_cannot_fit_is_left_after_its_first_and_last_point_and_one_that_offloads_after_its_last() -> None:
+    model = LinearMemory(budget_bytes=int(4.2 * GIB))
+    found = search(space_of(), model)
     assert found.estimate.knobs.use_peft
-    assert [(call.dtype, call.optimizer_offload, call.per_device_train_batch_size) for call in full] == [
+    assert full_points(model) == [
+        ("float32", False, 8),
+        ("float32", False, 1),
+        ("float32", True, 1),
+        ("bfloat16", False, 8),
+        ("bfloat16", False, 1),
+        ("bfloat16", True, 1),
+    ]
+
+
+def test_once_weights_were_beyond_the_card_a_levels_last_point_is_asked_alone() -> None:
+    model = LinearMemory(budget_bytes=int(3.5 * GIB))
+    found = search(space_of(), model)
+    assert found.estimate.knobs.use_peft
+    assert full_points(model) == [
+        ("float32", False, 8),
         ("float32", False, 1),
         ("bfloat16", False, 1),
         ("bfloat16", True, 1),
     ]
 
 
-def test_weights_that_exceed_the_card_are_not_rehearsed_again_with_offloading() -> None:
+def test_weights_that_exceed_the_card_are_not_rehearsed_again_with_other_levers() -> None:
     model = LinearMemory(budget_bytes=int(1.6 * GIB))
     found = search(space_of(), model)
     assert found.estimate.knobs.load_in_8bit or found.estimate.knobs.load_in_4bit
-    assert [(call.dtype, call.use_peft) for call in model.calls if not (call.load_in_4bit or call.load_in_8bit)] == [
-        ("float32", False),
+    plain = [call for call in model.calls if not (call.load_in_4bit or call.load_in_8bit)]
+    assert sorted({(call.dtype, call.use_peft) for call in plain}) == [
         ("bfloat16", False),
         ("bfloat16", True),
+        ("float32", False),
     ]
+    assert len(plain) <= 6  # the first and the last point of each level
 
 
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
+    """The first and the last point of the level, and the first of the next."""
     model = LinearMemory(budget_bytes=200 * GIB)
     found = search(space_of(), model)
     assert len(model.calls) == 3
@@ -245,7 +274,7 @@ def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
 
 
 @given(st.integers(6 * GIB, 20 * GIB), st.sampled_from((1, 4, 8, 64)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_smaller_set_of_rounding_levers_reaches_the_same_speed(budget: int, effective: int) -> None:
     space = space_of(effective_batch_size=effective, fit="rounding")
     model = model_of(space, budget)

@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 from synthetic_memory import TRL, space_of
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.planner.space import Space, batch_splits
+from autotrain_mem.planner.space import Space, batch_splits, make_space
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.model import ModelFacts
 
 
 def rows_of(space: Space) -> list[int]:
@@ -99,6 +101,15 @@ def test_auto_length_is_the_longest_row_within_the_context(
     words: dict[str, str], longest: int | None, context_length: int | None, length: int
 ) -> None:
     space = space_of(**words, longest=longest, context_length=context_length)
+    assert space.base.max_length == length
+    assert "max_length" not in space.pinned
+
+
+@pytest.mark.parametrize(("context_length", "length"), [(2048, 70), (64, 64)])
+def test_a_percentile_is_what_the_data_answer_to_it_within_the_context(context_length: int, length: int) -> None:
+    job = Job(method="sft", model="toy-1B", dataset=None, arguments={"max_length": "p99"})
+    facts = ModelFacts(context_length=context_length, is_quantized=False)
+    space = make_space(TRL, job, facts, longest=80, asked_length=70)
     assert space.base.max_length == length
     assert "max_length" not in space.pinned
 

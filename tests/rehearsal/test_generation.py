@@ -151,6 +151,16 @@ def large(run: Run) -> Counter[tuple[int, int]]:
     return Counter((sign, size) for sign, size, _ in run.events if size >= 4 * KIB)
 
 
+def worked(run: Run) -> tuple[float, float, float]:
+    """FLOPs, bytes and kernels of a generation."""
+    works = run.trace.work.work
+    return (
+        sum(work.flops * work.count for work in works),
+        sum((work.bytes + work.fixed_bytes) * work.count for work in works),
+        sum(work.launches * work.count for work in works),
+    )
+
+
 HOW = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
@@ -178,6 +188,9 @@ def test_the_two_ends_allocate_what_all_steps_allocate(family: str, how: str) ->
     if how not in ("without-cache", "static") and family != "gpt2":
         assert large(fake) == large(real)
     assert len(fake.events) > 0.95 * len(real.events)
+    if how not in ("without-cache", "static"):
+        # Steps that are not run differ a little: known values are made beside, and windows grow before they are full.
+        assert worked(fake) == pytest.approx(worked(real), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from autotrain_mem.rehearsal.lens.host import host_offloading
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.stage import Play, Watch, fake_tensors, rehearse_play
 from autotrain_mem.rehearsal.values import KnownValues, known_value
-from autotrain_mem.spec import Owner, Trace
+from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.spec.work import Kind
 from autotrain_mem.trainers import host_optimizer
 from autotrain_mem.trainers.host_optimizer import offload_to_host
 
@@ -100,6 +101,29 @@ def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allo
     assert [use[1:] for use in fake.stream_uses] == [use[1:] for use in true.stream_uses]
     assert peak(fake) == peak(true)
     assert peak(fake, Owner.ACTIVATIONS) == peak(true, Owner.ACTIVATIONS)
+
+
+def copied(trace: Trace, kind: Kind) -> dict[Phase, float]:
+    """Bytes of a micro-step, or an optimizer step, by phase."""
+    found: dict[Phase, float] = {}
+    for work in trace.work.work:
+        if work.kind is kind:
+            found[work.phase] = found.get(work.phase, 0.0) + (work.bytes + work.fixed_bytes) * work.count
+    return found
+
+
+def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(folder: str, tmp_path: pathlib.Path) -> None:
+    trace = rehearsed(folder, tmp_path, activation_offloading=True, gradient_checkpointing=False)
+    gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
+    # The last to leave may come back before their copy is done, and are then taken from where they were.
+    assert 0.9 * gone < back <= gone
+
+
+def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights(folder: str, tmp_path: pathlib.Path) -> None:
+    trace = rehearsed(folder, tmp_path, offload_to_host, optim="adamw_torch_fused")
+    weights = sum({block.module: block.size_bytes for block in trace.blocks if block.owner is Owner.GRADIENTS}.values())
+    assert copied(trace, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
+    assert copied(trace, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
 
 
 def test_offloaded_activations_train_the_same_weights_in_less_memory(folder: str, tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from real_run import case
 
-from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.configs import on_cpu, on_host
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 
@@ -112,8 +112,8 @@ def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torc
     assert seen == {expected}
 
 
-def test_on_a_cpu_fp16_becomes_bf16() -> None:
-    assert on_cpu({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
+def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
+    assert on_host({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
 
 
 # -- what is trained -----------------------------------------------------------------------------------------------

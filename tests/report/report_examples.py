@@ -8,7 +8,9 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.errors import DoesNotFitError, NoGpuError
 from autotrain_mem.spec import (
+    Alternative,
     Attempt,
+    DataSummary,
     Estimate,
     Hardware,
     Harm,
@@ -18,8 +20,10 @@ from autotrain_mem.spec import (
     Owner,
     Phase,
     Plan,
+    Proposal,
     Report,
     ReservedEstimate,
+    StepTime,
 )
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
@@ -125,10 +129,16 @@ def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: 
     return replace(estimated, **changes)
 
 
+PHASE_SECONDS = {Phase.FORWARD: 2.0, Phase.BACKWARD: 4.5, Phase.OPTIMIZER_STEP: 0.1}
+TIME = StepTime(step_seconds=sum(PHASE_SECONDS.values()), tokens=8_184.0, phases=PHASE_SECONDS)
+ASSUMED_TIME = replace(TIME, assumed="a100-80gb")
+
+
 def estimate(hardware: Hardware = RTX3060, *, scale: float = 1.0, knobs: Knobs = CHOSEN) -> Estimate:
     made = memory(scale=scale)
     made = uncached(made) if hardware.origin == "cpu" else made
-    return Estimate(knobs=knobs, hardware=hardware, memory=made, budget_bytes=hardware.budget_bytes())
+    time = ASSUMED_TIME if hardware.bf16_flops_per_second is None else TIME
+    return Estimate(knobs=knobs, hardware=hardware, memory=made, budget_bytes=hardware.budget_bytes(), time=time)
 
 
 def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = True) -> Estimate:
@@ -142,8 +152,53 @@ def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = 
     return replace(tried, memory=replace(tried.memory, native=native, expandable=expandable))
 
 
-def attempt(knobs: Knobs, needed_gib: float) -> Attempt:
-    return Attempt(knobs=knobs, required_bytes=int(needed_gib * GIB), budget_bytes=RTX3060.budget_bytes())
+def attempt(
+    knobs: Knobs, needed_gib: float, *, tokens_per_second: float | None = None, rehearsed_layers: int | None = None
+) -> Attempt:
+    return Attempt(
+        knobs=knobs,
+        required_bytes=int(needed_gib * GIB),
+        budget_bytes=RTX3060.budget_bytes(),
+        tokens_per_second=tokens_per_second,
+        rehearsed_layers=rehearsed_layers,
+    )
+
+
+def attempt_of(tried: Estimate, *, rehearsed_layers: int | None = None) -> Attempt:
+    return Attempt(
+        knobs=tried.knobs,
+        required_bytes=tried.required_bytes,
+        budget_bytes=tried.budget_bytes,
+        tokens_per_second=tried.tokens_per_second,
+        rehearsed_layers=rehearsed_layers,
+    )
+
+
+def alternative(
+    level: str, knobs: Knobs, needed_gib: float, *, ratio: float | None = None, would_fit: tuple[str, ...] = ()
+) -> Alternative:
+    return Alternative(
+        level=level,
+        knobs=knobs,
+        required_bytes=int(needed_gib * GIB),
+        budget_bytes=RTX3060.budget_bytes(),
+        tokens_per_second=None if ratio is None else ratio * TIME.tokens_per_second,
+        ratio=ratio,
+        would_fit=would_fit,
+    )
+
+
+DATA = DataSummary(
+    rows=7_473,
+    tokens=1_263_411,
+    longest=1_203,
+    percentiles=(152, 377, 752, 1_033),
+    padding_fraction=0.311,
+    truncated_rows_fraction=0.0321,
+    truncated_tokens_fraction=0.0112,
+)
+WHOLE = replace(DATA, truncated_rows_fraction=0.0, truncated_tokens_fraction=0.0)
+PROMPTS = replace(WHOLE, rows=103_022, tokens=9_271_980, longest=311, percentiles=(88, 163, 214, 290))
 
 
 LEVERS = (
@@ -175,30 +230,73 @@ LEVERS = (
 
 SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=64)
 
+FULL = replace(SMALLEST, use_peft=False, dtype="float32")
+TWICE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8)
+
 PLAN = Plan(
     method="sft",
+    model="Qwen/Qwen2.5-1.5B",
+    level="shorter rows",
     estimate=estimate(),
+    defaults=DEFAULTS,
     levers=LEVERS,
     attempts=(
-        attempt(replace(SMALLEST, use_peft=False, dtype="float32"), 31.2),
-        attempt(SMALLEST, 4.37),
-        attempt(replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8), 14.9),
-        Attempt(knobs=CHOSEN, required_bytes=estimate().required_bytes, budget_bytes=estimate().budget_bytes),
+        attempt(FULL, 31.2, tokens_per_second=402.0, rehearsed_layers=4),
+        attempt(SMALLEST, 4.37, tokens_per_second=980.5, rehearsed_layers=4),
+        attempt(TWICE, 14.7, tokens_per_second=1301.0, rehearsed_layers=4),
+        attempt_of(estimate(), rehearsed_layers=4),
+        attempt_of(estimate()),
+        attempt(TWICE, 14.9, tokens_per_second=1302.0),
     ),
-    truncated_tokens_fraction=0.0112,
-    truncated_rows_fraction=0.0321,
+    alternatives=(
+        alternative(
+            "lossless",
+            FULL,
+            31.2,
+            would_fit=(
+                "l40s (44.4 GiB)",
+                "a100-80gb (79.3 GiB)",
+                "two of these under FSDP, by arithmetic about 9.8 GiB",
+            ),
+        ),
+        alternative("rounding", replace(FULL, dtype="bfloat16"), 17.3, would_fit=("rtx4090 (23.5 GiB)",)),
+    ),
+    data=DATA,
+    proposals=(
+        Proposal(flags="--packing", why="31.1 % of what is computed is padding; packed, a step takes 0.69 of the time"),
+    ),
+    warnings=("The tokenizer has no padding token. Give --pad_token '<|endoftext|>'.",),
+    optimizer_steps=935,
     seconds=41.27,
 )
 
 UNCHANGED_PLAN = Plan(
     method="sft",
+    model="tiny",
+    level="lossless",
     estimate=estimate(HOST, scale=0.1, knobs=DEFAULTS),
+    defaults=DEFAULTS,
     levers=(),
     attempts=(attempt(DEFAULTS, 1.8),),
-    truncated_tokens_fraction=0.0,
-    truncated_rows_fraction=0.0,
+    data=WHOLE,
+    optimizer_steps=935,
     seconds=6.0,
 )
+
+OFFLOADED = replace(FULL, activation_offloading=True, optimizer_offload=True)
+PASSED_OVER = replace(
+    PLAN,
+    level="LoRA",
+    levers=LEVERS[:3],
+    alternatives=(
+        alternative("lossless", OFFLOADED, 10.9, ratio=0.19),
+        alternative("rounding", replace(OFFLOADED, dtype="bfloat16"), 10.1, ratio=0.238),
+        alternative("LoRA on an 8-bit base", replace(CHOSEN, load_in_8bit=True), 6.41, ratio=0.81),
+    ),
+    proposals=(),
+    warnings=(),
+)
+"""Gentler levels fit as well, and are far too slow."""
 
 ASKED = replace(DEFAULTS, per_device_train_batch_size=1, gradient_accumulation_steps=128)
 IN_BF16 = replace(ASKED, dtype="bfloat16")
@@ -208,7 +306,10 @@ SHORTER = replace(ON_HOST, max_length=512, per_device_eval_batch_size=1)
 
 LONG_SEARCH = Plan(
     method="sft",
+    model="meta-llama/Llama-3.1-8B",
+    level="shorter rows",
     estimate=estimate(knobs=SHORTER),
+    defaults=replace(DEFAULTS, per_device_eval_batch_size=8),
     levers=(
         Lever(
             name="per_device_eval_batch_size",
@@ -249,8 +350,7 @@ LONG_SEARCH = Plan(
         attempt(replace(ON_HOST, max_length=1000), 11.9),
         attempt(SHORTER, 8.51),
     ),
-    truncated_tokens_fraction=0.25,
-    truncated_rows_fraction=0.5,
+    data=replace(DATA, truncated_tokens_fraction=0.25, truncated_rows_fraction=0.5),
     seconds=93.0,
 )
 
@@ -272,9 +372,9 @@ EXPANDED_PLAN = replace(
         *LEVERS,
     ),
     attempts=(
-        attempt(replace(SMALLEST, use_peft=False, dtype="float32", expandable_segments=True), 30.8),
+        attempt(replace(FULL, expandable_segments=True), 30.8),
         attempt(SMALLEST, 4.37),
-        attempt(replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8), 14.9),
+        attempt(TWICE, 14.9),
         attempt(EXPANDED, 9.89),
     ),
 )
@@ -302,9 +402,13 @@ GRPO_PLAN = replace(
     method="grpo",
     estimate=sampling(GRPO_KNOBS, vllm_share_bytes=RTX3060.total_bytes * 3 // 10),
     levers=LEVERS[:3],
+    level="LoRA",
     attempts=(attempt(GRPO_KNOBS, 10.2),),
-    truncated_tokens_fraction=None,
-    truncated_rows_fraction=None,
+    alternatives=(),
+    data=None,
+    proposals=(),
+    warnings=(),
+    optimizer_steps=None,
     prompt_length=512,
 )
 
@@ -319,10 +423,14 @@ PPO_PLAN = replace(
         attempt(replace(PPO_KNOBS, local_rollout_forward_batch_size=64), 12.0),
         attempt(PPO_KNOBS, 7.0),
     ),
-    truncated_tokens_fraction=0.0,
-    truncated_rows_fraction=0.0,
+    data=PROMPTS,
     prompt_length=311,
 )
+
+AS_GIVEN = replace(
+    UNCHANGED_PLAN, level="as given", estimate=estimate(scale=1.5), attempts=(), data=None, optimizer_steps=None
+)
+"""Does not fit, and is to be seen running out of memory."""
 
 DPO_PLAN = replace(PLAN, method="dpo", estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True)))
 REWARD_PLAN = replace(PLAN, method="reward")

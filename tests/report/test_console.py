@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import (
+    AS_GIVEN,
     CHOSEN,
     DEFAULTS,
     DOES_NOT_FIT,
@@ -25,12 +26,14 @@ from report_examples import (
     LONG_SEARCH,
     MEASURED,
     NO_GPU,
+    PASSED_OVER,
     PLAN,
     PPO_PLAN,
     REPORT,
     REWARD_PLAN,
     RTX3060,
     SHARED,
+    TIME,
     UNCHANGED_PLAN,
     V100,
     attempt,
@@ -41,6 +44,7 @@ from report_examples import (
     sampling,
 )
 from rich.console import Console, RenderableType
+from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import AutofitError, TrainingError
 from autotrain_mem.report import wording
@@ -55,7 +59,9 @@ from autotrain_mem.report.console import (
     plan_view,
     report_view,
 )
-from autotrain_mem.spec import Estimate, Owner
+from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.progress import COUNTING_COLUMNS
+from autotrain_mem.spec import Counting, Estimate, Owner
 from autotrain_mem.units import GIB, MIB
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,25 +78,34 @@ VIEWS = {
     "estimate_expandable": estimate_view(estimate(knobs=EXPANDED)),
     "estimate_refused": estimate_view(crowded()),
     "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
-    "plan_expanded": plan_view(EXPANDED_PLAN, defaults=DEFAULTS),
+    "plan_expanded": plan_view(EXPANDED_PLAN),
     "attempts_expanded": attempts_view(EXPANDED_PLAN),
-    "plan_quantized": plan_view(LONG_SEARCH, defaults=replace(DEFAULTS, per_device_eval_batch_size=8)),
-    "plan_grpo": plan_view(GRPO_PLAN, defaults=None),
-    "plan_ppo": plan_view(PPO_PLAN, defaults=None),
-    "plan_dpo": plan_view(DPO_PLAN, defaults=None),
-    "plan_reward": plan_view(REWARD_PLAN, defaults=None),
+    "plan_quantized": plan_view(LONG_SEARCH),
+    "plan_grpo": plan_view(GRPO_PLAN),
+    "plan_ppo": plan_view(PPO_PLAN),
+    "plan_dpo": plan_view(DPO_PLAN),
+    "plan_reward": plan_view(REWARD_PLAN),
     "attempts_many": attempts_view(LONG_SEARCH),
     "attempts_ppo": attempts_view(PPO_PLAN),
-    "plan": plan_view(PLAN, defaults=DEFAULTS),
-    "plan_unchanged": plan_view(UNCHANGED_PLAN, defaults=DEFAULTS),
+    "plan": plan_view(PLAN),
+    "plan_unchanged": plan_view(UNCHANGED_PLAN),
     "attempts": attempts_view(PLAN),
     "attempts_single": attempts_view(UNCHANGED_PLAN),
+    "plan_passed_over": plan_view(PASSED_OVER),
+    "explain": explain_view(PLAN),
+    "explain_passed_over": explain_view(PASSED_OVER),
+    "explain_expanded": explain_view(EXPANDED_PLAN),
+    "explain_grpo": explain_view(GRPO_PLAN),
+    "explain_shared_card": explain_view(replace(PLAN, estimate=estimate(SHARED, scale=0.8))),
+    "explain_as_given": explain_view(AS_GIVEN),
+    "explain_cpu": explain_view(UNCHANGED_PLAN),
     "gpus": gpus_view([RTX3060, V100, IMAGINED]),
     "report": report_view(REPORT),
     "report_unmeasured": report_view(replace(REPORT, measured=None, first_loss=None, last_loss=None)),
     "report_retried": report_view(RETRIED),
     "error_does_not_fit": error_view(DOES_NOT_FIT),
     "error_no_gpu": error_view(NO_GPU),
+    **SWEEPS,
 }
 
 
@@ -172,7 +187,7 @@ def test_any_estimate_adds_up_as_shown(
     native, expanded = (reserved(sum(sizes) + more) for more in cached)
     needed = replace(memory(owners), native=native, expandable=expanded)
     knobs = EXPANDED if expandable else CHOSEN
-    tried = Estimate(knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes())
+    tried = Estimate(knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=TIME)
     text = rendered(estimate_view(tried))
     assert_adds_up(text)
     assert_reserved_is_what_the_column_says(text)
@@ -288,7 +303,7 @@ def test_a_share_of_the_card_that_is_too_small_does_not_fit_though_the_sum_would
 
 
 def test_the_batch_line_multiplies_out() -> None:
-    match = re.search(r"your batch (\d+) = (\d+) x (\d+) x (\d+) GPU", rendered(VIEWS["plan"]))
+    match = re.search(r"batch +(\d+) = (\d+) x (\d+) x (\d+) GPU", rendered(VIEWS["plan"]))
     assert match is not None
     batch, *factors = map(int, match.groups())
     assert batch == factors[0] * factors[1] * factors[2]
@@ -301,7 +316,7 @@ def test_lora_is_said_before_any_table() -> None:
 
 def test_lora_that_the_user_asked_for_is_not_announced() -> None:
     without = replace(PLAN, levers=tuple(lever for lever in PLAN.levers if lever.name != "use_peft"))
-    assert "not the whole model" not in rendered(plan_view(without, defaults=DEFAULTS))
+    assert "not the whole model" not in rendered(plan_view(without))
 
 
 def test_a_star_marks_exactly_what_differs_from_trl() -> None:
@@ -309,15 +324,9 @@ def test_a_star_marks_exactly_what_differs_from_trl() -> None:
     assert starred == wording.differing([CHOSEN, DEFAULTS])
 
 
-def test_without_defaults_nothing_is_compared() -> None:
-    text = rendered(plan_view(PLAN, defaults=None))
-    assert "*" not in text
-    assert "default" not in text
-
-
 def test_an_unread_dataset_is_not_called_untruncated() -> None:
-    unread = replace(PLAN, truncated_rows_fraction=None, truncated_tokens_fraction=None)
-    assert "the dataset was not read" in rendered(plan_view(unread, defaults=DEFAULTS))
+    unread = replace(PLAN, data=None)
+    assert "not read: how much of it is truncated is not known" in rendered(plan_view(unread))
 
 
 def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
@@ -452,13 +461,16 @@ def test_a_resumed_run_does_not_count_earlier_steps_as_fast() -> None:
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
     console, file = plain_console()
     with SearchProgress(console) as progress:
+        progress.counting(Counting(done=10, rows=7473, doing="Tokenizing train dataset"))
         for attempt in PLAN.attempts:
             progress.tried(attempt)
     assert file.getvalue().splitlines() == [
         "rehearsing: micro-batch 1, checkpointing on ... needs 31.2 GiB, does not fit",
         "rehearsing: micro-batch 1, checkpointing on, LoRA, bfloat16 ... needs 4.37 GiB, fits",
-        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16 ... needs 14.9 GiB, does not fit",
+        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16 ... needs 14.7 GiB, does not fit",
         "rehearsing: micro-batch 4, checkpointing on, LoRA, bfloat16 ... needs 8.51 GiB, fits",
+        "rehearsing: micro-batch 4, checkpointing on, LoRA, bfloat16, whole model ... needs 8.51 GiB, fits",
+        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16, whole model ... needs 14.9 GiB, does not fit",
     ]
 
 
@@ -468,11 +480,16 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     file = io.StringIO()
     console = Console(file=file, width=width, no_color=True, force_terminal=True)
     with SearchProgress(console) as progress:
+        progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
+        progress._live.refresh()  # type: ignore[union-attr]
         progress.tried(PLAN.attempts[0])
         progress.tried(PLAN.attempts[2])
     train(console, 1000)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
-    assert any(line.endswith("... needs 14.9 GiB, does not fit") for line in lines)
+    counted = next(line for line in lines if line.endswith("150,000 of 200,000 rows"))
+    assert "counting tokens, tokenizing train" in counted
+    assert counted.count("━") == 0.75 * COUNTING_COLUMNS
+    assert any(line.endswith("... needs 14.7 GiB, does not fit") for line in lines)
     assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
     assert max(map(len, lines)) <= width
 

@@ -3,4 +3,7 @@
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+TESTS = pathlib.Path(__file__).parents[1]
+
+sys.path.insert(0, str(TESTS.parent / "scripts"))
+sys.path.append(str(TESTS / "planner"))  # synthetic_memory: a predictor without rehearsals

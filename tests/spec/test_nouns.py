@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.spec import (
+    Alternative,
     Attempt,
     Block,
+    DataSummary,
     Estimate,
     Hardware,
     Harm,
@@ -25,8 +27,10 @@ from autotrain_mem.spec import (
     Owner,
     Phase,
     Plan,
+    Proposal,
     Report,
     ReservedEstimate,
+    StepTime,
     Trace,
 )
 from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
@@ -73,9 +77,10 @@ MEMORY = MemoryEstimate(
         largest_refused_bytes=None,
     ),
     not_counted=("the workspace of cuBLAS",),
-    rehearsal_seconds=1.23456,
+    rehearsal_seconds=1.235,
 )
-ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB)
+TIME = StepTime(step_seconds=0.75, tokens=300.0, phases={Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5})
+ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB, time=TIME)
 
 json_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 
@@ -106,6 +111,7 @@ def test_a_job_comes_back_as_it_went(job: Job) -> None:
         max_length=st.none() | st.integers(1),
         gradient_checkpointing=st.booleans(),
         packing=st.booleans(),
+        fp16=st.booleans(),
         use_peft=st.booleans(),
         dtype=st.sampled_from(["float32", "bfloat16", "float16", "auto"]),
         optim=st.text(),
@@ -162,6 +168,9 @@ def test_the_knobs_told_are_the_methods_own_and_what_is_on(method: str) -> None:
         compute_capability=st.none() | st.tuples(st.integers(0), st.integers(0)),
         bandwidth_bytes_per_second=st.none() | st.integers(1),
         bf16_flops_per_second=st.none() | st.integers(1),
+        fp16_flops_per_second=st.none() | st.integers(1),
+        fp32_flops_per_second=st.none() | st.integers(1),
+        host_link_bytes_per_second=st.none() | st.integers(1),
         index=st.none() | st.integers(0),
         uuid=st.none() | st.text(),
         source=st.text(),
@@ -231,6 +240,10 @@ def test_an_estimate_has_the_promised_keys() -> None:
         "owners_at_peak",
         "not_counted",
         "rehearsal_seconds",
+        "rehearsed_layers",
+        "step_seconds",
+        "tokens_per_second",
+        "time",
     }
     assert sorted(promised - set(written)) == []
 
@@ -303,31 +316,130 @@ def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
         assert Attempt(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
+LEVER = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
+MINIMAL_PLAN = Plan(
+    method="grpo",
+    model="tiny",
+    level="lossless",
+    estimate=ESTIMATE,
+    defaults=TRL_DEFAULTS,
+    levers=(),
+    attempts=(),
+    seconds=1.235,
+)
+FULL_PLAN = dataclasses.replace(
+    MINIMAL_PLAN,
+    levers=(LEVER, dataclasses.replace(LEVER, name="micro_batch", before="8 x 1", after="2 x 4")),
+    attempts=(
+        Attempt(knobs=KNOBS, required_bytes=5, budget_bytes=4),
+        Attempt(knobs=KNOBS, required_bytes=3, budget_bytes=4, tokens_per_second=10.5, rehearsed_layers=2),
+    ),
+    alternatives=(
+        Alternative(
+            level="rounding",
+            knobs=KNOBS,
+            required_bytes=5,
+            budget_bytes=4,
+            tokens_per_second=None,
+            ratio=None,
+            would_fit=("rtx4090 (23.5 GiB)",),
+        ),
+    ),
+    data=DataSummary(
+        rows=9,
+        tokens=90,
+        longest=20,
+        percentiles=(8, 9, 19, 20),
+        padding_fraction=0.25,
+        truncated_rows_fraction=0.125,
+        truncated_tokens_fraction=0.5,
+    ),
+    proposals=(Proposal(flags="--packing", why="padding"),),
+    warnings=("no padding token",),
+    optimizer_steps=40,
+    prompt_length=77,
+)
+
+
 def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
-    lever = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
-    attempt = Attempt(knobs=KNOBS, required_bytes=5, budget_bytes=4)
-    plan = Plan(
-        method="grpo",
-        estimate=ESTIMATE,
-        levers=(lever,),
-        attempts=(attempt,),
-        truncated_tokens_fraction=0.25,
-        truncated_rows_fraction=None,
-        seconds=1.23456,
-        prompt_length=77,
-    )
-    written = over_the_wire(plan.to_json())
-    assert written["schema"] == "autofit.plan/1"
-    assert (written["method"], written["prompt_length"]) == ("grpo", 77)
-    assert written["effective_batch_size"] == 8
+    written = over_the_wire(FULL_PLAN.to_json())
+    assert written["schema"] == "autofit.plan/2"
+    assert (written["method"], written["model"], written["level"]) == ("grpo", "tiny", "lossless")
+    assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert written["estimate"] == over_the_wire(ESTIMATE.to_json())
-    assert written["levers"] == [
-        {"name": "gradient_checkpointing", "before": False, "after": True, "harm": 1, "why": "recomputes"}
-    ]
-    assert written["attempts"] == [
-        {"knobs": KNOBS.to_json(), "required_bytes": 5, "budget_bytes": 4, "fits": False},
-    ]
-    assert (written["truncated_tokens_fraction"], written["truncated_rows_fraction"]) == (0.25, None)
+    assert written["levers"][0] == {
+        **{"name": "gradient_checkpointing", "before": False, "after": True, "harm": 1, "why": "recomputes"}
+    }
+    assert written["attempts"][0] == {
+        **{"knobs": KNOBS.to_json(), "required_bytes": 5, "budget_bytes": 4, "fits": False},
+        **{"tokens_per_second": None, "rehearsed_layers": None},
+    }
+    assert written["data"]["truncated_rows_fraction"] == 0.125
+
+
+def test_a_plan_says_how_fast_it_is_and_how_long_the_run_takes() -> None:
+    written = over_the_wire(FULL_PLAN.to_json())
+    assert (written["step_seconds"], written["tokens_per_second"]) == (0.75, 400.0)
+    assert (written["optimizer_steps"], written["run_seconds"]) == (40, 30.0)
+    assert over_the_wire(MINIMAL_PLAN.to_json())["run_seconds"] is None
+
+
+def test_seconds_by_another_cards_rates_are_null() -> None:
+    assumed = dataclasses.replace(ESTIMATE, time=dataclasses.replace(TIME, assumed="a100-80gb"))
+    written = over_the_wire(dataclasses.replace(FULL_PLAN, estimate=assumed).to_json())
+    assert (written["step_seconds"], written["tokens_per_second"], written["run_seconds"]) == (None, None, None)
+    assert written["estimate"]["time"]["assumed"] == "a100-80gb"
+
+
+PLANS = {
+    "minimal": MINIMAL_PLAN,
+    "full": FULL_PLAN,
+    "by other rates": dataclasses.replace(
+        FULL_PLAN, estimate=dataclasses.replace(ESTIMATE, time=dataclasses.replace(TIME, assumed="a100-80gb"))
+    ),
+    "of few layers": dataclasses.replace(
+        FULL_PLAN,
+        estimate=dataclasses.replace(
+            ESTIMATE, vllm_share_bytes=GIB, memory=dataclasses.replace(MEMORY, rehearsed_layers=4)
+        ),
+    ),
+    "of an unknown card": dataclasses.replace(
+        FULL_PLAN,
+        estimate=dataclasses.replace(ESTIMATE, hardware=dataclasses.replace(HARDWARE, compute_capability=None)),
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_comes_back_as_it_went(plan: Plan) -> None:
+    assert Plan.from_json(over_the_wire(plan.to_json())) == plan
+
+
+def without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+DERIVED = {"effective_batch_size", "step_seconds", "tokens_per_second", "run_seconds", "knobs"}
+"""Written for readers, and made of the rest."""
+
+
+@pytest.mark.parametrize("name", sorted(set(FULL_PLAN.to_json()) - DERIVED))
+def test_a_plan_without_one_of_its_keys_is_refused(name: str) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Plan.from_json(without(over_the_wire(FULL_PLAN.to_json()), name))
+
+
+def test_a_plan_of_another_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"autofit\.plan/1"):
+        Plan.from_json({**over_the_wire(FULL_PLAN.to_json()), "schema": "autofit.plan/1"})
+
+
+@pytest.mark.parametrize("part", ["attempts", "alternatives", "proposals", "levers"])
+def test_a_part_of_a_plan_with_an_unknown_key_is_refused(part: str) -> None:
+    written = over_the_wire(FULL_PLAN.to_json())
+    written[part][0]["colour"] = "red"
+    with pytest.raises(TypeError, match="colour"):
+        Plan.from_json(written)
 
 
 READING = MemoryReading(

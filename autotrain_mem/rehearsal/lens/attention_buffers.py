@@ -17,6 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autotrain_mem.rehearsal.lens.attention_choice import HALF, Backend, Capability
+from autotrain_mem.rehearsal.operator_costs import attention
+from autotrain_mem.rehearsal.values import known_value
+from autotrain_mem.rehearsal.work import note
 
 _plain_attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -198,6 +201,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
         out, kept = _FORWARD[call.backend](query, value, call)
+        note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
             with _unseen():
                 out.copy_(_values(query, key, value, bias, call))
@@ -215,6 +219,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         if call.backend is Backend.FLASH:
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
         grads, scratch = _BACKWARD[call.backend](query, key, value, out, call)
+        note(attention(query, key, value, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
             with _unseen(), torch.enable_grad():
                 inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
@@ -224,6 +229,27 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
                     empty.copy_(filled)
         del scratch
         return (*grads, None, None)
+
+
+def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
+    """Of all scores, those that the kernel computes: blocks that no query sees are skipped, a mask hides nothing.
+
+    Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
+    """
+    tokens = int(key.size(2))
+    lengths = _document_lengths(call.ends, tokens)
+    seen = sum(length * min(length, call.window or length) for length in lengths) / tokens**2
+    halved = call.is_causal and query.size(2) == tokens and call.window is None
+    return seen / 2 if halved else seen
+
+
+def _document_lengths(ends: torch.Tensor | None, tokens: int) -> list[int]:
+    """One for all where the ends are not known."""
+    bounds = None if ends is None else known_value(ends) if isinstance(ends, FakeTensor) else ends
+    if bounds is None:
+        return [tokens]
+    with torch._C._DisableTorchDispatch():
+        return [int(length) for length in bounds.diff().tolist() if length > 0]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Three short rules first:
 - experts: a mixture's grouped product has a fake kernel for bfloat16 only. In other dtypes transformers' own loop over
   the experts stands in (``transformers/integrations/moe.py: _grouped_mm_fallback``), whose results have the same sizes.
 
-Larger rules have modules of their own, all of them composed here: loading, autocast, attention, bitsandbytes,
+Larger rules have modules of their own, all of them composed here: loading, fp16, autocast, attention, bitsandbytes,
 offloading to the host, the fused head of newer TRL, and ``empty_cache``. What kernels allocate inside one operator is
 told to the recorder (``workspaces``).
 """
@@ -34,6 +34,7 @@ from autotrain_mem.rehearsal.lens.attention import cuda_attention
 from autotrain_mem.rehearsal.lens.autocast import cuda_autocast
 from autotrain_mem.rehearsal.lens.bitsandbytes import cuda_bitsandbytes
 from autotrain_mem.rehearsal.lens.empty_cache import follow_empty_cache
+from autotrain_mem.rehearsal.lens.fp16 import fp16_on_cpu
 from autotrain_mem.rehearsal.lens.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.lens.host import host_offloading
 from autotrain_mem.rehearsal.lens.loading import cuda_loading
@@ -71,6 +72,7 @@ def cuda_lens(recorder: Recorder, compute_capability: Capability) -> Iterator[No
         _foreach(),
         patch.object(torch.nn.functional, "dropout", _fused_dropout),
         patch.object(moe, "_can_use_grouped_mm", _takes_bfloat16),
+        fp16_on_cpu(),
         cuda_autocast(),
         cuda_attention(compute_capability),
         cuda_bitsandbytes(),

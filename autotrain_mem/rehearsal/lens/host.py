@@ -25,8 +25,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from trl.models import activation_offloading
 
+from autotrain_mem.rehearsal.operator_costs import host_copy
 from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.values import Known, known_value
+from autotrain_mem.rehearsal.work import note
 from autotrain_mem.trainers import host_optimizer
 
 NOT_COUNTED = (
@@ -139,6 +141,7 @@ class _OnHost:
     def copy_(self, source: Any, non_blocking: bool) -> None:
         """Take a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
+        note(host_copy(source))
         self._shape, self._dtype = source.shape, source.dtype
         self._values = known_value(source) if isinstance(source, FakeTensor) else source
         if self._values is not None:
@@ -148,6 +151,7 @@ class _OnHost:
     def to(self, device: str, non_blocking: bool) -> torch.Tensor:
         """A new tensor on the device."""
         back = torch.empty(self._shape, dtype=self._dtype)
+        note(host_copy(back))
         if self._values is None:
             return back
         if isinstance(back, FakeTensor):

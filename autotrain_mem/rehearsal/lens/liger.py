@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.operator_costs import pass_through, product
+from autotrain_mem.rehearsal.work import note
 
 MODEL_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 """``config.model_type`` of the models whose layers are imitated."""
@@ -92,6 +94,7 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
         """``x`` is ... x H, ``weight`` H."""
         rows = x.contiguous().view(-1, x.shape[-1])
         out = torch.empty(rows.shape, dtype=x.dtype)
+        note(pass_through(rows, out))
         ctx.save_for_backward(rows, weight, torch.empty(rows.shape[0], dtype=torch.float32))
         ctx.in_place, ctx.multiprocessors = in_place, multiprocessors
         return out.view(x.shape)
@@ -99,8 +102,9 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Writes the input's gradient over the output's, where no one else reads that."""
-        _, weight, _ = ctx.saved_tensors
+        rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
+        note(pass_through(rows, grad, grad))
         partial = None
         if ctx.needs_input_grad[1]:
             partial = torch.empty((ctx.multiprocessors, weight.shape[0]), dtype=torch.float32)
@@ -124,6 +128,7 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
         """Keeps both factors; the activation is computed again."""
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
+        note(pass_through(gate, up, gate))
         return torch.empty_like(gate)
 
     @staticmethod
@@ -131,6 +136,7 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
         """Writes the gradients over the factors."""
         grad.contiguous()
         gate, up = ctx.saved_tensors
+        note(pass_through(grad, gate, up, gate, up))
         return gate, up
 
 
@@ -157,6 +163,7 @@ class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
 
 
 def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
+    note(pass_through(tensor, tensor))
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -187,6 +194,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
             storage = torch.empty((size, weight.shape[0]), dtype=hidden.dtype)
         for start in range(0, tokens, size):
             logits = _logits(hidden[start : start + size], weight, storage)
+            note(pass_through(logits, logits))
             _fill(logits, losses, hits)
             if hidden.requires_grad:
                 _add_gradients(
@@ -222,7 +230,10 @@ def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-    return hidden @ weight.t() if storage is None else storage[: hidden.shape[0]]
+    if storage is None:
+        return hidden @ weight.t()
+    note(product(hidden.shape[0], hidden.shape[1], weight.shape[0], hidden.dtype))
+    return storage[: hidden.shape[0]]
 
 
 def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
@@ -242,11 +253,14 @@ def _add_gradients(
     """The logits have become their own gradient; products go into place where no cast stands between."""
     if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
         grad_hidden.copy_(logits @ weight)
+    else:
+        note(product(hidden.shape[0], weight.shape[0], weight.shape[1], hidden.dtype))
     _fill(logits, grad_hidden, grad_weight)
     if grad_weight is None:
         return
     if logits.dtype in _HALF:
         hidden.to(logits.dtype)
+        note(product(hidden.shape[0], weight.shape[1], weight.shape[0], hidden.dtype))
     else:
         grad_weight += torch.mm(logits.t(), hidden)
 

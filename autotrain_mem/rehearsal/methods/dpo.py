@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from operator import add
 from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
+from autotrain_mem.rehearsal.counting import RowLengths, list_lengths, pair_lengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.small import smallest_model
 from autotrain_mem.rehearsal.tokens import shorten_last_rejected, text_of
@@ -99,7 +101,7 @@ def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
         yield
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Let the trainer prepare the data untruncated; a pair is as long as its prompt with its longer completion."""
     from trl import DPOTrainer
 
@@ -112,8 +114,8 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
         processing_class=tokenizer,
     )
     rows = trainer.train_dataset
-    columns = zip(rows["prompt_ids"], rows["chosen_ids"], rows["rejected_ids"], strict=True)
-    return [len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in columns]
+    prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+    return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

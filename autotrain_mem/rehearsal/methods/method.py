@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 from autotrain_mem.rehearsal.configs import Configs
+from autotrain_mem.rehearsal.counting import RowLengths
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.job import METHODS
 
@@ -54,7 +55,7 @@ class Method(Protocol):
     def check(self, filled: Configs, *, to_train: bool) -> None:
         """Refuse what the trainer would refuse later, or silently ignore. Raises UsageError."""
 
-    def row_lengths(self, filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+    def row_lengths(self, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
         """Tokens of every row after the trainer's own formatting, untruncated."""
 
 

@@ -16,6 +16,7 @@ from autotrain_mem.rehearsal.configs import (
     trainer_arguments,
     trusts_remote_code,
 )
+from autotrain_mem.rehearsal.counting import RowLengths, list_lengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, PADDING_TOKEN
 from autotrain_mem.spec import Knobs
@@ -109,12 +110,14 @@ def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     yield
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Tokens of every prompt; also refuses what the trainer would refuse once it is built."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
-    return [len(ids) for ids in _tokenized(split, tokenizer)["input_ids"]]
+    if "input_ids" in split.column_names:
+        return RowLengths(longer=list_lengths(split, "input_ids"))
+    return online.prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc)
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
+from autotrain_mem.rehearsal.counting import RowLengths, list_lengths, pair_lengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.small import smallest_model
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, shorten_last_rejected
@@ -67,7 +68,7 @@ def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractCon
     return nullcontext()
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Let the trainer prepare the data unfiltered; a pair is as long as its longer side, by which TRL filters."""
     from trl import RewardTrainer
 
@@ -75,8 +76,8 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
     trainer = RewardTrainer(
         model=smallest_model(classifier=True), args=filled.training, train_dataset=split, processing_class=tokenizer
     )
-    columns = zip(trainer.train_dataset["chosen_ids"], trainer.train_dataset["rejected_ids"], strict=True)
-    return [max(len(chosen), len(rejected)) for chosen, rejected in columns]
+    rows = trainer.train_dataset
+    return pair_lengths(list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids"))
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

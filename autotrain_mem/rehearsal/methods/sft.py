@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
+from autotrain_mem.rehearsal.counting import RowLengths, list_lengths, without_labels
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.small import smallest_model
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, shorten_last_row
@@ -68,13 +69,15 @@ def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractCon
     return nullcontext()
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> list[int]:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Let the trainer prepare the data untruncated, and count."""
     from trl import SFTTrainer
 
-    filled.training.max_length, filled.training.packing, filled.training.padding_free = None, False, False
-    trainer = SFTTrainer(model=smallest_model(), args=filled.training, train_dataset=split, processing_class=tokenizer)
-    return [len(ids) for ids in trainer.train_dataset["input_ids"]]
+    training = filled.training
+    training.max_length, training.packing, training.padding_free = None, False, False
+    with without_labels():
+        trainer = SFTTrainer(model=smallest_model(), args=training, train_dataset=split, processing_class=tokenizer)
+    return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotrain_mem.errors import AutofitError, DoesNotFitError
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
-from autotrain_mem.planner.ladder import rungs
+from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Estimate, Job, Knobs
@@ -40,7 +40,7 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     try:
         facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
         other_space = make_space(_other_defaults(space), other, facts, longest=space.longest)
-        least = predict(other, least_demanding(other_space, rungs(other_space)[-1]))
+        least = predict(other, least_demanding(other_space, levels(other_space)[-1]))
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return ""
     fits = "which fits" if least.fits else "which does not fit either"

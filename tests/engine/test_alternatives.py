@@ -14,6 +14,7 @@ from autotrain_mem import api
 from autotrain_mem.errors import DoesNotFitError, RehearsalError
 from autotrain_mem.spec import Block, Hardware, Job, Knobs, Owner, Phase, Trace
 from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.units import GIB
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
@@ -31,7 +32,12 @@ class FakeWorker:
     def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         return ModelFacts(context_length=None, is_quantized=False)
 
-    def rehearse(self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int]) -> Trace:
+    def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
+        return Preflight(findings=(), parameters=None)
+
+    def rehearse(
+        self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int], **copies: None
+    ) -> Trace:
         if job.method in self.failing:
             raise RehearsalError("It raised.")
         self.asked.append((job, knobs, length))
@@ -42,7 +48,8 @@ class FakeWorker:
 
 
 def failing_plan(worker: FakeWorker, job: Job) -> DoesNotFitError:
-    rehearsals = api.Rehearsals(worker=worker, job=job, defaults=PPO, hardware=CARD)  # type: ignore[arg-type]
+    workers = api.Workers.holding(worker)  # type: ignore[arg-type]
+    rehearsals = api.Rehearsals(workers=workers, job=job, defaults=PPO, hardware=CARD)
     with pytest.raises(DoesNotFitError) as raised:
         api.plan(rehearsals)
     return raised.value
@@ -59,7 +66,8 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
     hint = failing_plan(FakeWorker(), ppo_job()).hint.splitlines()
     flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
     assert hint == [
-        "nothing that can be changed makes it fit: a larger card would, see `autofit gpus`",
+        "nothing that can be changed makes it fit here",
+        "these settings would fit l40s (44.4 GiB) or rtx-6000-ada (47.4 GiB)",
         f"autofit rloo {flags} --effective_batch_size 8 would need 6.00 GiB at least, which fits: no value model",
         f"autofit grpo {flags} --effective_batch_size 8 would need 9.00 GiB at least, which does not fit either: "
         "neither a value model nor, at its default beta, a reference model",
@@ -114,7 +122,7 @@ def test_other_methods_have_no_alternative(method: str) -> None:
     worker = FakeWorker()
     job = replace(ppo_job(64), method=method)
     rehearsals = api.Rehearsals(
-        worker=worker,  # type: ignore[arg-type]
+        workers=api.Workers.holding(worker),  # type: ignore[arg-type]
         job=job,
         defaults=replace(PPO, response_length=None, max_completion_length=53, num_generations=8),
         hardware=replace(CARD, total_bytes=2 * GIB, free_bytes=2 * GIB),
@@ -126,7 +134,7 @@ def test_other_methods_have_no_alternative(method: str) -> None:
 
 def test_a_plan_for_prompts_says_how_long_it_takes_them_to_be() -> None:
     rehearsals = api.Rehearsals(
-        worker=FakeWorker(),  # type: ignore[arg-type]
+        workers=api.Workers.holding(FakeWorker()),  # type: ignore[arg-type]
         job=ppo_job(),
         defaults=PPO,
         hardware=replace(CARD, total_bytes=80 * GIB, free_bytes=80 * GIB),

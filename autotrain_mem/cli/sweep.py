@@ -1,0 +1,170 @@
+"""``autofit estimate METHOD --sweep NAME=VALUE,VALUE,...``: reads the axes, and makes a command line of every point."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from autotrain_mem import api
+from autotrain_mem.cli import flags
+from autotrain_mem.errors import AutofitError, UsageError
+from autotrain_mem.report.sweep import SweepProgress
+from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.sweep import Axis, Setting, Sweep
+
+OURS = ("model", "dataset", "gpu", "headroom", "effective_batch_size", "prompt_length", *OWN_KNOBS)
+"""Our own flags that an estimate depends on."""
+
+_SAME = {"model_name_or_path": "model", "activation_checkpointing": "gradient_checkpointing"}
+"""Two names of one flag."""
+
+_FORM = "Write --sweep NAME=VALUE,VALUE,..., such as --sweep max_length=512,1024."
+
+RehearsalsOf = Callable[[flags.Own], api.Rehearsals]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenAxis:
+    """An axis as it was typed."""
+
+    name: str
+    texts: tuple[str, ...]
+
+
+def read_axes(own: flags.Own, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
+    """The axes of the command line; no value is looked at yet.
+
+    Raises:
+        UsageError: all that is wrong with them, in one message.
+    """
+    _check_outputs(own)
+    axes = tuple(map(_written, own.sweep))
+    _raise_together([wrong for each in _unique(axes) for wrong in _wrong(each, axes, argv)])
+    if axes:
+        api.check_size([len(axis.texts) for axis in axes])
+    return axes
+
+
+def run(
+    workers: api.Workers, own: flags.Own, method: str, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf
+) -> Sweep:
+    """Estimate all points, with a live line on stderr where that is a terminal.
+
+    Raises:
+        UsageError: a name that nobody knows, values that their flags refuse; all of them in one message.
+        AutofitError: every point was refused; the error is the first one's.
+    """
+    axes = _typed_axes(workers.first, method, written)
+    asked = [_asked(own, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
+    with SweepProgress(Console(stderr=True), axes) as progress:
+        return api.sweep(workers, axes, asked, progress.done)
+
+
+def _check_outputs(own: flags.Own) -> None:
+    if own.csv and own.json:
+        raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Leave one away.")
+    if own.sweep and own.snapshot is not None:
+        raise UsageError(
+            "--snapshot is the history of one configuration, and --sweep makes many.",
+            hint="Leave one away: the snapshot of a single point is autofit estimate with that point's flags.",
+        )
+
+
+def _written(text: str) -> WrittenAxis:
+    """``"max-length=4, 32"`` -> max_length and ("4", "32"); a value that is written twice counts once."""
+    name, _, values = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    texts = dict.fromkeys(value.strip() for value in values.split(","))
+    return WrittenAxis(name=name, texts=tuple(texts))
+
+
+def _unique(axes: Sequence[WrittenAxis]) -> list[WrittenAxis]:
+    """One of each name."""
+    return list({_canonical(axis.name): axis for axis in axes}.values())
+
+
+def _canonical(name: str) -> str:
+    return _SAME.get(name, name)
+
+
+def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) -> list[UsageError]:
+    """All that can be said against an axis without knowing TRL's flags."""
+    name, found = axis.name, []
+    if not name or not all(axis.texts):
+        written = f"--sweep {name}={','.join(axis.texts)}"
+        found.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
+    if sum(_canonical(each.name) == _canonical(name) for each in axes) > 1:
+        found.append(UsageError(f"--sweep {name} stands there twice.", hint="Write all its values into one --sweep."))
+    given = _given_flags(argv).get(_canonical(name))
+    if given is not None:
+        hint = f"Leave {given} away, or add its value to the sweep."
+        found.append(UsageError(f"{given} is given, and {name} is swept.", hint=hint))
+    if name in flags.own_names("autofit estimate") and name not in OURS:
+        hint = f"Beside TRL's flags it takes {', '.join(OURS)}."
+        found.append(UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint))
+    return found
+
+
+def _given_flags(argv: Sequence[str]) -> dict[str, str]:
+    """Name -> flag on the command line. A key of the YAML file is no contradiction: flags win over it, swept or not."""
+    flags_given = [token.partition("=")[0] for token in argv if token.startswith("--")]
+    return {_canonical(flag[2:].replace("-", "_").removeprefix("no_")): flag for flag in flags_given}
+
+
+def _raise_together(wrong: Sequence[UsageError]) -> None:
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        hints = dict.fromkeys(line for each in wrong for line in each.hint.splitlines())
+        raise UsageError(" ".join(dict.fromkeys(each.message for each in wrong)), hint="\n".join(hints))
+
+
+def _typed_axes(worker: api.Worker, method: str, written: Sequence[WrittenAxis]) -> tuple[Axis, ...]:
+    """Every value as its flag's parser reads it, each for itself: what combinations are refused for comes later."""
+    axes, wrong = [], []
+    for axis in written:
+        settings = []
+        for text in axis.texts:
+            try:
+                settings.append(Setting(text=text, value=_typed(worker, method, axis.name, text)))
+            except UsageError as error:
+                wrong.append(error)
+        axes.append(Axis(name=axis.name, settings=tuple(settings)))
+    _raise_together(_one_of_each(wrong))
+    return tuple(axes)
+
+
+def _one_of_each(wrong: Sequence[UsageError]) -> list[UsageError]:
+    """An unknown name is unknown with every value."""
+    return list({each.message: each for each in wrong}.values())
+
+
+def _typed(worker: api.Worker, method: str, name: str, text: str) -> Any:
+    if name in OURS:
+        return flags.read_one(f"autofit estimate {method}", name, text)
+    return worker.read_value(method, name, _tokens(name, text), flags.own_names())
+
+
+def _tokens(name: str, text: str) -> list[str]:
+    """``lora_target_modules=q_proj v_proj`` is one value of two words, as on the command line."""
+    words = shlex.split(text) if " " in text else [text]
+    return [f"--{name}={text}"] if len(words) == 1 else [f"--{name}", *words]
+
+
+def _asked(
+    own: flags.Own, axes: Sequence[Axis], settings: Sequence[Setting], rehearsals_of: RehearsalsOf
+) -> api.Rehearsals | AutofitError:
+    """The point as if it had been typed by itself; what TRL's parser refuses of it is the point's refusal."""
+    for axis, setting in zip(axes, settings, strict=True):
+        if axis.name in OURS:
+            own = replace(own, **{axis.name: setting.value})
+        else:
+            own = replace(own, rest=(*own.rest, *_tokens(axis.name, setting.text)))
+    try:
+        return rehearsals_of(own)
+    except UsageError as refusal:
+        return refusal

@@ -1,0 +1,120 @@
+"""From a search's result to a plan: what stands beside the settings, for those who have to agree with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.planner.memo import attempt_of
+from autotrain_mem.planner.precision import why_fp16
+from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
+from autotrain_mem.planner.search import Found, Rival
+from autotrain_mem.spec import Alternative, DataProfile, Estimate, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.spec.data_summary import summary
+from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.model import ModelFacts
+
+EPOCHS = 3.0
+"""transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
+
+
+def make_plan(
+    rehearsals: Rehearsals,
+    found: Found,
+    facts: ModelFacts,
+    lengths: Lengths,
+    *,
+    warnings: Iterable[str],
+    seconds: float,
+) -> Plan:
+    """The plan of what was found, with alternatives, what the data say, and how long it will take."""
+    job, knobs, profile = rehearsals.job, found.estimate.knobs, lengths.profile
+    limit = None if job.is_online else knobs.max_length
+    rows = knobs.per_device_train_batch_size
+    return Plan(
+        method=job.method,
+        model=job.model,
+        level=found.level,
+        estimate=found.estimate,
+        defaults=rehearsals.defaults,
+        levers=(*_precision(rehearsals, knobs), *found.levers),
+        attempts=found.attempts,
+        alternatives=tuple(_alternative(rehearsals, rival, found.estimate) for rival in found.rivals),
+        data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
+        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
+        warnings=(*warnings, *_cut_by_context(job, facts, profile)),
+        optimizer_steps=optimizer_steps(job, knobs, lengths),
+        seconds=seconds,
+        prompt_length=row_length(job, knobs, lengths.longest) if job.is_online else None,
+    )
+
+
+def _precision(rehearsals: Rehearsals, knobs: Knobs) -> tuple[Lever, ...]:
+    """The card's own, where it is not TRL's."""
+    if not knobs.fp16 or "fp16" in rehearsals.job.arguments:
+        return ()
+    why = why_fp16(rehearsals.compute_capability)
+    return (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why),)
+
+
+def _flash(facts: ModelFacts) -> str | None:
+    return None if facts.flash_attention else FLASH_ATTENTION[0]
+
+
+def _cut_by_context(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[str, ...]:
+    """What no setting can keep of the data, where the length was left to us."""
+    if profile is None or job.pins_length or job.is_online:
+        return ()
+    cut = context_cut(profile, facts.context_length, job.method)
+    return () if cut is None else (cut,)
+
+
+def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
+    """Of the whole training; None where neither ``max_steps`` nor the data say.
+
+    As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
+    Packing leaves the tokens and changes the rows.
+    """
+    asked = job.arguments.get("max_steps", -1)
+    if isinstance(asked, int) and asked > 0:
+        return asked
+    profile = lengths.profile
+    if profile is None:
+        return None
+    epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
+    rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
+    if knobs.packing and knobs.max_length:
+        rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
+    if job.method in ONLINE_METHODS:
+        rows *= knobs.num_generations or 1
+    return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
+
+
+def _alternative(rehearsals: Rehearsals, rival: Rival, chosen: Estimate) -> Alternative:
+    attempt = attempt_of(rival.estimate)
+    fits = rival.estimate.fits
+    ratio = rival.estimate.tokens_per_second / chosen.tokens_per_second if chosen.tokens_per_second else None
+    return Alternative(
+        level=rival.level,
+        knobs=attempt.knobs,
+        required_bytes=attempt.required_bytes,
+        budget_bytes=attempt.budget_bytes,
+        tokens_per_second=attempt.tokens_per_second,
+        ratio=ratio if fits else None,
+        would_fit=() if fits else rival.would_fit,
+    )
+
+
+def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
+    """A job's own settings as a plan, for those who want to see them run out of memory."""
+    return Plan(
+        method=rehearsals.job.method,
+        model=rehearsals.job.model,
+        level="as given",
+        estimate=predicted,
+        defaults=rehearsals.defaults,
+        levers=(),
+        attempts=(),
+        seconds=predicted.memory.rehearsal_seconds,
+    )

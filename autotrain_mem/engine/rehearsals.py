@@ -1,0 +1,233 @@
+"""One job on one device, and the workers that can rehearse it: what planning and estimating share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.errors import ModelNotFoundError
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.vllm_share import vllm_share_bytes
+from autotrain_mem.planner.precision import precise_for
+from autotrain_mem.planner.space import Space, make_space
+from autotrain_mem.rehearsal.pool import Workers
+from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
+from autotrain_mem.spec.job import EXAMPLE_DATASETS
+from autotrain_mem.spec.length import MAX_LENGTH, wished_share
+from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.store import Store
+from autotrain_mem.training.environment import environment_setting, environment_settings
+from autotrain_mem.versions import versions_key
+
+LONGEST_UNKNOWN = 1024
+"""Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
+PROMPT_UNKNOWN = 512
+"""Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
+one (trl/trainer/grpo_config.py up to 0.24)."""
+NOWHERE = Store(None, told=lambda message: None)
+"""Keeps nothing."""
+
+Hear = Callable[[Counting], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """How long rows are, as far as that is known."""
+
+    longest: int | None
+    """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""
+    profile: DataProfile | None = None
+    """None where the data were not read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsals:
+    """One job on one device, and the workers that can rehearse it."""
+
+    workers: Workers
+    job: Job
+    defaults: Knobs
+    """What the installed TRL takes when nothing is given."""
+    hardware: Hardware
+    headroom_bytes: int | None = None
+    """What is left free on the device; None for the default."""
+    store: Store = NOWHERE
+    """Where rehearsals and token counts are kept for the next run."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a run may take of the device; less where the environment lets the allocator have only a fraction."""
+        allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
+        return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes)
+
+    @property
+    def outside_bytes(self) -> int:
+        """What the run holds outside the trainer's own allocator."""
+        return self.hardware.non_torch_bytes + self.vllm_share_bytes
+
+    @property
+    def vllm_share_bytes(self) -> int:
+        """What a vLLM engine on the same card takes for itself."""
+        return vllm_share_bytes(self.job, self.hardware)
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """The card's, by which its kernels differ."""
+        return self.hardware.compute_capability or ASSUMED_CAPABILITY
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """What the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
+        return environment_settings(self.job.environment)
+
+    @property
+    def room(self) -> Room:
+        """What the trainer's allocator can have of the budget."""
+        return Room(
+            capacity_bytes=max(0, self.budget_bytes - self.outside_bytes),
+            total_bytes=self.hardware.total_bytes,
+            settings=self.settings,
+            caches=self.hardware.origin != "cpu",
+        )
+
+    @property
+    def endless_room(self) -> Room:
+        """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
+        unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
+        return Room(capacity_bytes=None, settings=unlimited, caches=self.hardware.origin != "cpu")
+
+    def with_output_dir(self, output_dir: str) -> Rehearsals:
+        """The same job, written elsewhere."""
+        job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
+        return replace(self, job=job)
+
+    def describe(self) -> ModelFacts:
+        """What the model's config says. Raises ModelError, and UsageError for what does not go with it."""
+        return self.workers.first.describe(self.job, self.compute_capability)
+
+    def rehearse(self, knobs: Knobs, lengths: Lengths) -> Trace:
+        """Everything that one configuration allocates and frees on the whole model, in order."""
+        tokens = row_length(self.job, knobs, lengths.longest)
+        return self.workers.first.rehearse(self.job, knobs, tokens, kernel_class(self.compute_capability))
+
+    def lengths(self, hear: Hear = lambda counting: None) -> Lengths:
+        """Token lengths of the data, counted once and then kept.
+
+        Raises:
+            DatasetError, ModelNotFoundError: there is nothing to count, or nothing to count with, and it is needed.
+        """
+        try:
+            profile = self._profile(hear)
+        except ModelNotFoundError:
+            if self.job.pins_length:
+                return Lengths(longest=self.job.prompt_length)
+            raise
+        return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
+
+    def _profile(self, hear: Hear) -> DataProfile:
+        worker = self.workers.first
+        key = {"fingerprint": worker.fingerprint(self.job), "versions": versions_key()}
+        kept = self.store.get("profile", key)
+        if kept is not None:
+            return DataProfile.from_json(kept)
+        profile = worker.profile(self.job, hear)
+        self.store.put("profile", key, profile.to_json())
+        return profile
+
+    def space(self, facts: ModelFacts, lengths: Lengths) -> Space:
+        """What a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
+        profile = lengths.profile
+        wished = None if profile is None else profile.asked_length(wished_share(self.job.arguments.get(MAX_LENGTH)))
+        shortest = None if profile is None else profile.shortest
+        space = make_space(
+            self.defaults, self.job, facts, longest=lengths.longest, shortest=shortest, asked_length=wished
+        )
+        base = precise_for(space.base, self.job.arguments, self.compute_capability)
+        return self._within_environment(replace(space, base=base))
+
+    def _within_environment(self, space: Space) -> Space:
+        """The same space with the knobs pinned that the environment sets: these are words of the user's too."""
+        if "expandable_segments" not in environment_setting(self.job.environment):
+            return space
+        expands = space.base.expandable_segments or self.settings.expandable_segments
+        base = replace(space.base, expandable_segments=expands)
+        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})
+
+    def step_time(self, work: Workload, knobs: Knobs, lengths: Lengths, *, ratio: float = 1.0) -> StepTime:
+        """Of one optimizer step on this device, on average over the data.
+
+        Args:
+            ratio: Rows of these knobs' micro-batch over those that the work is of.
+        """
+        from autotrain_mem.estimator.step_time import step_time
+
+        return step_time(
+            work if ratio == 1.0 else work.of_rows(ratio),
+            self.hardware,
+            gradient_accumulation_steps=knobs.gradient_accumulation_steps,
+            tokens=knobs.effective_batch_size * row_tokens(self.job, knobs, lengths),
+            share=padded_share(self.job, knobs, lengths),
+        )
+
+
+def example_dataset(job: Job) -> str | None:
+    """TRL's own example, when the job names no data and so takes it."""
+    named = job.dataset is not None or {"dataset_name", "datasets"} & set(job.arguments)
+    return None if named else EXAMPLE_DATASETS[job.method]
+
+
+def reads_dataset(job: Job, *, to_train: bool) -> bool:
+    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on."""
+    return to_train or not job.pins_length or example_dataset(job) is None
+
+
+def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
+    """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they are.
+
+    For online methods that is the longest prompt, which nothing truncates.
+    """
+    if job.is_online:
+        return longest or PROMPT_UNKNOWN
+    limits = [knobs.max_length] if knobs.packing else [knobs.max_length, longest]
+    return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
+
+
+def padded_share(job: Job, knobs: Knobs, lengths: Lengths) -> float:
+    """Of the longest micro-batch, what one is on average: padded to the longest of the rows that it drew."""
+    profile = lengths.profile
+    if profile is None or knobs.packing:
+        return 1.0
+    longest = row_length(job, knobs, lengths.longest) + knobs.completion_length
+    limit = None if job.is_online else knobs.max_length
+    drawn = profile.expected_longest(knobs.per_device_train_batch_size, limit) + knobs.completion_length
+    return min(1.0, drawn / longest)
+
+
+def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
+    """Tokens of a row that count, on average and without padding; both sequences of a pair, prompt and completion."""
+    sequences = 2 if job.method in ("reward", "dpo") else 1
+    profile = lengths.profile
+    if profile is None or knobs.packing:
+        return float(sequences * (row_length(job, knobs, lengths.longest) + knobs.completion_length))
+    limit = None if job.is_online else knobs.max_length
+    rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
+    return profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length
+
+
+UNSEEN = frozenset(
+    {
+        *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
+        *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "weight_decay", "num_train_epochs"),
+        *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
+    }
+)
+"""Arguments that no rehearsal depends on, so that what is kept serves whatever they are."""
+
+
+def job_key(job: Job) -> dict[str, Any]:
+    """What a rehearsal depends on of a job's own words."""
+    seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
+    return {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}

@@ -1,0 +1,127 @@
+"""This machine's own memory and cores, as far as this process may use them: a container gets a part of both.
+
+A control group's limit is read from the kernel's files, of the group and of those above it, and the tightest counts:
+
+- version 2, ``memory.max``, ``memory.current`` and ``memory.stat``: kernel, Documentation/admin-guide/cgroup-v2.rst,
+  "Memory Interface Files";
+- version 1, ``memory.limit_in_bytes``, ``memory.usage_in_bytes`` and ``memory.stat``: cgroup-v1/memory.rst.
+
+File pages on the kernel's two lists can be taken back, so they count as free, as in ``MemAvailable`` of the whole
+machine (``mm/show_mem.c: si_mem_available``). What ``ulimit -v`` forbids is not seen, nor are the machine's swap and a
+swap limit: memory that has to be swapped is too slow to train in.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+ROOT = pathlib.Path("/")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemory:
+    """What there is and what can be had without swapping, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    source: str
+    """Which of the two said so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Version:
+    """Where one version of control groups keeps its figures."""
+
+    controller: str
+    """In a line of ``/proc/self/cgroup``: ``number:controllers:path``."""
+    mounts: tuple[str, ...]
+    limit: str
+    usage: str
+    reclaimable: tuple[str, ...]
+    """Rows of ``memory.stat``."""
+
+
+_VERSIONS = (
+    _Version(
+        controller="",
+        mounts=("sys/fs/cgroup", "sys/fs/cgroup/unified"),
+        limit="memory.max",
+        usage="memory.current",
+        reclaimable=("inactive_file", "active_file"),
+    ),
+    _Version(
+        controller="memory",
+        mounts=("sys/fs/cgroup/memory",),
+        limit="memory.limit_in_bytes",
+        usage="memory.usage_in_bytes",
+        reclaimable=("total_inactive_file", "total_active_file"),
+    ),
+)
+
+
+def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
+    """The machine's, or its container's where that has less.
+
+    Args:
+        root: Where ``/proc`` and ``/sys`` are.
+    """
+    import psutil  # 20 ms that the command's help can do without
+
+    memory = psutil.virtual_memory()
+    limits = list(container_limits(root))
+    total_bytes = min([memory.total, *(limit.total_bytes for limit in limits)])
+    available_bytes = min([memory.available, *(limit.available_bytes for limit in limits)])
+    machine = (memory.total, memory.available) == (total_bytes, available_bytes)
+    return HostMemory(
+        total_bytes=total_bytes,
+        available_bytes=available_bytes,
+        source="memory: psutil" if machine else "memory: the limit of this container (control group)",
+    )
+
+
+def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
+    """Of every control group above this process that has one; nothing where there are no control groups."""
+    for version in _VERSIONS:
+        path = _group(root, version.controller)
+        if path is None:
+            continue
+        for mount in version.mounts:
+            for group in (path, *path.parents):
+                limit = _limit(root / mount / group, version)
+                if limit is not None:
+                    yield limit
+
+
+def cores() -> int:
+    """How many this process may run on: taskset, a batch system or a container may leave it few."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _group(root: pathlib.Path, controller: str) -> pathlib.PurePosixPath | None:
+    """This process's group for a controller, relative to where that is mounted."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return pathlib.PurePosixPath(path.lstrip("/"))
+    return None
+
+
+def _limit(folder: pathlib.Path, version: _Version) -> HostMemory | None:
+    """None for a group without a limit: version 2 says ``max``, version 1 a number beyond any machine's memory."""
+    try:
+        limit_bytes = int((folder / version.limit).read_text(encoding="ascii"))
+        used_bytes = int((folder / version.usage).read_text(encoding="ascii"))
+        rows = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):
+        return None
+    used_bytes -= sum(int(rows.get(name, 0)) for name in version.reclaimable)
+    free_bytes = max(0, limit_bytes - max(0, used_bytes))
+    return HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=version.limit)

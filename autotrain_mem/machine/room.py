@@ -1,0 +1,184 @@
+"""Whether this machine has room for a training beside its card: host memory to load and offload, disk to save.
+
+Looked at before a plan is made, so only what every plan of the job would need counts: of levers that are still open the
+one that needs least. Unknown sizes, such as those of a model that is not downloaded yet, are passed over.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotrain_mem.errors import HostMemoryError, OutputFolderError
+from autotrain_mem.host import HostMemory, host_memory
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.units import format_bytes
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+QUANTIZED_BYTES = {"load_in_4bit": 0.5, "load_in_8bit": 1.0}
+"""A parameter of a quantized linear layer, without its scales (``rehearsal.quantized.statistics``): a lower bound."""
+STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1}
+"""Tensors as large as the parameter that an optimizer keeps: ``torch/optim``, each one's ``_init_group``. Of those not
+named here nothing is counted."""
+TWINS = 2
+"""A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _twin``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What a job would put on this machine."""
+
+    job: Job
+    parameters: int
+    """Of the model; from the size of its weights' files."""
+    on_cpu: bool
+    """The training itself runs on the CPU: the weights lie in host memory."""
+    output_dir: pathlib.Path
+    optimizer_steps: int | None = None
+    """Of the whole training, where the data and the batch say."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a trained or loaded parameter at the least that is allowed: TRL's default is float32."""
+        dtype = self.job.arguments.get("dtype")
+        if dtype is not None:
+            return ITEM_BYTES.get(str(dtype), min(ITEM_BYTES.values()))
+        may_round = self.job.fit != "lossless" and "bf16_weights" not in self.job.forbid
+        return ITEM_BYTES["bfloat16" if may_round else "float32"]
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether it is sure that every parameter is trained, and so saved."""
+        asked = self.job.arguments.get("use_peft")
+        return not asked and (asked is not None or self.job.fit != "all" or "lora" in self.job.forbid)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """The weights in memory at the least that is allowed."""
+        given = [bytes_each for name, bytes_each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
+        may_quantize = not self.trains_all and self.job.fit == "all" and "4bit_base" not in self.job.forbid
+        refused = self.job.arguments.get("load_in_4bit") is False
+        least = given or ([QUANTIZED_BYTES["load_in_4bit"]] if may_quantize and not refused else [self.item_bytes])
+        return int(self.parameters * min(least))
+
+    @property
+    def model_bytes(self) -> int:
+        """The trained model on disk; an adapter's few MiB are not counted."""
+        return self.parameters * self.item_bytes if self.trains_all else 0
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Weights, and the optimizer's state unless only the model is saved (``transformers/trainer.py:
+        _save_checkpoint``)."""
+        states = 0 if self.job.arguments.get("save_only_model") else self._states
+        return self.model_bytes * (1 + states)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Pinned copies and optimizer state on the host."""
+        offloads = self.job.arguments.get("optimizer_offload") and self.trains_all
+        return self.parameters * self.item_bytes * (TWINS + self._states) if offloads else 0
+
+    @property
+    def _states(self) -> int:
+        return STATES.get(str(self.job.arguments.get("optim", "adamw_torch_fused")), 0)
+
+
+def room_findings(
+    load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
+) -> tuple[Finding, ...]:
+    """What there is no room for.
+
+    Args:
+        memory: This machine's; read here by default.
+        free_disk_bytes: Of the disk of the output folder; read here by default.
+    """
+    free_bytes = free_disk(load.output_dir) if free_disk_bytes is None else free_disk_bytes
+    return (*_memory(load, memory or host_memory()), *_disk(load, free_bytes))
+
+
+def free_disk(folder: pathlib.Path) -> int:
+    """Of the disk that the folder lies on, or will lie on once it is made."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
+    """A card's weights come tensor by tensor out of the mapped file (``transformers/core_model_loading.py``), so they
+    need next to no host memory; on the CPU they lie in it."""
+    if load.on_cpu and load.loaded_bytes > memory.available_bytes:
+        yield Finding(
+            kind="error",
+            error=HostMemoryError.__name__,
+            message=f"The weights of {load.job.model} alone take {format_bytes(load.loaded_bytes)} of host memory, and "
+            f"{format_bytes(memory.available_bytes)} are available: loading them would end the process.",
+            cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
+        )
+    if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
+        yield Finding(
+            kind="error",
+            error=HostMemoryError.__name__,
+            message=f"--optimizer_offload takes {format_bytes(load.offloaded_bytes)} of host memory (pinned weights "
+            f"and gradients, optimizer state), and {format_bytes(memory.available_bytes)} are available.",
+            cure="Leave --optimizer_offload away, or give --optim adamw_8bit instead: its state is on the card, in a "
+            "quarter of the bytes.",
+        )
+
+
+def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
+    saves = str(load.job.arguments.get("save_strategy", "steps")) != "no"
+    free = f"The disk of {load.output_dir} has {format_bytes(free_bytes)} free"
+    one = load.checkpoint_bytes if saves else 0
+    if load.model_bytes > free_bytes:
+        yield _full(f"{free}, and the trained model takes {format_bytes(load.model_bytes)}.", load)
+    elif one + load.model_bytes > free_bytes:
+        yield _full(
+            f"{free}, and one checkpoint with the trained model takes {format_bytes(one + load.model_bytes)}.",
+            load,
+            "--save_only_model true keeps no optimizer state, --save_strategy no writes the trained model alone; or ",
+        )
+    elif one:
+        yield from _all_checkpoints(load, free_bytes, free)
+
+
+def _full(message: str, load: Load, instead: str = "") -> Finding:
+    cure = f"{instead}give --output_dir a folder on another disk."
+    return Finding(kind="error", error=OutputFolderError.__name__, message=message, cure=f"{cure[0].upper()}{cure[1:]}")
+
+
+def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding]:
+    """A checkpoint is deleted after the next one is written (``transformers/trainer.py: _save_checkpoint``)."""
+    written = _checkpoints(load)
+    room = (free_bytes - load.model_bytes) // load.checkpoint_bytes
+    limit = load.job.arguments.get("save_total_limit")
+    kept = written if limit is None or written is None else min(written, int(limit) + 1)
+    if kept is None or kept <= room:
+        return
+    cure = f"Give --save_total_limit {room - 1}" if room > 1 else "Give --save_strategy no, or --save_only_model true"
+    yield Finding(
+        kind="warning",
+        message=f"{free}, which is enough for {room} of {kept} checkpoints of {format_bytes(load.checkpoint_bytes)}.",
+        cure=f"{cure}, or --output_dir a folder on another disk.",
+    )
+
+
+SAVE_STEPS = 500
+EPOCHS = 3.0
+"""Defaults of ``transformers/training_args.py: TrainingArguments``: ``save_steps`` and ``num_train_epochs``."""
+
+
+def _checkpoints(load: Load) -> int | None:
+    """How many are written; None where the number of steps is not known."""
+    given = load.job.arguments
+    if str(given.get("save_strategy", "steps")) == "epoch":
+        return math.ceil(float(given.get("num_train_epochs", EPOCHS)))
+    steps = int(given.get("max_steps") or 0)
+    steps = steps if steps > 0 else load.optimizer_steps or 0
+    every = float(given.get("save_steps", SAVE_STEPS))
+    if not steps or str(given.get("save_strategy", "steps")) != "steps" or every <= 0:
+        return None
+    return math.ceil(1 / every) if every < 1 else steps // int(every)

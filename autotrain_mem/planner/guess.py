@@ -1,0 +1,261 @@
+"""What a point that was not rehearsed will need and how fast it can be at best, from points that were.
+
+Guesses only steer the search: what is taken is always rehearsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from autotrain_mem.planner.ladder import LEVERS
+from autotrain_mem.planner.memo import Memo
+from autotrain_mem.planner.points import Line
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
+
+EIGHT_BIT = "8bit_optimizer"
+SLOWING = ("gradient_checkpointing", "activation_offloading", "optimizer_offload")
+"""Levers that take bytes away and cost time, and do nothing else."""
+
+STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+"""Owners whose bytes do not grow with the rows of a micro-batch."""
+GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
+"""Phases whose peaks do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Savings:
+    """What levers are taken to leave, before one is known of them: shares."""
+
+    kept: Mapping[str, float]
+    """Of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
+    taken: Mapping[str, float]
+    """Of the optimizer state: taken off it."""
+
+
+USUAL = Savings(
+    kept={"gradient_checkpointing": 0.25, "activation_offloading": 0.4},
+    taken={"optimizer_offload": 1.0, EIGHT_BIT: 0.5},
+)
+"""Roughly: it only says where a search begins."""
+AT_BEST = Savings(
+    kept={"gradient_checkpointing": 0.1, "activation_offloading": 0.1},
+    taken={"optimizer_offload": 1.0, EIGHT_BIT: 0.75},
+)
+"""No lever saves more: what is not rehearsed is ruled out by this. Logits and one layer stay whatever is recomputed or
+offloaded; float32 moments of 8 bytes become 2."""
+USUALLY_SLOWER = {"activation_offloading": 1.15, "optimizer_offload": 1.5}
+"""How much longer a step takes with a lever, roughly: it only says which of two new lines is tried first."""
+LEAST_SLOWER = 1.02
+"""How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
+LEEWAY_OF_ONE = 1.1
+LEEWAY = 1.02
+"""A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a
+rehearsal: reserved bytes are not strictly monotone, and stray by 1 to 2 % from a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """A line, and what was rehearsed of it and of those that differ from it in levers that save bytes alone.
+
+    Example: of the line with recomputation, ``gentler`` is what is known of the same setting without, and ``harder``
+    what is known of it with activations offloaded too.
+    """
+
+    line: Line
+    known: Sequence[Estimate]
+    gentler: Sequence[Sequence[Estimate]]
+    """What is known of each line with fewer such levers, which needs more and is faster."""
+    harder: Sequence[Sequence[Estimate]]
+    """The same of each line with more of them."""
+
+    @property
+    def failed_rows(self) -> float:
+        """The fewest rows that were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+        failed = [_rows(each.knobs) for each in self.known if not each.fits]
+        harder = [each for known in self.harder for each in known]
+        failed += [_rows(each.knobs) for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
+        return min(failed, default=float("inf"))
+
+    @property
+    def rehearsed_rows(self) -> frozenset[int]:
+        return frozenset(_rows(each.knobs) for each in self.known)
+
+
+def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
+    """What is known for each of the lines, from these and from all others that were looked at."""
+    rehearsed = [(_traits(other[0]), known) for other in among if (known := memo.known(other))]
+    return [_sight(memo, line, rehearsed) for line in lines]
+
+
+def _sight(memo: Memo, line: Line, rehearsed: Sequence[tuple[_Traits, Sequence[Estimate]]]) -> Sight:
+    own = _traits(line[0])
+    return Sight(
+        line=line,
+        known=memo.known(line),
+        gentler=[known for other, known in rehearsed if other.is_below(own)],
+        harder=[known for other, known in rehearsed if own.is_below(other)],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Traits:
+    """What sets lines apart: levers that take bytes away and make no step faster, and all else."""
+
+    saving: frozenset[str]
+    otherwise: tuple[object, ...]
+
+    def is_below(self, other: _Traits) -> bool:
+        """Whether two lines differ in levers that save bytes alone, of which the first has fewer."""
+        return self.otherwise == other.otherwise and self.saving < other.saving
+
+
+def _traits(knobs: Knobs) -> _Traits:
+    row = LEVERS[EIGHT_BIT]
+    optim = row.to if knobs.optim in row.moves_from else knobs.optim
+    otherwise = (optim, knobs.use_peft, knobs.dtype, knobs.load_in_4bit, knobs.load_in_8bit)
+    return _Traits(saving=_saving(knobs), otherwise=otherwise)
+
+
+def _saving(knobs: Knobs) -> frozenset[str]:
+    """The levers of a point that take bytes away and make no step faster."""
+    rounded = {EIGHT_BIT} if knobs.optim == LEVERS[EIGHT_BIT].to else set()
+    return frozenset(name for name in SLOWING if getattr(knobs, name)) | rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
+
+    at_best: float
+    expected: float
+
+
+def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
+    """From a point of the same line by the work that it was seen to do; else from lines with fewer levers of time.
+
+    Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
+    """
+    if sight.known:
+        same = memo.speed(_nearest(sight.known, knobs), knobs)
+        return Speed(at_best=same, expected=same)
+    speeds = [_slowed(memo, _nearest(known, knobs), knobs) for known in sight.gentler]
+    return min(speeds, key=lambda each: each.at_best, default=Speed(float("inf"), float("inf")))
+
+
+def _slowed(memo: Memo, known: Estimate, knobs: Knobs) -> Speed:
+    without = memo.speed(known, knobs)
+    offloads = (_saving(knobs) - _saving(known.knobs)) & USUALLY_SLOWER.keys()
+    least = prod(LEAST_SLOWER for _ in offloads)
+    return Speed(at_best=without / least, expected=without / prod(USUALLY_SLOWER[name] for name in offloads))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """A point to rehearse next, and how fast it should be."""
+
+    knobs: Knobs
+    expected: float
+
+
+def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Promise | None:
+    """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
+
+    The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
+    """
+    guessed = [(knobs, speed(memo, sight, knobs)) for knobs in _may_fit(space, sight)]
+    faster = [Promise(knobs=knobs, expected=each.expected) for knobs, each in guessed if each.at_best > beyond]
+    likely = [each for each in faster if _should_fit(space, sight, each.knobs)]
+    return next(iter(likely[-1:] or faster[:1]), None)
+
+
+def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
+    """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
+    limit, rehearsed = sight.failed_rows, sight.rehearsed_rows
+    points = [knobs for knobs in sight.line if _rows(knobs) < limit and _rows(knobs) not in rehearsed]
+    if known := sight.known:
+        most = known[0].budget_bytes * (LEEWAY_OF_ONE if len(known) == 1 else LEEWAY)
+        return [each for each in points if required_bytes(space, known, each) <= most]
+    if not sight.gentler:
+        return points[-1:]
+    bounds = [(known, known[0].budget_bytes * LEEWAY) for known in sight.gentler]
+    return [each for each in points if all(_with_levers(space, known, each, AT_BEST) <= most for known, most in bounds)]
+
+
+def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
+    if sight.known:
+        return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
+    akin = sight.gentler[-1:]
+    return all(_with_levers(space, known, knobs, USUAL) <= known[0].budget_bytes for known in akin)
+
+
+def _with_levers(space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Savings) -> float:
+    """From points with fewer levers, by what such levers leave."""
+    nearest = _nearest(known, knobs)
+    pulled = _saving(knobs) - _saving(nearest.knobs)
+    kept = prod(savings.kept.get(name, 1.0) for name in pulled)
+    state = nearest.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
+    on_device = "optimizer_offload" not in pulled
+    scaled = _scaled(space, nearest, knobs, kept=kept, step=float(on_device))
+    return scaled - state * min(1.0, sum(savings.taken.get(name, 0.0) for name in pulled))
+
+
+def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
+    """A guess at what a point needs, from those of its line that were rehearsed."""
+    return _scaled(space, known[0], knobs) if len(known) == 1 else between(space, knobs, *_around(known, knobs))
+
+
+def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
+    """Bytes that a point on the line through two rehearsed ones needs if each phase is linear in tokens.
+
+    By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
+    6 GiB) and 8 rows (10 and 20 GiB) the peak leaves 10 GiB at 3 rows, where a line through 10 and 20 would not.
+    """
+    start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
+    share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
+    phases = small.memory.phases.keys() & large.memory.phases.keys()
+    through = [(small.memory.phases[phase], large.memory.phases[phase]) for phase in phases]
+    peaks = [first + share * (last - first) for first, last in through]
+    first, last = _beyond_peak(small), _beyond_peak(large)
+    return max(peaks, default=small.memory.peak_allocated_bytes) + first + share * (last - first)
+
+
+def _scaled(space: Space, known: Estimate, knobs: Knobs, *, kept: float = 1.0, step: float = 1.0) -> float:
+    """From one point: what a phase holds beyond weights, gradients and optimizer state grows as the rows do.
+
+    What the allocator holds beside stays the same share of the peak: of 256 rows it is most of a small card.
+
+    Args:
+        kept: Share of that which is left by levers.
+        step: Share of what the optimizer step holds beyond them.
+    """
+    ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
+    static = sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
+    shares = dict.fromkeys(GROWING, ratio) | {Phase.OPTIMIZER_STEP: step}
+    beyond = {phase: peak - static for phase, peak in known.memory.phases.items() if peak > static}
+    grown = [held * shares.get(phase, 1.0) for phase, held in beyond.items()]
+    peak = static + max(grown, default=0.0)
+    return peak * known.reserved.peak_reserved_bytes / known.memory.peak_allocated_bytes + known.outside_bytes
+
+
+def _around(known: Sequence[Estimate], knobs: Knobs) -> tuple[Estimate, Estimate]:
+    """The two rehearsed points between which this one lies, or those next to it."""
+    ordered = sorted(known, key=lambda each: _rows(each.knobs))
+    pairs = list(pairwise(ordered))
+    return next((pair for pair in pairs if _rows(pair[1].knobs) >= _rows(knobs)), pairs[-1])
+
+
+def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
+    """By rows; the larger of two, whose kernels are closer to their full speed."""
+    return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
+
+
+def _beyond_peak(estimate: Estimate) -> int:
+    return estimate.required_bytes - estimate.memory.peak_allocated_bytes
+
+
+def _rows(knobs: Knobs) -> int:
+    return knobs.per_device_train_batch_size

@@ -1,0 +1,142 @@
+"""The levels of harm for one job: which settings each may choose from. The search takes the first that fits.
+
+A level is finer than ``Harm``: an adapter on a bfloat16 base, on an 8-bit and on a 4-bit one are levels of their own,
+since each gives up more of what is trained on than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from autotrain_mem.planner.ladder import LEVERS, OFFLOADING, ROUNDING, TRAINED, allowed, check_forbid, moves, pull_all
+from autotrain_mem.planner.precision import can_scale
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Harm, Knobs
+
+SHORTEST = 64
+FINE_GRID = 16
+COARSE_GRID = 64
+COARSE_FROM = 256
+"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
+so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A level before it meets a job: at least one of its own levers is pulled, and with them at least one of those that
+    offload, if it has any."""
+
+    name: str
+    own: tuple[str, ...]
+    offloads: tuple[str, ...] = ()
+
+
+LEVELS = (
+    _Step("lossless", ()),
+    _Step("lossless, offloading", (), OFFLOADING),
+    _Step("rounding", ROUNDING),
+    _Step("rounding, offloading", ROUNDING, OFFLOADING),
+    _Step("LoRA", ("lora",)),
+    _Step("LoRA on an 8-bit base", ("8bit_base",)),
+    _Step("LoRA on a 4-bit base", ("4bit_base",)),
+    _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), ("activation_offloading",)),
+)
+"""Batches and checkpointing are free on each. Offloading changes nothing but time either, but it takes the host's
+memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an adapter
+is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the host. After
+these come shorter rows.
+"""
+SHORTER_ROWS = "shorter rows"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """What a plan may choose from at one level of harm. ``lengths`` is empty on every level but the one that cuts rows.
+
+    Example, for TRL's defaults: ``rounding`` has bf16 weights, an 8-bit optimizer, both, and those with offloading.
+    """
+
+    name: str
+    harm: Harm
+    settings: tuple[Knobs, ...]
+    """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free on each."""
+    lengths: tuple[int, ...] = ()
+    offloads: bool = False
+    """Whether each of its settings needs the host's memory."""
+
+    @property
+    def gentlest(self) -> Knobs:
+        return self.settings[0]
+
+    @property
+    def strongest(self) -> Knobs:
+        """The settings that need least memory."""
+        return self.settings[-1]
+
+
+def levels(space: Space) -> tuple[Level, ...]:
+    """The levels of one job, least harm first. The first holds the job as asked for.
+
+    Raises:
+        UsageError: ``space.forbid`` names an unknown lever.
+    """
+    check_forbid(space.forbid)
+    made: list[Level] = []
+    for step in _steps(space):
+        seen = {setting for level in made for setting in level.settings}
+        settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
+        if settings:
+            made.append(Level(name=step.name, harm=_harm(step), settings=settings, offloads=bool(step.offloads)))
+    if lengths := _lengths(space):
+        made.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
+    return tuple(made)
+
+
+def _steps(space: Space) -> tuple[_Step, ...]:
+    """Those of the table, and offloading at the end of what is trained where there is no 4-bit base."""
+    trained = [name for name in TRAINED if moves(name, space)]
+    if not trained or trained[-1] == TRAINED[-1]:
+        return LEVELS
+    last = next(step for step in LEVELS if step.own == (trained[-1],))
+    return (*LEVELS, _Step(f"{last.name}, offloading", last.own, ("activation_offloading",)))
+
+
+def _harm(step: _Step) -> Harm:
+    return max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
+
+
+def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
+    """Every set of the level's levers with every set of offloading levers, fewest levers of time first."""
+    pulled = [chosen for chosen in _sets(step.own, space) if chosen or not step.own]
+    offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
+    for offloaded, chosen in product(offloads, pulled):
+        replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
+        setting = pull_all(space, (*chosen, *offloaded))
+        if replaced.isdisjoint(chosen) and (setting == space.base or can_scale(setting)):
+            yield setting
+
+
+def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
+    moving = [name for name in names if moves(name, space)]
+    return [chosen for size in range(len(moving) + 1) for chosen in combinations(moving, size)]
+
+
+def _least(space: Space) -> Knobs:
+    """The settings that need least of all, from whichever levels they are."""
+    trained = [name for name in TRAINED if moves(name, space)][-1:]
+    names = (*trained, "activation_offloading") if trained else (*ROUNDING, *OFFLOADING)
+    moving = [name for name in names if moves(name, space)]
+    replaced = {other for name in moving for other in LEVERS[name].instead_of}
+    return pull_all(space, (name for name in moving if name not in replaced))
+
+
+def _lengths(space: Space) -> tuple[int, ...]:
+    """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
+    if not allowed(LEVERS["max_length"], space):
+        return ()
+    longest = space.row_tokens(space.base.max_length)
+    fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
+    lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
+    return tuple(length for length in lengths if length >= (space.shortest or 0))

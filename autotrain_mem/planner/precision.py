@@ -1,0 +1,58 @@
+"""Mixed precision by the card: bfloat16 where tensor cores compute it, float16 with a scaler of the loss elsewhere.
+
+TRL's own default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere emulates
+it (``torch/cuda/__init__.py: is_bf16_supported``, which counts emulation): it runs, without tensor cores and without a
+fused attention kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotrain_mem.spec import Knobs
+
+BF16_FROM = (8, 0)
+"""Compute capability from which tensor cores take bfloat16: CUDA C++ Programming Guide, "Compute Capabilities",
+table "Tensor Core Input Data Types"."""
+
+HALF = ("float16", "bfloat16")
+
+
+def lacks_bf16(compute_capability: tuple[int, int]) -> bool:
+    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated."""
+    return compute_capability < BF16_FROM
+
+
+def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: tuple[int, int]) -> Knobs:
+    """The base of a search in the precision of its card; unchanged where the user said ``bf16`` or ``fp16``, or pinned
+    weights whose gradients the scaler would refuse.
+
+    Example: for a T4 ``fp16`` is on, and TRL's float32 weights stay what they are: :func:`half_of` says in what half
+    precision a lever may load them.
+    """
+    precise = replace(base, fp16=True)
+    if lacks_bf16(compute_capability) and not {"bf16", "fp16"} & arguments.keys() and can_scale(precise):
+        return precise
+    return base
+
+
+def half_of(knobs: Knobs) -> str:
+    """The dtype of a frozen base in half precision: that of the layers' products, so that none is cast."""
+    return "float16" if knobs.fp16 else "bfloat16"
+
+
+def can_scale(knobs: Knobs) -> bool:
+    """Whether the scaler takes the gradients of what is trained: weights in half precision have such gradients, and it
+    refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""
+    return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF
+
+
+def why_fp16(compute_capability: tuple[int, int]) -> str:
+    """One line for the user, beside the lever ``fp16``."""
+    major, minor = compute_capability
+    return (
+        f"compute capability {major}.{minor} has no tensor cores for bfloat16: mixed precision in float16, with a "
+        "scaler that keeps small gradients from vanishing"
+    )

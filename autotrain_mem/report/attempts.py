@@ -1,0 +1,114 @@
+"""What the search rehearsed, one line each, in the order in which it was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotrain_mem.report import wording
+from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.spec import Attempt, Knobs, Plan
+
+_ROWS = "per_device_train_batch_size"
+_STEPS = "gradient_accumulation_steps"
+_SEGMENTS = "expandable_segments"
+_LAYERS = "rehearsed_layers"
+
+CHOSEN = ">"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """A sign beside the batch, for what attempts differ in."""
+
+    name: str
+    """Of the knob; ``rehearsed_layers`` for what was rehearsed."""
+    sign: str
+    when: object
+    """The value that is marked."""
+    meaning: str
+
+    def on(self, attempt: Attempt) -> bool:
+        of = attempt if self.name == _LAYERS else attempt.knobs
+        return bool(getattr(of, self.name) == self.when)
+
+
+def attempts_view(plan: Plan) -> RenderableType:
+    """One line for each point that the search rehearsed, with what it has that the first had not."""
+    if not plan.attempts:
+        return Text("nothing else was tried")
+    first, marks, scale = plan.attempts[0].knobs, _marks(plan), _scale(plan)
+    speeds = any(attempt.tokens_per_second for attempt in plan.attempts)
+    made = table("", "batch", "settings", "needs", "tokens/s" if speeds else "fits", right=(0, 3, 4))
+    digits = len(str(len(plan.attempts)))
+    for number, attempt in enumerate(plan.attempts):
+        chosen = number == _chosen(plan)
+        batch = " ".join(filter(None, [wording.batch(attempt.knobs), "".join(_signs(marks, attempt))]))
+        needed = scale.write(scale.steps(attempt.required_bytes))
+        name = Text(f"{CHOSEN if chosen else ''}{number + 1:>{digits}}", style=GOOD if chosen else "")
+        settings = wording.difference(attempt.knobs, first)
+        outcome = _outcome(attempt, speeds=speeds)
+        add(made, name, batch, settings, needed, outcome, style="bold" if chosen else "")
+    budget = scale.write(scale.steps(plan.estimate.budget_bytes))
+    heading = f"tried; needs are in {scale.unit}, the budget is {budget}"
+    return Block(Group(title(heading), Block(made), *_legend(plan, marks)))
+
+
+def _scale(plan: Plan) -> Scale:
+    return scale_for(max(plan.estimate.budget_bytes, *(attempt.required_bytes for attempt in plan.attempts)))
+
+
+def _chosen(plan: Plan) -> int | None:
+    """The last rehearsal of what was chosen: the one of the whole model, where it was one of few layers before."""
+    return max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
+
+
+def _signs(marks: Iterable[_Mark], attempt: Attempt) -> list[str]:
+    return [mark.sign for mark in marks if mark.on(attempt)]
+
+
+def _outcome(attempt: Attempt, *, speeds: bool) -> Text:
+    """Speed where it fits: that of what does not fit is nobody's."""
+    if not attempt.fits:
+        return Text("too much" if speeds else "no", style=BAD)
+    return Text(wording.rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
+
+
+def _marks(plan: Plan) -> list[_Mark]:
+    """What is marked beside the batch, since attempts differ in it."""
+    marks = []
+    if len({attempt.knobs.gradient_checkpointing for attempt in plan.attempts}) > 1:
+        marks.append(
+            _Mark(name="gradient_checkpointing", sign="*", when=False, meaning="without gradient checkpointing")
+        )
+    expanded = {attempt.knobs.expandable_segments for attempt in plan.attempts}
+    if len(expanded) > 1 or any(lever.name == _SEGMENTS for lever in plan.levers):  # else every one is as the user said
+        marks.append(_Mark(name=_SEGMENTS, sign="+", when=True, meaning=f"with {wording.segments(expandable=True)}"))
+    layers = {attempt.rehearsed_layers for attempt in plan.attempts}
+    if len(layers) > 1 and None in layers:
+        few = max(filter(None, layers))
+        others = f"the others on copies of {wording.counted(few, 'layer')}"
+        marks.append(_Mark(name=_LAYERS, sign="w", when=None, meaning=f"rehearsed on the whole model, {others}"))
+    return marks
+
+
+def _legend(plan: Plan, marks: list[_Mark]) -> list[RenderableType]:
+    varying = {_ROWS, _STEPS, "per_device_eval_batch_size", "local_rollout_forward_batch_size"}
+    varying |= {mark.name for mark in marks}
+    shared = [field.name for field in fields(Knobs) if field.name not in varying]
+    chosen = [Text(f"{CHOSEN:14}chosen")] if _chosen(plan) is not None else []
+    layers = {attempt.rehearsed_layers for attempt in plan.attempts} - {None}
+    expanded = [] if any(mark.name == _LAYERS for mark in marks) or not layers else [Text(_EXPANDED, style=QUIET)]
+    return [
+        *chosen,
+        hanging(f"as asked for  {wording.settings(plan.attempts[0].knobs, shared)}"),
+        *(hanging(f"{mark.sign:14}{mark.meaning}") for mark in marks),
+        *expanded,
+    ]
+
+
+_EXPANDED = "all of them on copies of fewer layers, expanded to the whole depth"

@@ -1,0 +1,172 @@
+"""A plan explained from its file alone: where the memory goes, what binds, what was tried, and what else there was."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotrain_mem.report import wording
+from autotrain_mem.report.attempts import attempts_view
+from autotrain_mem.report.decision import changes, decision, elsewhere, facts, gentler, passed_over, proposed
+from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted, outside_torch, reserved_modes, sum_of
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, table, title
+from autotrain_mem.spec import Attempt, Estimate, Owner, Plan
+from autotrain_mem.spec.job import ROW_NOUNS
+from autotrain_mem.units import format_bytes
+
+LARGEST_OWNERS = 2
+
+_ALIKE = {
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
+    *("local_rollout_forward_batch_size", "expandable_segments"),
+}
+"""Settings in which a plan and one of a larger micro-batch may differ: what moves with it, and what costs nothing."""
+
+
+def explain_view(plan: Plan) -> RenderableType:
+    """Everything that a plan file knows, the answers first."""
+    estimate, shown = plan.estimate, sum_of(plan.estimate)
+    made = facts(plan)
+    add(made, "settings", wording.settings(plan.knobs))
+    if estimate.hardware.source:
+        add(made, "card", estimate.hardware.source)
+    parts: list[RenderableType] = [
+        title(f"autofit {plan.method} --model {plan.model}"),
+        *decision(plan),
+        Block(made, 2),
+    ]
+    parts += [Text(), title("what binds"), Block(_bounds(plan), 2)]
+    parts += [Text(), title(f"where the memory goes, at the peak in {shown.scale.unit}"), _ledger(estimate, shown)]
+    parts += [
+        *at_the_peak(estimate, shown),
+        *reserved_modes(estimate, shown),
+        *_time(plan),
+        Text(),
+        attempts_view(plan),
+        *changes(plan),
+        *elsewhere(plan),
+        *proposed(plan),
+        *not_counted(estimate),
+    ]
+    return Block(Group(*parts, Text(), Text(_searched(plan), style=QUIET)))
+
+
+def _searched(plan: Plan) -> str:
+    layers = plan.estimate.memory.rehearsed_layers
+    how = "" if layers is None else f", the plan itself on copies of {wording.counted(layers, 'layer')} at most"
+    return f"{wording.counted(len(plan.attempts), 'rehearsal')} in {wording.duration(plan.seconds)}{how}"
+
+
+# -- what binds ----------------------------------------------------------------------------------------------------
+
+
+def _bounds(plan: Plan) -> Table:
+    """What stands in the way of more: the peak, the next larger micro-batch, the next gentler level."""
+    made = table("", "", show_header=False)
+    add(made, "the peak", _peak(plan.estimate))
+    add(made, "more at once", _larger(plan))
+    add(made, "less harm", _gentler(plan))
+    return made
+
+
+def _peak(estimate: Estimate) -> str:
+    """``the backward phase: 7.42 GiB allocated, of which weights 2.88 GiB, activations 2.71 GiB``."""
+    memory = estimate.memory
+    largest = sorted(memory.owners_at_peak.items(), key=lambda item: -item[1])[:LARGEST_OWNERS]
+    named = ", ".join(f"{wording.OWNERS[owner]} {format_bytes(size)}" for owner, size in largest if size)
+    phase, peak = wording.PHASES[memory.peak_phase], format_bytes(memory.peak_allocated_bytes)
+    return f"the {phase} phase: {peak} allocated{f', of which {named}' if named else ''}"
+
+
+def _larger(plan: Plan) -> str:
+    """What the next larger micro-batch needs, of those that were rehearsed with the same settings."""
+    rows, noun = plan.knobs.per_device_train_batch_size, ROW_NOUNS.get(plan.method, "rows")
+    if plan.knobs.gradient_accumulation_steps == 1:
+        return f"the whole batch of {rows} is computed at once already"
+    larger = [each for each in plan.attempts if each.knobs.per_device_train_batch_size > rows and _alike(each, plan)]
+    if not plan.attempts:
+        return "nothing was tried"
+    if not larger:
+        return f"no more than {rows} {noun} at once were tried with these settings"
+    nearest = min(each.knobs.per_device_train_batch_size for each in larger)
+    last = [each for each in larger if each.knobs.per_device_train_batch_size == nearest][-1]
+    return f"{nearest} {noun} {_judged(last)}"
+
+
+def _alike(attempt: Attempt, plan: Plan) -> bool:
+    return set(wording.differing([attempt.knobs, plan.knobs])) <= _ALIKE
+
+
+def _judged(attempt: Attempt) -> str:
+    needed = f"need {format_bytes(attempt.required_bytes)}"
+    if not attempt.fits:
+        return f"{needed}, {format_bytes(attempt.required_bytes - attempt.budget_bytes)} more than the budget"
+    speed = attempt.tokens_per_second
+    return f"{needed}, which fits{f', at {wording.rate(speed)} tokens/s' if speed else ''}"
+
+
+def _gentler(plan: Plan) -> str:
+    """What would have to be free for the next better level."""
+    if plan.level == "as given":
+        return "nothing was searched"
+    if plan.level == "lossless":
+        return "there is none: nothing but time is given up"
+    before = gentler(plan)
+    if not before:
+        return "no gentler level is left: forbidden, pinned away, or its weights alone are too much"
+    nearest = before[-1]
+    if said := passed_over(nearest):
+        return said
+    reserved_for_others = plan.estimate.hardware.free_bytes - plan.estimate.budget_bytes
+    free = format_bytes(nearest.required_bytes + reserved_for_others)
+    there = format_bytes(plan.estimate.hardware.free_bytes)
+    needed = format_bytes(nearest.required_bytes)
+    return f"{nearest.level} needs {needed} at least: with the headroom {free} would have to be free; {there} are"
+
+
+# -- the budget, line by line --------------------------------------------------------------------------------------
+
+
+def _ledger(estimate: Estimate, shown: Sum) -> Table:
+    """From what the device has down to what is left: each line that begins with = is what remains above it."""
+    hardware, memory, write = estimate.hardware, estimate.memory, shown.scale.write
+    budget = shown.scale.steps(estimate.budget_bytes)
+    total = shown.scale.steps(hardware.total_bytes)
+    aside = [hardware.total_bytes - hardware.free_bytes, hardware.free_bytes - estimate.budget_bytes]
+    others, headroom = shown.scale.share(total - budget, aside)
+    rows = [("", "device", total, hardware.name)]
+    rows += [("-", "used by others", others, "")] if aside[0] else []
+    rows += [("-", "headroom", headroom, "left free, for what no rehearsal sees"), ("=", "budget", budget, "")]
+    rows.append(("-", "outside torch", shown.non_torch, outside_torch(hardware)))
+    if estimate.vllm_share_bytes:
+        rows.append(("-", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
+    owned = [each for each in zip(Owner, shown.owners, strict=True) if memory.owners_at_peak.get(each[0])]
+    rows += [("-", wording.OWNERS[owner], steps, "") for owner, steps in owned]
+    if caches(hardware):
+        rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
+    made = table("", "", "", "", right=(2,), show_header=False)
+    for sign, name, steps, note in rows:
+        quiet = Text(note, style=f"not bold {QUIET}")
+        add(made, sign, name, write(steps), quiet, style="bold" if sign == "=" else "")
+    left, fits = budget - shown.needed, estimate.required_bytes <= estimate.budget_bytes
+    add(made, "=", "free" if fits else "missing", write(abs(left)), "", style=f"bold {GOOD if estimate.fits else BAD}")
+    return made
+
+
+# -- the time of a step --------------------------------------------------------------------------------------------
+
+
+def _time(plan: Plan) -> list[RenderableType]:
+    """Phase by phase; shares alone where the seconds are those of another card."""
+    time = plan.estimate.time
+    if not time.step_seconds:
+        return []
+    known = wording.has_speed(time)
+    made = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
+    for phase, seconds in time.phases.items():
+        share = seconds / time.step_seconds
+        cells = [wording.brief(seconds)] if known else []
+        add(made, wording.PHASES[phase], *cells, wording.percent(share), Bar(share))
+    rates = "" if known else f", by the rates of {time.assumed}"
+    return [Text(), title(f"the time of a step{rates}"), Block(made, 2)]

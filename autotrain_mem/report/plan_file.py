@@ -1,0 +1,194 @@
+"""A plan read back from a file: whole and by this version's hand, or refused with the reason and the cure.
+
+Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field,
+and the plan, written again, must be the file that was read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+import shlex
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.errors import PlanFileError
+from autotrain_mem.report.record import PLAN_NAME
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.data_summary import PERCENTILES
+from autotrain_mem.spec.plan import PLAN_SCHEMA
+
+STDIN = "-"
+
+_MAKES_ONE = (
+    "autofit plan METHOD --model MODEL --gpu NAME --json > plan.json  writes one;\n"
+    f"training writes one too, as {PLAN_NAME} in its output folder."
+)
+
+_FIT = "autofit.fit/"
+"""What ``autofit METHOD --json`` prints holds the plan and the run."""
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan of a file, or of the one in an output folder. Raises PlanFileError."""
+    file = path / PLAN_NAME if path.is_dir() else path
+    try:
+        return read_plan(file.read_text(encoding="utf-8"), str(file))
+    except FileNotFoundError as error:
+        missing = f"The folder {path} holds no {PLAN_NAME}" if path.is_dir() else f"There is no plan at {path}"
+        raise PlanFileError(f"{missing}.", hint=_MAKES_ONE) from error
+    except UnicodeDecodeError as error:
+        raise PlanFileError(f"{file} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
+    except OSError as error:
+        raise PlanFileError(f"Cannot read {file}: {error.strerror}.", hint=_MAKES_ONE) from error
+
+
+def read_plan(text: str, name: str) -> Plan:
+    """The plan that a text holds.
+
+    Args:
+        name: Of the file, for the reader of an error.
+
+    Raises:
+        PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
+    """
+    values = _plan_values(_json(text, name), name)
+    try:
+        plan = Plan.from_json(values)
+        wrong = _wrong_types(plan, Plan, "") or _differing(values, json.loads(json.dumps(plan.to_json())), "")
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise _damaged(name, _reason(error), values) from error
+    if wrong or (wrong := _wrong_sums(plan)):
+        raise _damaged(name, wrong, values)
+    return plan
+
+
+def _json(text: str, name: str) -> Any:
+    if not text.strip():
+        raise PlanFileError(f"{name} is empty.", hint=_MAKES_ONE)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise PlanFileError(f"{name} is no plan: it is nested too deeply.", hint=_MAKES_ONE) from error
+    except ValueError as error:
+        where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number in it"
+        if text.lstrip().startswith("{") and _is_cut_short(error, text):
+            message = f"{name} was cut short: it ends at {where}, in the middle of a plan."
+        else:
+            message = f"{name} is no plan: it is not JSON, at {where}."
+        raise PlanFileError(message, hint=_MAKES_ONE) from error
+
+
+def _is_cut_short(error: ValueError, text: str) -> bool:
+    """Whether the parser ran into the end: an open text is told by where it began."""
+    ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
+    return ended or "Unterminated string" in str(error)
+
+
+def _plan_values(payload: Any, name: str) -> dict[str, Any]:
+    """The object that is a plan of this version; that of a whole run's output is inside it."""
+    values = payload
+    if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
+        values = values.get("plan")
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if isinstance(values, dict) and schema == PLAN_SCHEMA:
+        return values
+    if isinstance(schema, str) and schema.startswith(PLAN_SCHEMA.partition("/")[0] + "/"):
+        message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
+        raise PlanFileError(message, hint=_plan_again(values))
+    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
+    raise PlanFileError(f"{name} is no plan: {holds}.", hint=_MAKES_ONE)
+
+
+def _plan_again(values: Mapping[str, Any]) -> str:
+    """The command, as far as the file tells it."""
+    method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
+    named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
+    return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --json > plan.json"
+
+
+def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
+    message = f"{name} is not the plan that autofit wrote: {reason}."
+    return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return str(error) or "its figures contradict each other"
+
+
+# -- whether it is what was written --------------------------------------------------------------------------------
+
+
+def _wrong_types(value: Any, kind: Any, path: str) -> str:
+    """What in a value is not of its field's type: ``estimate.budget_bytes is 'many'``; empty where all is."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        tried = [_wrong_types(value, each, path) for each in arguments]
+        return "" if "" in tried else tried[0]
+    if not _is_of(value, origin if origin in (tuple, Mapping) else kind):
+        return f"{path} is {reprlib.repr(value)}"
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        inner = [(getattr(value, field.name), hints[field.name], _join(path, field.name)) for field in fields(kind)]
+    elif origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        inner = [(each, of, path) for each, of in zip(value, kinds, strict=True)]
+    else:
+        inner = [(each, arguments[1], _join(path, name)) for name, each in value.items()] if origin is Mapping else []
+    return next((wrong for each in inner if (wrong := _wrong_types(*each))), "")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Of a type without parts. A truth is no number, and a whole number stands for a real one."""
+    if kind is Any:
+        return True
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    if kind in (int, float):
+        allowed = int if kind is int else (int, float)
+        return isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
+def _differing(written: Any, again: Any, path: str) -> str:
+    """Where the file and the plan, written again, differ; empty where they do not."""
+    if isinstance(written, dict) and isinstance(again, dict):
+        if odd := sorted(written.keys() ^ again.keys()):
+            return f"{_join(path, odd[0])} is {'missing' if odd[0] in again else 'unknown'}"
+        found = [_differing(written[name], again[name], _join(path, name)) for name in again]
+    elif isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
+        found = [_differing(*pair, path) for pair in zip(written, again, strict=True)]
+    elif _same(written, again):
+        found = []
+    else:
+        found = [f"{path} is {reprlib.repr(written)} where it should be {reprlib.repr(again)}"]
+    return next(filter(None, found), "")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _wrong_sums(plan: Plan) -> str:
+    """The views add columns up, which must come to their totals."""
+    estimate, memory = plan.estimate, plan.estimate.memory
+    if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
+        return "estimate.owners_at_peak do not sum to peak_allocated_bytes"
+    if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
+        return "estimate.reserved is less than what is allocated"
+    if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
+        return "data.percentiles are not as many as there should be"
+    return ""
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,233 @@
+"""A sweep as a person reads it: a list for one axis, a matrix for two, a line for each point beyond; and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from autotrain_mem.report import wording
+from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
+from autotrain_mem.units import format_bytes
+
+FIGURES = (
+    *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "vllm_share_bytes", "required_bytes"),
+    *("budget_bytes", "fits", "peak_phase", "step_seconds", "tokens_per_second"),
+)
+"""Columns of the CSV behind the swept flags, by their keys in the JSON of an estimate."""
+
+FITS = "*"
+"""Beside a figure that fits, where no colour tells."""
+
+HEADING_WIDTH = 14
+"""Characters of a heading's line: the words of per_device_train_batch_size stand in three, so that several such columns
+find room in 80."""
+
+
+def sweep_view(sweep: Sweep) -> RenderableType:
+    """What every point needs, which ones fit, and why some are refused."""
+    figures = _Figures(sweep)
+    parts: list[RenderableType] = [_headline(sweep), *_settings(sweep), Text()]
+    parts += _matrix(sweep, figures) if len(sweep.axes) == 2 else _lines(sweep, figures)
+    if figures.reasons:
+        parts += [Text(), title("refused")]
+        parts += [Block(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
+    parts += [Text(), Text(_legend(sweep), style=QUIET)]
+    return Block(Group(*parts))
+
+
+class _Figures:
+    """The cells: all in one unit, refusals by the number of their footnote."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.scale: Scale = scale_for(max(estimate.required_bytes for estimate in sweep.estimates))
+        reasons = dict.fromkeys(_reason(point) for point in sweep.points if point.refusal is not None)
+        self.reasons = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
+
+    def needed(self, point: SweepPoint) -> Text:
+        """``* 8.41`` where it fits, ``31.20`` where it does not, ``[1]`` where it was refused."""
+        if point.estimate is None:
+            return Text(self.reasons[_reason(point)], style=QUIET)
+        number = self.size(point.estimate.required_bytes)
+        return Text(f"{FITS} {number}", style=GOOD) if point.estimate.fits else Text(number, style=BAD)
+
+    def size(self, size_bytes: int) -> str:
+        return self.scale.write(self.scale.steps(size_bytes))
+
+
+def _reason(point: SweepPoint) -> str:
+    """The refusal in one line; what to do about it stays in the JSON, since the sweep itself is the answer."""
+    return "" if point.refusal is None else " ".join(point.refusal.message.split())
+
+
+def _headline(sweep: Sweep) -> Text:
+    fitting = sum(estimate.fits for estimate in sweep.estimates)
+    count = wording.counted(len(sweep.points), "point")
+    where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
+    if len(where) > 1:
+        return Text(f"{fitting} of {count} fit", style="bold")
+    name, budget_bytes = where.pop()
+    return Text(f"{fitting} of {count} fit {name}: budget {format_bytes(budget_bytes)}", style="bold")
+
+
+def _settings(sweep: Sweep) -> list[RenderableType]:
+    """What all points have in common."""
+    knobs = [estimate.knobs for estimate in sweep.estimates]
+    differing = {*wording.differing(knobs), *(axis.name for axis in sweep.axes)}
+    same = [name for name in knobs[0].__dataclass_fields__ if name not in differing]
+    return [hanging(f"settings  {wording.settings(knobs[0], same)}")]
+
+
+def _legend(sweep: Sweep) -> str:
+    fits = f"{FITS} fits; " if any(estimate.fits for estimate in sweep.estimates) else ""
+    return f"{fits}{_LEGEND}"
+
+
+_LEGEND = """\
+needed is what torch reserves and what lies outside it.
+autofit estimate without --sweep shows a point's parts, and what is not counted."""
+
+
+def _matrix(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
+    down, across = sweep.axes
+    caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
+    return [title(caption), Text(), _Matrix(sweep, figures)]
+
+
+class _Matrix:
+    """The first axis down, the second across, in as many pieces as the width takes: a wrapped row cannot be read."""
+
+    def __init__(self, sweep: Sweep, figures: _Figures) -> None:
+        self._labels, self._columns = ([setting.text for setting in axis.settings] for axis in sweep.axes)
+        cells = iter(sweep.points)
+        self._cells = [[figures.needed(next(cells)) for _ in self._columns] for _ in self._labels]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number, (first, last) in enumerate(self._pieces(options.max_width)):
+            if number:
+                yield Text()
+            yield self._piece(first, last)
+
+    def _pieces(self, width: int) -> list[tuple[int, int]]:
+        """Ranges of columns that fit the width, each of at least one."""
+        labels = max(map(len, self._labels))
+        pieces, first, used = [], 0, labels
+        for index, column in enumerate(self._columns):
+            needed = 2 + max(len(column), *(row[index].cell_len for row in self._cells))
+            if used + needed > width and index > first:
+                pieces.append((first, index))
+                first, used = index, labels
+            used += needed
+        return [*pieces, (first, len(self._columns))]
+
+    def _piece(self, first: int, last: int) -> Table:
+        columns = self._columns[first:last]
+        made = table("", *columns, right=tuple(range(len(columns) + 1)))
+        for label, row in zip(self._labels, self._cells, strict=True):
+            add(made, Text(label, style="bold"), *row[first:last])
+        return made
+
+
+def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
+    """A line for each point; the parts of what it needs where a single axis leaves them room."""
+    detailed = len(sweep.axes) == 1
+    before, behind = (("allocated", "reserved"), ("peak in",)) if detailed else ((), ())
+    headings = [*(_broken(axis.name) for axis in sweep.axes), *before, "needed", *behind]
+    numbers = [*map(_is_numbers, sweep.axes), *(True for _ in before), True, *(False for _ in behind)]
+    made = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
+    for point in sweep.points:
+        settings = [setting.text for setting in point.settings]
+        sizes, phase = _details(point, figures) if detailed else ([], [])
+        add(made, *settings, *sizes, figures.needed(point), *phase)
+    return [title(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), made]
+
+
+def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]]:
+    """(what stands before the sum, what stands behind it); blank where there is no estimate."""
+    estimate = point.estimate
+    if estimate is None:
+        return ["", ""], [""]
+    sizes = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
+    return [figures.size(size) for size in sizes], [wording.PHASES[estimate.memory.peak_phase]]
+
+
+def _is_numbers(axis: Axis) -> bool:
+    return all(setting.text.isdecimal() for setting in axis.settings)
+
+
+def _broken(name: str) -> str:
+    """``per_device_train_batch_size`` in lines of at most ``HEADING_WIDTH``, broken behind underscores."""
+    lines = [""]
+    for word in name.replace("_", "_ ").split():
+        if lines[-1] and len(lines[-1]) + len(word) > HEADING_WIDTH:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)
+
+
+def sweep_csv(sweep: Sweep) -> str:
+    """A line for each point: the settings as they were written, then figures in bytes, or why there are none."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*(axis.name for axis in sweep.axes), *FIGURES, "refused"])
+    for point in sweep.points:
+        writer.writerow([*(setting.text for setting in point.settings), *_row(point)])
+    return out.getvalue()
+
+
+def _row(point: SweepPoint) -> list[str]:
+    if point.estimate is None:
+        return [*("" for _ in FIGURES), _reason(point)]
+    figures = point.estimate.to_json()
+    return [*("" if figures[name] is None else wording.value(figures[name]) for name in FIGURES), ""]
+
+
+class SweepProgress:
+    """A bar over the points, on a terminal only: the table that follows says everything again."""
+
+    def __init__(self, console: Console, axes: Sequence[Axis]) -> None:
+        self._axes = axes
+        live = console.is_terminal and not console.is_dumb_terminal
+        self._bar = Progress(
+            TextColumn("rehearsing"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[last]}", markup=False, table_column=_cut()),
+            console=console,
+            transient=True,
+            disable=not live,
+        )
+        self._task = self._bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def done(self, point: SweepPoint) -> None:
+        """One point has its figures, or its refusal."""
+        settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
+        self._bar.update(self._task, advance=1, last=f"{_result(point)}: {', '.join(settings)}")
+
+
+def _cut() -> Column:
+    """A line that wraps flickers when it is redrawn."""
+    return Column(no_wrap=True, overflow="crop")
+
+
+def _result(point: SweepPoint) -> str:
+    if point.estimate is None:
+        return "refused"
+    return f"needs {format_bytes(point.estimate.required_bytes)}"

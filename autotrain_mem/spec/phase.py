@@ -1,0 +1,20 @@
+"""Where in a run something happens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where in the run an event happened."""
+
+    LOAD = "load"
+    GENERATE = "generate"
+    """Completions are sampled: the KV cache and the logits of each step."""
+    SCORE = "score"
+    """Completions are judged, without gradients: rewards, values, old and reference log-probabilities."""
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    EVALUATE = "evaluate"
+    SAVE = "save"

@@ -1,0 +1,75 @@
+"""What is found out about a job before anything is rehearsed: what would fail or hurt, and the cure of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from autotrain_mem.errors import AutofitError, from_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that is wrong, or that the user should know."""
+
+    kind: Literal["error", "warning"]
+    """Whether training would end with it, or only be other than the user thinks."""
+    message: str
+    cure: str
+    """What to do about it, with the exact flag."""
+    error: str = "UsageError"
+    """The class in ``errors`` that an error of this kind is, and so its exit code."""
+
+    def __str__(self) -> str:
+        """The message with its cure, as a plan keeps it."""
+        return f"{self.message} {self.cure}".strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form, for child processes."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, error: AutofitError) -> Finding:
+        """An error that was met while looking."""
+        return cls(kind="error", message=error.message, cure=error.hint, error=type(error).__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preflight:
+    """What a look at model, tokenizer and data found."""
+
+    findings: tuple[Finding, ...]
+    parameters: int | None
+    """Of the model; None where its weights are not on this disk."""
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Preflight:
+        """Read the worker's answer."""
+        found = tuple(Finding(**finding) for finding in fields["findings"])
+        return cls(findings=found, parameters=fields["parameters"])
+
+
+def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The warnings. Raises all errors as one.
+
+    Raises:
+        AutofitError: of the class of the first error; the hint of several holds every message with its cure.
+    """
+    findings = tuple(dict.fromkeys(findings))
+    errors = [finding for finding in findings if finding.kind == "error"]
+    if not errors:
+        return findings
+    if len(errors) == 1:
+        raise _raised(errors[0].error, errors[0].message, errors[0].cure)
+    hint = "\n".join(_numbered(number, finding) for number, finding in enumerate(errors, 1))
+    raise _raised(errors[0].error, f"{len(errors)} things are wrong, each with its cure:", hint)
+
+
+def _numbered(number: int, finding: Finding) -> str:
+    mark = f"{number}. "
+    return mark + f"{finding.message}\n{finding.cure}".replace("\n", "\n" + " " * len(mark))
+
+
+def _raised(error: str, message: str, cure: str) -> AutofitError:
+    return from_json({"error": error, "message": message, "hint": cure})

@@ -1,0 +1,145 @@
+"""What a run computes and moves, whatever the card, and the time that this takes on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from autotrain_mem.spec.phase import Phase
+
+
+class Kind(StrEnum):
+    """Which of a device's rates an operator is held to, beside that of its memory."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    """A fused kernel; its FLOPs grow with the square of the rows' length."""
+    POINTWISE = "pointwise"
+    """Whatever is bound by memory: element by element, reductions, copies, dequantization."""
+    OVERLAPPED_COPY = "overlapped_copy"
+    """To or from the host, on a stream beside the one that computes."""
+    COPY = "copy"
+    """To or from the host, while nothing is computed."""
+    HOST_STEP = "host_step"
+    """The optimizer's update in the host's memory, while the device waits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One operator on operands of certain shapes, in one phase, and how often it runs.
+
+    Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP, reads
+    and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
+    """
+
+    phase: Phase
+    kind: Kind
+    dtype: str
+    """What it computes in, as torch calls it without ``torch.``: ``bfloat16``, ``float32``."""
+    flops: int
+    bytes: int
+    """Read and written, and growing with the tokens of a micro-batch."""
+    fixed_bytes: int
+    """Read and written whatever the tokens: weights, gradients, optimizer state."""
+    launches: int
+    """Kernels."""
+    count: float
+    """How many of these ran. Real, and below 0 for some, where it is extrapolated from copies of fewer layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """The work of a few micro-steps and optimizer steps, like operators taken together."""
+
+    work: tuple[Work, ...] = ()
+    micro_steps: int = 0
+    """How many forward and backward passes are in it."""
+    optimizer_steps: int = 0
+    """How many optimizer steps, each with one generation and its scoring where completions are sampled."""
+    passes: int = 1
+    """How often one training step goes over its rows, with an optimizer step each time: PPO's epochs."""
+    micro_steps_per_generation: int = 0
+    """How many micro-steps train on what is generated at once; 0 where nothing is generated."""
+
+    def extrapolated(self, longer: Workload, ratio: float) -> Workload:
+        """``self + ratio x (longer - self)``: of copies of 2 and 4 layers, the work of 32 by a ratio of 15."""
+        counts = {_operator(work): work.count * (1 - ratio) for work in self.work}
+        for work in longer.work:
+            operator = _operator(work)
+            counts[operator] = counts.get(operator, 0.0) + work.count * ratio
+        return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
+
+    def of_rows(self, ratio: float) -> Workload:
+        """The same with that many times the rows in a micro-batch: 2.0 for twice as many."""
+        return replace(self, work=tuple(_grown(work, ratio) for work in self.work))
+
+    def to_json(self) -> dict[str, Any]:
+        """Compact wire form: one list of values for each operator."""
+        return {**_plain(self), "work": [list(asdict(work).values()) for work in self.work]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Workload:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**{**values, "work": tuple(_read(row) for row in values["work"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """How long one optimizer step takes, as predicted."""
+
+    step_seconds: float
+    tokens: float
+    """Tokens of one optimizer step that count: of all processes, without padding."""
+    phases: Mapping[Phase, float] = field(default_factory=dict)
+    """Seconds of one optimizer step by phase; their sum is ``step_seconds``."""
+    assumed: str = ""
+    """Which card's rates were taken for one whose rates are unknown: such seconds rank plans and say no more. Empty
+    where the card's own are known."""
+
+    def __post_init__(self) -> None:
+        assert abs(sum(self.phases.values()) - self.step_seconds) <= 1e-6 * max(self.step_seconds, 1.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step_seconds if self.step_seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form; seconds on a card whose rates were assumed are for ranking, and are not told as its own."""
+        known = not self.assumed
+        return {
+            "step_seconds": self.step_seconds if known else None,
+            "tokens_per_second": self.tokens_per_second if known else None,
+            "tokens": self.tokens,
+            "phases": {phase.value: seconds for phase, seconds in self.phases.items()},
+            "assumed": self.assumed,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StepTime:
+        """Read what :meth:`to_json` wrote."""
+        phases = {Phase(phase): seconds for phase, seconds in values["phases"].items()}
+        return cls(step_seconds=sum(phases.values()), tokens=values["tokens"], phases=phases, assumed=values["assumed"])
+
+
+def _grown(work: Work, ratio: float) -> Work:
+    """The update does not grow with the rows."""
+    if work.phase is Phase.OPTIMIZER_STEP:
+        return work
+    return replace(work, flops=round(work.flops * ratio), bytes=round(work.bytes * ratio))
+
+
+def _operator(work: Work) -> Work:
+    """The same, however often it ran."""
+    return replace(work, count=0.0)
+
+
+def _plain(workload: Workload) -> dict[str, Any]:
+    return {item.name: getattr(workload, item.name) for item in fields(workload) if item.name != "work"}
+
+
+def _read(row: Iterable[Any]) -> Work:
+    phase, kind, dtype, *numbers = row
+    names = ("flops", "bytes", "fixed_bytes", "launches", "count")
+    return Work(phase=Phase(phase), kind=Kind(kind), dtype=dtype, **dict(zip(names, numbers, strict=True)))

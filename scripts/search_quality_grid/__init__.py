@@ -1,0 +1,1 @@
+"""What the search of a plan chose, against every point that it could have chosen."""

@@ -1,0 +1,166 @@
+"""Every point of every level up to the chosen one, and what the search made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.explore import TIE
+from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.memo import Predictor
+from autotrain_mem.planner.points import lines
+from autotrain_mem.planner.search import Found, search
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Estimate, Knobs
+
+RATIO = 0.99
+"""Of the grid's best tokens per second, what the choice must have."""
+ASKED_AT_ONCE = 4
+"""Points rehearsed between two lines of progress: two for each of two workers."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A search beside the grid."""
+
+    level: str
+    """Of the choice; ``none`` where nothing was found."""
+    chosen: Estimate | None
+    best: Estimate | None
+    """The grid's fastest that fits at that level; of all levels, where nothing was found."""
+    larger: Estimate | None
+    """The next larger micro-batch with the choice's other settings, whether it fits or not."""
+    skipped: str | None
+    """A gentler level that holds a plan and that is not too slow to be taken."""
+    few_layers: int
+    """The search's rehearsals of few layers, and of the whole model."""
+    whole: int
+    points: int
+    """Of the grid, with those of gentler levels."""
+
+    @property
+    def rehearsals(self) -> int:
+        return self.few_layers + self.whole
+
+    @property
+    def ratio(self) -> float:
+        """The choice's tokens per second over the grid's best; 1 where there is nothing to choose."""
+        if self.best is None:
+            return 1.0
+        return 0.0 if self.chosen is None else self.chosen.tokens_per_second / self.best.tokens_per_second
+
+    @property
+    def use(self) -> float:
+        """Share of the budget that the choice needs."""
+        return 0.0 if self.chosen is None else self.chosen.required_bytes / self.chosen.budget_bytes
+
+    @property
+    def gain(self) -> float:
+        """What the next larger micro-batch would add to the speed, as a share, if there were room."""
+        if self.chosen is None or self.larger is None:
+            return 0.0
+        return self.larger.tokens_per_second / self.chosen.tokens_per_second - 1
+
+    @property
+    def could_gain(self) -> bool:
+        """Whether that is more than the prediction can tell apart."""
+        return self.gain > TIE
+
+
+def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) -> Outcome:
+    """Search, and look at everything the search could have taken. Raises RehearsalError."""
+    found = _found(space, predictor)
+    every = [level for level in levels(space) if not level.lengths]
+    names = [level.name for level in every]
+    reached = names.index(found.level) if found else len(every) - 1
+    grids = [_grid(space, level, predictor, told) for level in every[: reached + 1]]
+    faster_than = found.estimate.tokens_per_second / RATIO if found else 0.0
+    bests = [best_of(grid, predictor, faster_than if number == reached else 0.0) for number, grid in enumerate(grids)]
+    return Outcome(
+        level=found.level if found else "none",
+        chosen=found.estimate if found else None,
+        best=bests[-1] if found else next(filter(None, bests), None),
+        larger=_larger(grids[-1], found.estimate) if found else None,
+        skipped=_skipped(every, bests, found, space.max_slowdown) if found else None,
+        few_layers=sum(each.rehearsed_layers is not None for each in found.attempts) if found else 0,
+        whole=sum(each.rehearsed_layers is None for each in found.attempts) if found else 0,
+        points=sum(map(len, grids)),
+    )
+
+
+def _found(space: Space, predictor: Predictor) -> Found | None:
+    try:
+        return search(space, predictor)
+    except DoesNotFitError:
+        return None
+
+
+def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[Estimate]:
+    """Each setting with and without checkpointing at every micro-batch, each with the segments that it may have."""
+    points = [knobs for line in lines(space, level) for knobs in line]
+    may_expand, rest, done = allowed(LEVERS[EXPANDABLE], space), iter(points), list[Estimate]()
+    while some := list(islice(rest, ASKED_AT_ONCE)):
+        done += predictor.rehearse(some, whole=False)
+        told(f"{level.name}: {len(done)} of {len(points)} points")
+    return [_roomier(each) if may_expand else each for each in done]
+
+
+def _roomier(estimate: Estimate) -> Estimate:
+    """In the allocator's other mode where only that fits."""
+    return estimate if estimate.fits else estimate.with_expandable_segments()
+
+
+def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float = 0.0) -> Estimate | None:
+    """The fastest that fits. One that would beat the choice, or hold its level, has to fit on the whole model too.
+
+    Args:
+        faster_than: Tokens per second up to which what few layers tell is enough.
+    """
+    for each in _fastest_first(grid):
+        if each.tokens_per_second <= faster_than or each.memory.rehearsed_layers is None:
+            return each
+        (whole,) = predictor.rehearse([each.knobs], whole=True)
+        if whole.fits:
+            return whole
+    return None
+
+
+def _fastest_first(grid: Sequence[Estimate]) -> Iterator[Estimate]:
+    return iter(sorted((each for each in grid if each.fits), key=lambda each: -each.tokens_per_second))
+
+
+def _larger(grid: Sequence[Estimate], chosen: Estimate) -> Estimate | None:
+    setting = _apart_from_rows(chosen.knobs)
+    line = [each for each in grid if _apart_from_rows(each.knobs) == setting and _rows(each) > _rows(chosen)]
+    return min(line, key=_rows, default=None)
+
+
+def _apart_from_rows(knobs: Knobs) -> dict[str, object]:
+    free = {"expandable_segments", *(name for lever in ("micro_batch", "eval_batch") for name in LEVERS[lever].knobs)}
+    return {name: value for name, value in knobs.to_json().items() if name not in free}
+
+
+def _rows(estimate: Estimate) -> int:
+    return estimate.knobs.per_device_train_batch_size
+
+
+def _skipped(every: Sequence[Level], bests: Sequence[Estimate | None], found: Found, max_slowdown: float) -> str | None:
+    """The first level that fits and was passed over, though the next that gives up more is not that much faster.
+
+    Beyond the grid's levels the search's own word stands for what is next.
+    """
+    rivals = {each.level: each.estimate for each in found.rivals if each.estimate.fits}
+    beyond = [rivals.get(level.name) for level in every[len(bests) :]]
+    fitting = [(level, best) for level, best in zip(every, [*bests, *beyond], strict=True) if best is not None]
+    for number, (level, best) in enumerate(fitting):
+        if level.name == found.level:
+            return None
+        following = (other.tokens_per_second for further, other in fitting[number + 1 :] if not further.offloads)
+        if next(following, 0.0) <= max_slowdown * best.tokens_per_second:
+            return level.name
+    return None

@@ -1,0 +1,41 @@
+"""Files that ``autofit explain`` cannot explain, and how it is mistyped, by the name of the golden file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PLANS = {
+    "empty_plan.json": b"\n",
+    "words_plan.json": b"fits rtx3060 with 3 changes: needs 8.51 GiB of 11.2 GiB\n",
+    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/2",\n  "method": "sft",\n  "model": "Qwen/Qw',
+    "list_plan.json": b"[1, 2]\n",
+    "not_utf8_plan.json": b'{"schema": "\xff\xfe"}',
+    "old_plan.json": b'{"schema": "autofit.plan/1", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
+    "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
+    "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',
+    "bare_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "my model"}',
+}
+
+CASES = {
+    "plan_missing": (42, "explain nowhere.json"),
+    "plan_folder_without": (42, "explain tiny"),
+    "plan_empty": (42, "explain empty_plan.json"),
+    "plan_not_json": (42, "explain words_plan.json"),
+    "plan_cut_short": (42, "explain cut_short_plan.json"),
+    "plan_a_list": (42, "explain list_plan.json"),
+    "plan_not_utf8": (42, "explain not_utf8_plan.json"),
+    "plan_of_another_version": (42, "explain old_plan.json"),
+    "plan_of_another_version_in_a_run": (42, "explain old_fit.json"),
+    "plan_an_estimate": (42, "explain an_estimate.json"),
+    "plan_without_its_keys": (42, "explain bare_plan.json"),
+    "plan_not_given": (2, "explain"),
+    "plan_given_twice": (2, "explain a.json b.json"),
+    "plan_with_a_flag": (2, "explain a.json --gpu rtx3060"),
+    "plan_as_json": (2, "explain a.json --json"),
+}
+
+
+def write(folder: Path) -> None:
+    """Write them all."""
+    for name, content in PLANS.items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,128 @@
+"""``autofit estimate --sweep``: the table, its JSON and CSV, and combinations that TRL refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Autofit, Ran
+
+from autotrain_mem import api
+from autotrain_mem.rehearsal.client import Worker
+
+TINY = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
+SHORT = (*TINY, "--max_length", "16")
+
+
+def rows_of(ran: Ran) -> list[dict[str, str]]:
+    assert ran.code == 0, ran.err
+    return list(csv.DictReader(io.StringIO(ran.out)))
+
+
+def points_of(ran: Ran) -> list[dict[str, Any]]:
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["schema"] == "autofit.sweep/1"
+    points: list[dict[str, Any]] = found["points"]
+    return points
+
+
+def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None:
+    axes = ("--sweep", "max_length=64", "--sweep", "per_device_train_batch_size=1,4")
+    points = points_of(autofit(*TINY, *axes, "--json"))
+    assert points[0]["swept"] == {"max_length": 64, "per_device_train_batch_size": 1}
+    alone = json.loads(autofit(*TINY, "--max_length", "64", "--per_device_train_batch_size", "4", "--json").out)
+    found = points[1]["estimate"]
+    del alone["rehearsal_seconds"], found["rehearsal_seconds"]
+    assert found == alone
+
+
+def test_rows_are_swept_with_trls_accumulation_and_lengths_as_short_as_4(autofit: Autofit) -> None:
+    ran = autofit(*TINY, "--sweep", "max_length=4", "--sweep", "per_device_train_batch_size=1,2", "--json")
+    knobs = [point["estimate"]["knobs"] for point in points_of(ran)]
+    assert [each["gradient_accumulation_steps"] for each in knobs] == [1, 1]
+    assert [each["max_length"] for each in knobs] == [4, 4]
+
+
+def test_csv_has_the_same_columns_with_and_without_a_sweep(autofit: Autofit) -> None:
+    on, off = rows_of(autofit(*SHORT, "--csv", "--sweep", "gradient_checkpointing=true,false"))
+    assert (on.pop("gradient_checkpointing"), off.pop("gradient_checkpointing")) == ("true", "false")
+    assert int(off["required_bytes"]) == int(off["peak_reserved_bytes"]) + int(off["non_torch_bytes"])
+    (alone,) = rows_of(autofit(*SHORT, "--csv", "--gradient_checkpointing", "true"))
+    assert alone == on
+
+
+def test_a_refused_combination_says_why_and_the_others_stand(autofit: Autofit) -> None:
+    ran = autofit(*SHORT, "--sweep", "load_in_4bit=true,false", "--sweep", "use_peft=true,false")
+    assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
+    assert ran.out.startswith("3 of 4 points fit 300MiB: budget ")
+    assert "by load_in_4bit (down) and use_peft (across)" in ran.out
+    assert "[1]  --load_in_4bit" in ran.out
+    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
+
+
+def test_rows_that_make_no_whole_groups_are_refused_alone(autofit: Autofit) -> None:
+    line = "estimate grpo --model tiny --gpu 300MiB --reward_funcs accuracy_reward --prompt_length 8 --csv "
+    line += "--max_completion_length 8 --num_generations 4 --sweep per_device_train_batch_size=3,4"
+    three, four = rows_of(autofit(*shlex.split(line)))
+    assert "3" in three["refused"]
+    assert three["required_bytes"] == ""
+    assert int(four["required_bytes"]) > 0
+
+
+def test_a_length_beyond_the_context_is_refused_alone(autofit: Autofit) -> None:
+    assert [bool(row["refused"]) for row in rows_of(autofit(*TINY, "--csv", "--sweep", "max_length=16,100000"))] == [
+        False,
+        True,
+    ]
+
+
+def test_our_own_flags_are_swept_too(autofit: Autofit) -> None:
+    line = "estimate sft --model tiny --max_length 16 --json --sweep gpu=300MiB,rtx3060"
+    points = points_of(autofit(*shlex.split(line)))
+    assert [point["estimate"]["gpu"] for point in points] == ["300MiB", "rtx3060"]
+
+
+def test_a_value_of_several_words_is_one_setting(autofit: Autofit) -> None:
+    axis = "lora_target_modules=q_proj v_proj,all-linear"
+    points = points_of(autofit(*SHORT, "--use_peft", "--json", "--sweep", axis))
+    assert [point["swept"]["lora_target_modules"] for point in points] == [["q_proj", "v_proj"], ["all-linear"]]
+    one, two = (point["estimate"]["owners_at_peak"]["weights"] for point in points)
+    assert two > one
+
+
+def test_a_swept_flag_wins_over_the_yaml_file(autofit: Autofit, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text("model: tiny\ngpu: 300MiB\nmax_length: 16\nautofit:\n  expandable_segments: true\n")
+    axes = ("--sweep", "max_length=8", "--sweep", "expandable-segments=false,true")
+    points = points_of(autofit("estimate", "sft", "--config", str(config), "--json", *axes))
+    knobs = [point["estimate"]["knobs"] for point in points]
+    assert [each["max_length"] for each in knobs] == [8, 8]
+    assert [each["expandable_segments"] for each in knobs] == [False, True]
+
+
+def test_nothing_is_rehearsed_before_the_last_value_is_read(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "rehearse", None)
+    ran = autofit(*TINY, "--sweep", "max_length=16,32,abc")
+    assert ran.code == 2
+    assert "'abc'" in ran.err
+
+
+def test_ctrl_c_ends_it_with_one_message(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(rehearsals: api.Rehearsals) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "estimate", interrupted)
+    ran = autofit(*TINY, "--sweep", "max_length=16,32")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.startswith("error: Interrupted.")
+
+
+def test_only_the_help_of_estimate_lists_it(autofit: Autofit) -> None:
+    assert "--sweep NAME=A,B,..." in autofit("estimate", "sft", "--help").out
+    assert "--sweep" not in autofit("plan", "sft", "--help").out

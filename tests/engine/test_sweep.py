@@ -1,0 +1,118 @@
+"""A sweep goes through every combination, and ends with what it has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from autotrain_mem.engine.sweep import MOST_POINTS, check_size, combinations, estimate_all
+from autotrain_mem.errors import (
+    AutofitError,
+    BatchSplitError,
+    ContextLengthError,
+    InterruptedByUser,
+    UnknownGpuError,
+    UsageError,
+    WorkerDiedError,
+)
+from autotrain_mem.spec import Estimate
+from autotrain_mem.spec.sweep import Axis, Setting, SweepPoint
+
+EXAMPLE = Estimate.__new__(Estimate)
+"""Nothing here looks inside."""
+
+
+def axis(name: str, *texts: str) -> Axis:
+    return Axis(name=name, settings=tuple(Setting(text=text, value=int(text)) for text in texts))
+
+
+AXES = (axis("max_length", "4", "32"), axis("per_device_train_batch_size", "1", "2", "4"))
+TOO_LONG = ContextLengthError("--max_length 32 is too long.", hint="Less.")
+
+
+def one_after_the_other(calls: Sequence[Callable[[str], SweepPoint]]) -> list[SweepPoint]:
+    return [call("the worker") for call in calls]
+
+
+def estimated(asked: int, worker: str) -> Estimate:
+    assert worker == "the worker"
+    return EXAMPLE
+
+
+def test_the_last_axis_varies_fastest() -> None:
+    texts = [tuple(setting.text for setting in settings) for settings in combinations(AXES)]
+    assert texts == [("4", "1"), ("4", "2"), ("4", "4"), ("32", "1"), ("32", "2"), ("32", "4")]
+
+
+def test_a_refused_point_does_not_end_the_sweep() -> None:
+    def estimate(asked: int, worker: str) -> Estimate:
+        if asked == 2:
+            raise BatchSplitError("3 rows.", hint="4.")
+        return EXAMPLE
+
+    told: list[SweepPoint] = []
+    asked: list[int | AutofitError] = [0, 1, 2, TOO_LONG, 4, 5]
+    sweep = estimate_all(AXES, asked, estimate, one_after_the_other, told.append)
+    assert [point.refusal is None for point in sweep.points] == [True, True, False, False, True, True]
+    assert sweep.points[3].refusal is TOO_LONG
+    assert tuple(told) == sweep.points
+    assert len(sweep.estimates) == 4
+
+
+def test_a_worker_that_died_at_one_point_costs_that_point_only() -> None:
+    def estimate(asked: int, worker: str) -> Estimate:
+        if asked == 0:
+            raise WorkerDiedError("Killed.", hint="Memory.")
+        return EXAMPLE
+
+    sweep = estimate_all(AXES, range(6), estimate, one_after_the_other)
+    assert [type(point.refusal) for point in sweep.points[:2]] == [WorkerDiedError, type(None)]
+
+
+def test_where_every_point_is_refused_the_first_refusal_is_the_error() -> None:
+    with pytest.raises(ContextLengthError) as raised:
+        estimate_all(AXES, [TOO_LONG, *(UsageError("No.") for _ in range(5))], estimated, one_after_the_other)
+    assert raised.value is TOO_LONG
+
+
+@pytest.mark.parametrize("error", [UnknownGpuError("No such card."), InterruptedByUser("Enough."), KeyboardInterrupt()])
+def test_what_is_wrong_with_all_points_ends_it_at_once(error: BaseException) -> None:
+    asked = []
+
+    def estimate(number: int, worker: str) -> Estimate:
+        asked.append(number)
+        raise error
+
+    with pytest.raises(type(error)):
+        estimate_all(AXES, range(6), estimate, one_after_the_other)
+    assert asked == [0]
+
+
+def test_points_that_are_done_in_parallel_stand_in_their_order() -> None:
+    later = threading.Event()
+
+    def estimate(asked: int, worker: str) -> Estimate:
+        if asked == 0:
+            assert later.wait(10)
+        later.set()
+        return EXAMPLE
+
+    def in_threads(calls: Sequence[Callable[[str], SweepPoint]]) -> list[SweepPoint]:
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda call: call("the worker"), calls))
+
+    sweep = estimate_all(AXES, range(6), estimate, in_threads)
+    assert [point.settings for point in sweep.points] == list(combinations(AXES))
+
+
+def test_without_axes_it_is_a_single_point() -> None:
+    assert len(estimate_all((), [0], estimated, one_after_the_other).points) == 1
+
+
+def test_a_sweep_of_too_many_points_says_how_many_it_has() -> None:
+    check_size([MOST_POINTS])
+    with pytest.raises(UsageError, match=r"20 x 21 = 420 points, and takes at most 400"):
+        check_size([20, 21])

@@ -1,0 +1,136 @@
+"""Host memory to load and offload, disk to save: only what every plan of the job would need is held against it."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from autotrain_mem.errors import HostMemoryError, OutputFolderError
+from autotrain_mem.host import HostMemory
+from autotrain_mem.machine.room import Load, free_disk, room_findings
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.units import GIB
+
+BILLIONS = 1_000_000_000
+PLENTY = 10_000 * GIB
+
+
+def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
+    job_words = {name: words.pop(name) for name in ("fit", "forbid") if name in words}
+    job = Job(method="sft", model="m", dataset=None, arguments=words, **job_words)
+    return Load(job=job, parameters=parameters, on_cpu=on_cpu, output_dir=pathlib.Path("out"), optimizer_steps=steps)
+
+
+def looked_at(one: Load, *, memory: int = PLENTY, disk: int = PLENTY) -> tuple[Finding, ...]:
+    there = HostMemory(total_bytes=memory, available_bytes=memory, source="made up")
+    return room_findings(one, memory=there, free_disk_bytes=disk)
+
+
+FULL = {"use_peft": False, "dtype": "float32"}
+"""28 GB of weights, and as much again for each of AdamW's two moments."""
+
+
+# -- host memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ({"dtype": "float32", "use_peft": False}, 28 * BILLIONS),
+        ({"fit": "lossless"}, 28 * BILLIONS),
+        ({"fit": "rounding"}, 14 * BILLIONS),
+        ({}, int(3.5 * BILLIONS)),
+        ({"forbid": frozenset({"4bit_base"})}, 14 * BILLIONS),
+        ({"load_in_8bit": True, "use_peft": True}, 7 * BILLIONS),
+    ],
+)
+def test_on_a_cpu_the_least_form_of_the_weights_must_find_room(words: dict[str, Any], needed: int) -> None:
+    one = load(on_cpu=True, **words)
+    assert not looked_at(one, memory=needed)
+    (finding,) = looked_at(one, memory=needed - 1)
+    with pytest.raises(HostMemoryError, match="host memory"):
+        settle([finding])
+
+
+def test_a_cards_weights_pass_through_the_host_one_by_one() -> None:
+    assert not looked_at(load(**FULL), memory=1 * GIB)
+
+
+def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
+    one = load(**FULL, optimizer_offload=True)
+    needed = 4 * 28 * BILLIONS  # weight, gradient and two moments
+    assert not looked_at(one, memory=needed)
+    (finding,) = looked_at(one, memory=needed - 1)
+    assert "--optim adamw_8bit" in finding.cure
+    assert not looked_at(load(optimizer_offload=True, use_peft=True), memory=1)
+
+
+# -- disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_model_that_finds_no_room_is_an_error() -> None:
+    (finding,) = looked_at(load(**FULL), disk=28 * BILLIONS - 1)
+    with pytest.raises(OutputFolderError, match=r"trained model takes 26\.1 GiB"):
+        settle([finding])
+    assert not looked_at(load(**FULL, save_strategy="no"), disk=28 * BILLIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [({}, 4), ({"save_only_model": True}, 2), ({"optim": "sgd"}, 2), ({"save_strategy": "no"}, 1)],
+)
+def test_a_checkpoint_must_find_room_beside_the_model(words: dict[str, Any], needed: int) -> None:
+    """In models: a checkpoint holds one, and AdamW's two moments."""
+    one = load(**FULL, **words)
+    assert not looked_at(one, disk=needed * 28 * BILLIONS)
+    (finding,) = looked_at(one, disk=needed * 28 * BILLIONS - 1)
+    assert finding.kind == "error"
+    assert ("--save_only_model" in finding.cure) == (needed > 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "kept"),
+    [
+        ({"max_steps": 5000}, None, 10),
+        ({}, 5000, 10),
+        ({"save_steps": 0.25}, 5000, 4),
+        ({"save_steps": 1000}, 5000, 5),
+        ({"save_strategy": "epoch", "num_train_epochs": 6}, None, 6),
+        ({"max_steps": 5000, "save_total_limit": 2}, None, 3),
+    ],
+)
+def test_too_many_checkpoints_are_told_with_the_limit_that_fits(
+    words: dict[str, Any], steps: int | None, kept: int
+) -> None:
+    one = load(**FULL, steps=steps, **words)
+    checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
+    assert not looked_at(one, disk=kept * checkpoint + model)
+    (finding,) = looked_at(one, disk=(kept - 1) * checkpoint + model)
+    assert finding.kind == "warning"
+    assert f"enough for {kept - 1} of {kept} checkpoints" in finding.message
+    assert f"--save_total_limit {kept - 2}" in finding.cure
+
+
+def test_the_limit_that_is_named_fits() -> None:
+    checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
+    disk = 4 * checkpoint + model
+    (finding,) = looked_at(load(**FULL, max_steps=5000), disk=disk)
+    assert "--save_total_limit 3" in finding.cure
+    assert not looked_at(load(**FULL, max_steps=5000, save_total_limit=3), disk=disk)
+
+
+def test_an_adapter_and_what_may_become_one_are_passed_over() -> None:
+    assert not looked_at(load(use_peft=True), disk=1)
+    assert not looked_at(load(), disk=1)
+    assert looked_at(load(fit="rounding"), disk=1)
+
+
+def test_steps_that_nobody_knows_are_not_guessed() -> None:
+    assert not looked_at(load(**FULL), disk=5 * 28 * BILLIONS)
+
+
+def test_a_folder_that_is_yet_to_be_made_is_on_the_disk_of_its_parent(tmp_path: pathlib.Path) -> None:
+    assert free_disk(tmp_path / "a" / "b") == pytest.approx(free_disk(tmp_path), rel=0.01)

@@ -1,0 +1,139 @@
+"""What is proposed beside a plan, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.planner.proposals import (
+    FLASH_ATTENTION,
+    PADDING_PAYS,
+    WORST_BATCH_PAYS,
+    context_cut,
+    proposals,
+)
+from autotrain_mem.spec import DataProfile, Job, Knobs
+
+FLASH = "flash_attention_2"
+SPREAD = DataProfile(rows_by_length=dict.fromkeys(range(1, 1001), 10))
+"""Lengths as far apart as can be: half of a batch of many rows is padding."""
+ALIKE = DataProfile(rows_by_length={512: 5000})
+ONE_LONG = DataProfile(rows_by_length={500: 9995, 1000: 5})
+
+
+def job(method: str = "sft", **arguments: Any) -> Job:
+    return Job(method=method, model="m", dataset="d.jsonl", arguments=arguments)
+
+
+def knobs(max_length: int | None = 1000, **changes: Any) -> Knobs:
+    return replace(TRL_DEFAULTS, max_length=max_length, **changes)
+
+
+def flags(
+    profile: DataProfile, planned: Knobs | None = None, asked: Job | None = None, flash: str | None = FLASH
+) -> list[str]:
+    found = proposals(profile, planned or knobs(), asked or job(), flash_attention=flash)
+    return [proposal.flags for proposal in found]
+
+
+def test_packing_and_grouping_are_proposed_where_much_is_padding() -> None:
+    assert flags(SPREAD) == [
+        f"--packing --attn_implementation {FLASH}",
+        "--train_sampling_strategy group_by_length",
+    ]
+
+
+def test_nothing_is_proposed_where_rows_are_alike() -> None:
+    assert flags(ALIKE) == []
+
+
+def test_padding_below_the_threshold_is_left_alone() -> None:
+    little = DataProfile(rows_by_length={500: 1000, 530: 1000})
+    assert 0 < little.padding_fraction(8) < PADDING_PAYS
+    assert flags(little) == []
+
+
+def test_a_batch_of_one_row_has_no_padding_to_save() -> None:
+    assert flags(SPREAD, knobs(per_device_train_batch_size=1)) == []
+
+
+def test_packing_needs_flash_attention_and_grouping_does_not() -> None:
+    assert flags(SPREAD, flash=None) == ["--train_sampling_strategy group_by_length"]
+
+
+def test_flash_attention_that_is_in_use_is_not_named_again() -> None:
+    assert flags(SPREAD, asked=job(attn_implementation=FLASH))[0] == "--packing"
+
+
+@pytest.mark.parametrize(
+    ("decided", "gone"),
+    [
+        ({"packing": False}, "--packing"),
+        ({"train_sampling_strategy": "sequential"}, "--train_sampling"),
+        ({"max_length": 1000}, "--max_length"),
+    ],
+)
+def test_what_the_user_has_decided_is_not_proposed(decided: dict[str, Any], gone: str) -> None:
+    both = DataProfile(rows_by_length={**SPREAD.rows_by_length, 9000: 1})
+    assert any(flag.startswith(gone) for flag in flags(both, knobs(9000)))
+    assert not any(flag.startswith(gone) for flag in flags(both, knobs(9000), job(**decided)))
+
+
+def test_packed_rows_have_nothing_to_gain() -> None:
+    assert flags(SPREAD, knobs(packing=True)) == []
+
+
+def test_a_shorter_length_is_proposed_where_few_rows_make_the_worst_batch_much_larger() -> None:
+    assert flags(ONE_LONG, knobs(per_device_train_batch_size=1)) == ["--max_length p99.9"]
+    (found,) = proposals(ONE_LONG, knobs(per_device_train_batch_size=1), job(), flash_attention=None)
+    assert found.why == (
+        "the worst batch gets 50 % smaller, 500 tokens a row in place of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
+        "the tokens"
+    )
+
+
+def test_a_length_that_is_hardly_shorter_is_not_proposed() -> None:
+    hardly = DataProfile(rows_by_length={900: 9995, 1000: 5})
+    assert hardly.percentile(0.999) > (1 - WORST_BATCH_PAYS) * hardly.longest
+    assert flags(hardly, knobs(per_device_train_batch_size=1)) == []
+
+
+def test_p99_is_proposed_where_p99_9_does_not_help() -> None:
+    hundred_long = DataProfile(rows_by_length={500: 9950, 1000: 50})
+    assert flags(hundred_long, knobs(per_device_train_batch_size=1)) == ["--max_length p99"]
+
+
+def test_pairs_are_dropped_by_reward_training_and_never_packed() -> None:
+    pairs = replace(ONE_LONG, shorter_sides={500: 9995 * 100, 1000: 5 * 100}, drops=True)
+    (found,) = proposals(pairs, knobs(), job("reward"), flash_attention=FLASH)
+    assert found.flags == "--max_length p99.9"
+    assert "drops 5 of 10,000 pairs" in found.why
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo", "ppo"])
+def test_prompts_are_neither_cut_nor_packed(method: str) -> None:
+    assert flags(SPREAD, knobs(None), job(method)) == []
+
+
+def test_every_flash_attention_that_trl_knows_is_known() -> None:
+    sft_trainer = pytest.importorskip("trl.trainer.sft_trainer")
+    assert set(FLASH_ATTENTION) == sft_trainer.FLASH_ATTENTION_VARIANTS
+
+
+def test_rows_beyond_the_context_are_counted() -> None:
+    assert context_cut(ONE_LONG, 1000, "sft") is None
+    assert context_cut(ONE_LONG, None, "sft") is None
+    assert context_cut(ONE_LONG, 600, "sft") == (
+        "5 of 10,000 rows (0.05 %) are longer than the model's context of 600 tokens, the longest 1,000: that cuts "
+        "0.04 % of all tokens"
+    )
+
+
+def test_pairs_beyond_the_context_are_dropped_whole() -> None:
+    text = context_cut(replace(ONE_LONG, drops=True), 600, "reward")
+    assert text is not None
+    assert "5 of 10,000 pairs" in text
+    assert "drops them, with 0.1 % of all tokens" in text

@@ -1,0 +1,162 @@
+"""Copies of a model with fewer layers: what they tell is what the whole model's rehearsal records."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+from real_run import Case, case
+from story import story
+from tiny import tiny_config
+
+from autotrain_mem.estimator.expansion import expand, expand_loss
+from autotrain_mem.rehearsal.fewer_chunks import LONG, SHORT
+from autotrain_mem.rehearsal.fewer_layers import layer_pattern, shorten, with_layers
+from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.spec import Job, Trace
+from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
+
+DEPTH = 10
+JOB = Job(method="sft", model="a model", dataset=None)
+
+
+def deep_config(family: str, **changes: Any) -> Any:
+    """A tiny model's config, with more layers."""
+    config = tiny_config(family)
+    kinds = getattr(config, "layer_types", None)
+    config.num_hidden_layers = DEPTH
+    if kinds:
+        config.layer_types = [kinds[layer % len(kinds)] for layer in range(DEPTH)]
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("deep")
+    config = deep_config("qwen2")
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(path)
+    return path
+
+
+def rehearsed(one: Case, scratch: pathlib.Path, layers: int | None = None) -> Trace:
+    return rehearse(one.job, one.knobs, one.length, str(scratch), layers=layers)
+
+
+# -- the whole from a part -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "knobs"),
+    [
+        ("sft", {"optim": "adamw_torch"}),
+        ("sft", {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
+        ("sft", {"activation_offloading": True, "optimizer_offload": True}),
+        ("dpo", {"dtype": "bfloat16"}),
+        ("grpo", {"use_peft": True, "dtype": "bfloat16"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
+)
+def test_few_layers_tell_every_event_of_a_whole_rehearsal(
+    method: str, knobs: dict[str, Any], deep_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    one = case(method, deep_folder, **knobs)
+    held_back = LAYERS_HELD_BACK if one.knobs.activation_offloading else 0
+    depths = Depths(short=held_back + 1, long=held_back + 3, whole=DEPTH if held_back else 5)
+    short, long = (rehearsed(one, tmp_path, layers) for layers in (depths.short, depths.long))
+    told = expand(short, long, depths)
+    assert told is not None
+    whole = rehearsed(one, tmp_path, None if held_back else depths.whole)
+    assert story(told) == story(whole)
+    assert told.operators == whole.operators
+
+
+@pytest.mark.slow
+def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_tokens(
+    deep_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    one = case("sft", deep_folder, per_device_train_batch_size=8, max_length=500, gradient_checkpointing=False)
+
+    def few_chunks(layers: int) -> Trace:
+        few, more = (
+            rehearse(one.job, one.knobs, 500, str(tmp_path), layers=layers, chunks=chunks) for chunks in (SHORT, LONG)
+        )
+        assert few.loss_chunks == (16,)  # of 256 tokens, of 8 x 499
+        told = expand_loss(few, more, short=SHORT, long=LONG)
+        assert told is not None
+        return told
+
+    told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=6))
+    whole = rehearse(one.job, one.knobs, 500, str(tmp_path), layers=6)
+    assert told is not None
+    assert story(told) == story(whole)
+    assert told.operators == whole.operators
+
+
+@pytest.mark.slow
+def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    one = case("sft", deep_folder)
+    few, whole = (rehearse(one.job, one.knobs, one.length, str(tmp_path), layers=1, chunks=c) for c in (SHORT, None))
+    assert few.loss_chunks == ()
+    assert story(few) == story(whole)
+    assert expand_loss(few, few, short=SHORT, long=LONG) is few
+
+
+# -- the copy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(
+    family: str, tmp_path: pathlib.Path
+) -> None:
+    from transformers import AutoConfig
+
+    config = deep_config(family)
+    config.save_pretrained(tmp_path)
+    with with_layers(str(tmp_path), 3):
+        assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == 3
+        assert type(config).from_pretrained(tmp_path).num_hidden_layers == 3
+    assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == DEPTH
+
+
+def test_another_model_keeps_its_layers(tmp_path: pathlib.Path) -> None:
+    from transformers import AutoConfig
+
+    deep_config("qwen2").save_pretrained(tmp_path)
+    with with_layers("another model", 3):
+        assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == DEPTH
+
+
+def test_lists_that_tell_of_each_layer_are_shortened_too() -> None:
+    config = deep_config("gemma3")
+    shorten(config, 4)
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 2
+
+
+# -- the pattern ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "period"), [("qwen2", 1), ("gpt2", 1), ("llama", 1), ("gemma3", 2)])
+def test_the_period_is_that_of_the_kinds_of_layers(family: str, period: int) -> None:
+    assert layer_pattern(JOB, deep_config(family)) == LayerPattern(layers=DEPTH, period=period)
+
+
+def test_a_mixture_whose_first_layers_are_dense_has_no_pattern() -> None:
+    assert layer_pattern(JOB, deep_config("qwen3_moe", mlp_only_layers=[0, 1])) is None
+
+
+def test_a_mixture_in_every_layer_has_one() -> None:
+    assert layer_pattern(JOB, deep_config("qwen3_moe")) == LayerPattern(layers=DEPTH, period=1)
+
+
+def test_a_model_that_brings_its_own_code_has_none() -> None:
+    assert layer_pattern(JOB, deep_config("qwen2", auto_map={"AutoConfig": "code.Config"})) is None
+
+
+def test_ppo_loads_several_models_and_has_none() -> None:
+    job = Job(method="ppo", model="a model", dataset=None)
+    assert layer_pattern(job, deep_config("qwen2")) is None

@@ -1,0 +1,127 @@
+"""The digest changes with whatever changes the counted lengths, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotrain_mem.errors import DatasetNotFoundError
+from autotrain_mem.rehearsal import fingerprint as module
+from autotrain_mem.rehearsal.fingerprint import fingerprint
+from autotrain_mem.spec import Job
+
+ROWS = [{"prompt": f"{index} + 1?", "completion": str(index + 1), "chosen": "a", "rejected": "b"} for index in range(9)]
+
+
+@pytest.fixture
+def job(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Job:
+    """A job whose model and data are the test's own, to be changed."""
+    model = shutil.copytree(model_folder("qwen2"), tmp_path / "model")
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return Job(method="sft", model=str(model), dataset=str(data))
+
+
+def digest(job: Job, tmp_path: pathlib.Path) -> str:
+    return fingerprint(job, str(tmp_path / "scratch"))
+
+
+def given(job: Job, **arguments: Any) -> Job:
+    return replace(job, arguments={**job.arguments, **arguments})
+
+
+def test_the_same_job_has_the_same_digest(job: Job, tmp_path: pathlib.Path) -> None:
+    assert digest(job, tmp_path) == digest(job, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "model/tokenizer.json", "model/chat_template.jinja"])
+def test_other_data_tokenizers_and_templates_have_another(name: str, job: Job, tmp_path: pathlib.Path) -> None:
+    before = digest(job, tmp_path)
+    path = tmp_path / name
+    path.write_text(path.read_text(encoding="utf-8").replace("1", "2", 1) + " ", encoding="utf-8")
+    assert digest(job, tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dataset_text_field": "completion"},
+        {"eos_token": "<|im_start|>"},
+        {"assistant_only_loss": True},
+        {"dataset_train_split": "test"},
+        {"eval_strategy": "steps"},
+    ],
+)
+def test_other_formatting_has_another(changed: dict[str, Any], job: Job, tmp_path: pathlib.Path) -> None:
+    assert digest(given(job, **changed), tmp_path) != digest(job, tmp_path)
+
+
+def test_another_chat_template_file_has_another(job: Job, tmp_path: pathlib.Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}", encoding="utf-8")
+    asked = given(job, chat_template_path=str(template))
+    before = digest(asked, tmp_path)
+    template.write_text("{{ messages }}.", encoding="utf-8")
+    assert digest(asked, tmp_path) != before
+
+
+def test_other_versions_have_another(job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(job, tmp_path)
+    monkeypatch.setattr(module, "versions_key", lambda: {"trl": "99"})
+    assert digest(job, tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"max_length": 9}, {"max_length": "p99"}, {"packing": True}, {"learning_rate": 0.5}, {"dataset_num_proc": 2}],
+    ids=str,
+)
+def test_what_comes_after_counting_changes_nothing(changed: dict[str, Any], job: Job, tmp_path: pathlib.Path) -> None:
+    assert digest(given(job, **changed), tmp_path) == digest(job, tmp_path)
+
+
+def test_weights_change_nothing(job: Job, tmp_path: pathlib.Path) -> None:
+    before = digest(job, tmp_path)
+    (tmp_path / "model/model.safetensors").write_bytes(b"other")
+    assert digest(job, tmp_path) == before
+
+
+def test_a_reward_jobs_length_does_since_it_may_drop_every_pair(job: Job, tmp_path: pathlib.Path) -> None:
+    reward = replace(job, method="reward")
+    assert digest(given(reward, max_length=9), tmp_path) != digest(reward, tmp_path)
+
+
+def test_a_mended_reward_function_has_another(
+    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "some_rewards.py"
+    source.write_text("def short(completions, **_):\n    return [0.0 for _ in completions]\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = given(replace(job, method="grpo"), reward_funcs=["some_rewards.short"])
+    before = digest(asked, tmp_path)
+    assert before == digest(asked, tmp_path)
+    source.write_text(source.read_text(encoding="utf-8") + "# mended\n", encoding="utf-8")
+    assert digest(asked, tmp_path) != before
+
+
+def test_a_large_file_is_known_by_its_date_and_its_ends(
+    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES", 10)
+    monkeypatch.setattr(module, "_END_BYTES", 4)
+    before = digest(job, tmp_path)
+    assert digest(job, tmp_path) == before
+    data = pathlib.Path(str(job.dataset))
+    data.write_text(data.read_text(encoding="utf-8"), encoding="utf-8")  # the same content, written later
+    assert digest(job, tmp_path) != before
+
+
+def test_data_that_are_not_there_are_named(job: Job, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        digest(replace(job, dataset=str(tmp_path / "gone.jsonl")), tmp_path)

@@ -1,0 +1,102 @@
+"""Cards of one kernel class take the same kernels with the same buffers, so that one rehearsal serves them."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from nouns import TRL_DEFAULTS
+from tiny import tiny_folder
+
+from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.rehearsal.lens import attention, workspaces
+from autotrain_mem.rehearsal.lens.attention_buffers import Call, _efficient_workspace_bytes
+from autotrain_mem.rehearsal.lens.attention_choice import Backend, Capability, choose
+from autotrain_mem.rehearsal.lens.cuda import not_imitated
+from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.hardware import kernel_class
+
+CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
+MERGED = [capability for capability in CAPABILITIES if kernel_class(capability) != capability]
+HEADS = (16, 20, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 288)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def test_a_class_is_named_by_one_of_its_own_cards() -> None:
+    assert {kernel_class(kernel_class(capability)) for capability in CAPABILITIES} == {
+        kernel_class(capability) for capability in CAPABILITIES
+    }
+    assert {kernel_class(capability) for capability in MERGED} <= set(CAPABILITIES)
+    assert len({kernel_class(capability) for capability in CAPABILITIES}) < len(CAPABILITIES)
+
+
+def test_an_unknown_card_is_a_class_of_its_own() -> None:
+    assert [kernel_class(capability) for capability in ((6, 1), (8, 7), (12, 1))] == [(6, 1), (8, 7), (12, 1)]
+
+
+def calls(rows: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Queries, keys and values of every head size and dtype, with grouped heads and without; they hold no bytes."""
+
+    def tensor(heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(2, heads, rows, size, dtype=dtype, device="meta", requires_grad=True)
+
+    return [
+        (tensor(8, size, dtype), tensor(heads, size, dtype), tensor(heads, size, dtype))
+        for size, dtype, heads in itertools.product(HEADS, DTYPES, (8, 2))
+    ]
+
+
+def decisions(capability: Capability) -> list[tuple[Any, ...]]:
+    """Which kernel every call takes, and the workspace that memory-efficient attention would take for it."""
+    found: list[tuple[Any, ...]] = []
+    for query, key, value in [*calls(1), *calls(300)]:
+        mask = torch.empty(2, 1, query.size(2), key.size(2), device="meta")
+        for bias, dropout, causal in itertools.product((None, mask), (0.0, 0.1), (False, True)):
+            facts: dict[str, Any] = {"dropout": dropout, "is_causal": causal, "enable_gqa": True}
+            found.append((choose(query, key, value, bias, capability=capability, **facts),))
+        call = Call(backend=Backend.EFFICIENT, capability=capability)
+        found.append((_efficient_workspace_bytes(query, key, value, call),))
+    found += [
+        (attention.why_not("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7
+    ]
+    return [*found, (workspaces._cublas_bytes(capability), not_imitated(capability))]
+
+
+@pytest.mark.parametrize("capability", MERGED)
+def test_cards_of_one_class_decide_alike(capability: Capability) -> None:
+    assert decisions(capability) == decisions(kernel_class(capability))
+
+
+def test_classes_that_are_kept_apart_decide_otherwise() -> None:
+    apart = sorted({kernel_class(capability) for capability in CAPABILITIES})
+    made = [decisions(capability) for capability in apart]
+    assert not [pair for pair in itertools.combinations(range(len(apart)), 2) if made[pair[0]] == made[pair[1]]]
+
+
+@pytest.mark.parametrize("capability", MERGED)
+def test_the_card_that_stands_for_a_class_takes_no_less_for_a_sum_over_rows(capability: Capability) -> None:
+    own, standing = workspaces._sum_over(capability), workspaces._sum_over(kernel_class(capability))
+    for rows, columns in itertools.product((64, 1000, 4096, 65_536, 1_000_000), (8, 896, 4096, 28_672)):
+        args = (torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), [0])
+        out = torch.empty(columns, dtype=torch.bfloat16, device="meta")
+        assert own(args, {}, out) <= standing(args, {}, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_rehearsals_for_cards_of_one_class_are_the_same(tmp_path: pathlib.Path, family: str) -> None:
+    model = tiny_folder(tmp_path / family, family)
+    job = Job(method="sft", model=str(model), dataset=None, arguments={"bf16": False})
+    knobs = replace(TRL_DEFAULTS, per_device_train_batch_size=2, max_length=48, gradient_checkpointing=False)
+
+    def trace(capability: Capability) -> tuple[Any, ...]:
+        found = rehearse(job, knobs, 48, str(tmp_path), capability)
+        return found.blocks, found.events, found.not_counted
+
+    for capability in MERGED:
+        assert trace(capability) == trace(kernel_class(capability))

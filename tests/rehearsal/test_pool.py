@@ -1,0 +1,266 @@
+"""Several workers at once: who answers what, who fails with whom, and what is left when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from nouns import TRL_DEFAULTS
+from tiny import tiny_folder
+
+from autotrain_mem.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
+from autotrain_mem.rehearsal import pool
+from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.rehearsal.pool import Workers, room_for
+from autotrain_mem.spec import Job
+from autotrain_mem.units import GIB
+
+
+class FakeWorker:
+    """A worker that is asked by calling it."""
+
+    def __init__(self, time_limit_seconds: float) -> None:
+        self.asked_by: list[int] = []
+        self.over = threading.Event()
+        self.left = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.left = True
+
+    def kill(self) -> None:
+        self.over.set()
+
+    def ask(self, seconds: float = 0.0) -> None:
+        assert self._lock.acquire(blocking=False), "one question at a time"
+        try:
+            self.asked_by.append(threading.get_ident())
+            if self.over.wait(seconds):
+                raise WorkerDiedError("killed")
+        finally:
+            self._lock.release()
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setattr(pool, "Worker", FakeWorker)
+    before = threading.active_count()
+    with Workers(2) as two:
+        yield two
+    assert threading.active_count() == before
+
+
+def fakes(workers: Workers) -> list[FakeWorker]:
+    return list(workers._all)  # type: ignore[arg-type]
+
+
+def asking(number: int, seconds: float = 0.0) -> Callable[[Worker], int]:
+    def call(worker: Worker) -> int:
+        worker.ask(seconds)  # type: ignore[attr-defined]
+        return number
+
+    return call
+
+
+def failing(message: str, seconds: float = 0.0) -> Callable[[Worker], int]:
+    def call(worker: Worker) -> int:
+        worker.ask(seconds)  # type: ignore[attr-defined]
+        raise RehearsalError(message)
+
+    return call
+
+
+# -- map -----------------------------------------------------------------------------------------------------------
+
+
+def test_results_come_in_the_order_of_the_calls_whoever_is_faster(workers: Workers) -> None:
+    assert workers.map([asking(1, 0.2), asking(2), asking(3), asking(4, 0.1)]) == [1, 2, 3, 4]
+
+
+def test_two_calls_run_at_once_each_with_a_worker_to_itself(workers: Workers) -> None:
+    meeting = threading.Barrier(2, timeout=10)
+
+    def call(worker: Worker) -> int:
+        meeting.wait()
+        return id(worker)
+
+    assert len(set(workers.map([call, call]))) == 2
+
+
+def test_a_worker_that_is_free_takes_the_next_call(workers: Workers) -> None:
+    workers.map([asking(0, 0.5), *(asking(number) for number in range(1, 6))])
+    assert sorted(len(fake.asked_by) for fake in fakes(workers)) == [1, 5]
+
+
+def test_one_call_and_no_call_need_no_threads(workers: Workers) -> None:
+    assert workers.map([]) == []
+    assert workers.map([asking(1)]) == [1]
+    assert fakes(workers)[0].asked_by == [threading.get_ident()]
+
+
+def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "Worker", FakeWorker)
+    with Workers(1) as one:
+        assert len(one) == 1
+        assert one.map([asking(1), asking(2)]) == [1, 2]
+        assert fakes(one)[0].asked_by == [threading.get_ident()] * 2
+
+
+def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended(workers: Workers) -> None:
+    done: list[int] = []
+    slow = asking(3, 0.3)
+
+    def finishing(worker: Worker) -> int:
+        done.append(slow(worker))
+        return 3
+
+    with pytest.raises(RehearsalError, match="first"):
+        workers.map([failing("first", 0.1), finishing])
+    assert done == [3]
+    with pytest.raises(RehearsalError, match="earlier in the list"):
+        workers.map([failing("earlier in the list", 0.3), failing("faster")])
+
+
+def test_after_an_error_no_further_call_begins_and_the_workers_serve_on(workers: Workers) -> None:
+    with pytest.raises(RehearsalError, match="first"):
+        workers.map([failing("first", 0.1), asking(2, 0.3), asking(3), asking(4)])
+    assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
+    assert workers.map([asking(5), asking(6)]) == [5, 6]
+
+
+def test_an_interrupt_kills_the_workers_and_is_raised_promptly(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(futures: object) -> None:
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_wait", interrupted)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        workers.map([asking(1, 60), asking(2, 60), asking(3, 60)])
+    assert time.monotonic() - started < 5
+    assert all(fake.over.is_set() for fake in fakes(workers))
+    assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
+
+
+def test_leaving_ends_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "Worker", FakeWorker)
+    with pytest.raises(RehearsalError), Workers(2) as two:
+        raise RehearsalError("anything")
+    assert all(fake.left and fake.over.is_set() for fake in fakes(two))
+
+
+# -- how many ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "available_bytes", "expected"),
+    [(1, 64 * GIB, 1), (2, 64 * GIB, 2), (64, 64 * GIB, 2), (8, 3 * GIB, 1), (8, 0, 1)],
+)
+def test_a_second_worker_needs_a_core_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, available_bytes: int, expected: int
+) -> None:
+    monkeypatch.setattr(pool, "cores", lambda: cores)
+    monkeypatch.setattr(pool, "host_memory", lambda: SimpleNamespace(available_bytes=available_bytes))
+    monkeypatch.setattr(pool, "Worker", FakeWorker)
+    assert room_for() == expected
+    assert len(Workers()) == expected
+
+
+# -- real workers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return Job(method="sft", model=str(tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")), dataset=None)
+
+
+def context_length(job: Job) -> Callable[[Worker], int | None]:
+    return lambda worker: worker.describe(job, (8, 0)).context_length
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(job: Job, tmp_path: pathlib.Path) -> None:
+    answered: list[int | None] = []
+
+    def dying(worker: Worker) -> int | None:
+        os.kill(worker.pid, signal.SIGKILL)
+        return worker.describe(job, (8, 0)).context_length
+
+    def missing(worker: Worker) -> int | None:
+        return worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0)).context_length
+
+    with Workers(2) as workers:
+        before = {worker.pid for worker in workers._all}
+        with pytest.raises(WorkerDiedError, match="signal 9"):
+            workers.map([dying, lambda worker: answered.append(context_length(job)(worker))])
+        assert answered[0]
+        with pytest.raises(ModelNotFoundError):  # each error with its kind
+            workers.map([context_length(job), missing])
+        assert workers.map([context_length(job)] * 2) == answered * 2
+        after = {worker.pid for worker in workers._all}
+        assert len(before - after) == 1
+    assert not [pid for pid in before | after if psutil.pid_exists(pid)]
+
+
+INTERRUPTED = """
+    import sys, threading, time
+    from autotrain_mem.rehearsal.pool import Workers
+    from autotrain_mem.spec import Job, Knobs
+    job, knobs = Job.from_json({job!r}), Knobs.from_json({knobs!r})
+    def call(worker):
+        for _ in range(100):
+            worker.rehearse(job, knobs, 16, (8, 0))
+    try:
+        with Workers(2) as workers:
+            print(*[worker.pid for worker in workers._all], flush=True)
+            workers.map([call, call, call])
+    except KeyboardInterrupt:
+        print("interrupted with", threading.active_count(), "threads", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_seconds", [0.2, 3.0], ids=["while they start", "while they rehearse"])
+def test_ctrl_c_leaves_no_process_and_no_thread(job: Job, tmp_path: pathlib.Path, wait_seconds: float) -> None:
+    code = textwrap.dedent(INTERRUPTED).format(job=job.to_json(), knobs=TRL_DEFAULTS.to_json())
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    try:
+        time.sleep(wait_seconds)
+        os.killpg(parent.pid, signal.SIGINT)  # the terminal tells all of them
+        started = time.monotonic()
+        said = parent.stdout.read()
+        parent.wait(30)
+        assert time.monotonic() - started < 5
+        # Each worker's pipe is read by a thread that ends with it, just after.
+        assert said.startswith("interrupted with ")
+        assert int(said.split()[2]) <= 3
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for pid in (parent.pid, *pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,281 @@
+"""What is found before anything is rehearsed, and what is passed over because it hurts nobody."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotrain_mem.quickstart import data
+from autotrain_mem.rehearsal import compatible, tokenizer_checks
+from autotrain_mem.rehearsal.checkpoint import parameters_on_disk
+from autotrain_mem.rehearsal.compatible import why_no_flash_attention
+from autotrain_mem.rehearsal.materialize import load_config
+from autotrain_mem.rehearsal.preflight import Flight, make_flight, preflight
+from autotrain_mem.rehearsal.tokenizer_checks import tokenizer_findings
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding
+
+Folder = Callable[[str], pathlib.Path]
+
+
+@pytest.fixture
+def chat(tmp_path: pathlib.Path) -> str:
+    data.write_dataset(tmp_path / "chat.jsonl", rows=4, seed=0)
+    return str(tmp_path / "chat.jsonl")
+
+
+def flight(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **words: Any) -> Flight:
+    facts = {name: words.pop(name, False) for name in ("to_train", "on_cpu")}
+    dataset = words.pop("dataset", None)
+    job = Job(method=method, model=str(folder), dataset=dataset, arguments=words)
+    config = load_config(str(folder))
+    return make_flight(job, config, "out", compute_capability=card, reads_data=dataset is not None, **facts)
+
+
+def found(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **words: Any) -> list[Finding]:
+    return list(preflight(flight(folder, method, card, **words)))
+
+
+# -- the whole -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
+def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
+    assert found(model_folder("qwen2"), method) == []
+
+
+def test_everything_is_found_at_once(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
+    bare = shutil.copytree(model_folder("qwen2"), tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    wrong = found(bare, dataset=chat, pad_token="nope", use_peft=True, lora_target_modules=["nope", "never"])
+    assert [finding.error for finding in wrong] == ["UsageError", "DatasetFormatError", "UsageError"]
+    assert all(finding.cure for finding in wrong)
+
+
+def test_what_raises_unforeseen_is_passed_over(
+    model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a model's own code")
+
+    monkeypatch.setattr(tokenizer_checks, "load_tokenizer", broken)
+    (finding,) = found(model_folder("qwen2"), dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
+    assert "nope never match no module" in finding.message
+
+
+# -- the card ------------------------------------------------------------------------------------------------------
+
+
+def test_bf16_on_a_card_that_emulates_it_is_told(model_folder: Folder) -> None:
+    (finding,) = found(model_folder("qwen2"), card=(7, 5), bf16=True)
+    assert (finding.kind, "7.5" in finding.message, "--fp16" in finding.cure) == ("warning", True, True)
+    assert not found(model_folder("qwen2"), card=(8, 0), bf16=True)
+    assert not found(model_folder("qwen2"), card=(7, 5))
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("flash_attention_2", "pip install flash-attn"),
+        ("flash_attention_3", "pip install kernels"),
+        ("kernels-community/flash-attn2", "pip install kernels"),
+    ],
+)
+def test_flash_attention_must_be_there_to_train(name: str, command: str, model_folder: Folder) -> None:
+    (finding,) = found(model_folder("qwen2"), attn_implementation=name, to_train=True)
+    assert (finding.error, finding.cure.startswith(command)) == ("MissingExtraError", True)
+    assert not found(model_folder("qwen2"), attn_implementation=name)
+    assert not found(model_folder("qwen2"), attn_implementation=name, to_train=True, on_cpu=True)
+    assert not found(model_folder("qwen2"), attn_implementation="sdpa", to_train=True)
+
+
+def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why(card: tuple[int, int], **words: Any) -> str:
+        one = flight(model_folder("qwen2"), card=card, **words)
+        return why_no_flash_attention(one.job, one.config, card)
+
+    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: None)
+    assert "not installed" in why((8, 0))
+    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: name)
+    assert why((8, 0)) == ""
+    assert "7.5" in why((7, 5))
+    assert "float32" in why((8, 0), bf16=False)
+    assert "GPU only" in why((8, 0), use_cpu=True)
+
+
+# -- LoRA ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind"),
+    [
+        (["all-linear"], None),
+        (["q_proj", "v_proj"], None),
+        ([".*q_proj"], None),
+        (["q_proj"], "error"),  # a single name is a regular expression for a whole name
+        (["nope", "never"], "error"),
+        (["q_proj", "nope"], "warning"),
+        (["self_attn", "mlp"], "error"),  # no layers of their own
+    ],
+)
+def test_targets_are_matched_as_peft_matches_them(
+    targets: list[str], kind: str | None, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    findings = found(model_folder("qwen2"), use_peft=True, lora_target_modules=targets)
+    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
+    assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
+
+
+def test_names_of_other_architectures_are_their_own(model_folder: Folder) -> None:
+    (finding,) = found(model_folder("gpt2"), use_peft=True, lora_target_modules=["q_proj", "v_proj"])
+    assert "c_attn, c_proj and c_fc" in finding.cure
+
+
+def test_a_reward_models_head_is_a_target_too(model_folder: Folder) -> None:
+    assert not found(model_folder("qwen2"), "reward", use_peft=True, lora_target_modules=["score", "q_proj"])
+
+
+def test_fused_experts_are_passed_over(model_folder: Folder) -> None:
+    assert not found(model_folder("qwen3_moe"), use_peft=True, lora_target_modules=["gate_proj", "up_proj"])
+
+
+# -- the tokenizer -------------------------------------------------------------------------------------------------
+
+
+class FakeTokenizer:
+    """Four words, of which the last two were added; one of these is special."""
+
+    chat_template: str | None = "{{ '<turn>' }}"
+    pad_token: str | None = "pad"
+    eos_token: str | None = "end"
+    bos_token: str | None = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"pad": 0, "end": 1, "word": 2, "<image>": 3, "plain": 4, "<turn>": 5}
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"<image>": 3, "plain": 4, "<turn>": 5}
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        special = {"<image>": True, "plain": False, "<turn>": True}
+        return {
+            number: SimpleNamespace(content=name, special=special[name])
+            for name, number in self.get_added_vocab().items()
+        }
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, tokenizer: Any, rows: int = 6, **words: Any
+) -> list[Finding]:
+    monkeypatch.setattr(tokenizer_checks, "load_tokenizer", lambda *_, **__: tokenizer)
+    one = flight(folder, words.pop("method", "sft"), **words)
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=rows))
+    return list(tokenizer_findings(one.job, one.filled, config, None))
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "kind"),
+    [
+        (6, "", None),
+        (5, "", None),  # a special token that no text has, as Gemma 3's
+        (5, "{{ '<turn>' }}", "error"),  # every conversation has it
+        (4, "", "warning"),  # a text may have it
+        (2, "", "error"),  # an ordinary word
+        (1, "", "error"),
+    ],
+)
+def test_tokens_without_a_row_count_when_a_batch_would_hold_them(
+    rows: int, template: str, kind: str | None, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.chat_template = template or None
+    findings = judged(monkeypatch, model_folder("qwen2"), tokenizer, rows)
+    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
+    assert all("resize_token_embeddings(6)" in finding.cure for finding in findings)
+
+
+def test_a_template_of_another_tokenizer_makes_room_for_its_tokens(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder("qwen2")
+    assert not judged(monkeypatch, folder, FakeTokenizer(), 1, chat_template_path="Qwen/Qwen3-0.6B")
+    assert judged(monkeypatch, folder, FakeTokenizer(), 1, chat_template_path="own.jinja")
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_tokenizer_that_cannot_pad_is_told(
+    method: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.pad_token = tokenizer.eos_token = None
+    (finding,) = judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
+    assert finding.error == "TokenizerError"
+    assert ("--pad_token" in finding.cure) == (method == "sft")
+    tokenizer.eos_token = "end"  # every trainer takes it in the place of padding
+    assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
+
+
+@pytest.mark.parametrize(("method", "hurts"), [("sft", False), ("dpo", False), ("grpo", False), ("reward", True)])
+def test_padding_that_is_the_end_hurts_who_looks_for_the_end_by_padding(
+    method: str, hurts: bool, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    findings = judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
+    assert [finding.kind for finding in findings] == ["warning"] * hurts
+    if hurts:
+        assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method, pad_token="word")
+
+
+def test_a_template_that_is_given_is_enough(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
+    bare = shutil.copytree(model_folder("qwen2"), tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    (finding,) = found(bare, dataset=chat)
+    assert "--chat_template_path" in finding.cure
+    assert not found(bare, dataset=chat, chat_template_path="own.jinja")
+    texts = tmp_path / "text.jsonl"
+    texts.write_text('{"text": "hello there"}\n')
+    assert not found(bare, dataset=str(texts))
+
+
+def test_a_model_without_a_tokenizer_is_no_finding(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
+    assert not found(tmp_path)
+
+
+# -- the weights' files --------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_told_from_the_files(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    folder = model_folder("qwen2")
+    config = load_config(str(folder))
+    size_bytes = (folder / "model.safetensors").stat().st_size
+    assert parameters_on_disk(str(folder), config) == size_bytes // config.dtype.itemsize
+    assert parameters_on_disk(str(tmp_path), config) is None
+    assert parameters_on_disk("no-such-org/no-such-model", config) is None
+    assert parameters_on_disk("no/such/id at all", config) is None
+
+
+def test_a_checkpoint_in_the_cache_is_read_by_its_index(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 400}}))
+    cached = {"model.safetensors.index.json": str(index)}
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
+    assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100

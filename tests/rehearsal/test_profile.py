@@ -1,0 +1,169 @@
+"""Counted lengths are those of the rows that the real trainer trains on, in one process and in several."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from autotrain_mem.errors import EmptyDatasetError
+from autotrain_mem.rehearsal import counting, dataset
+from autotrain_mem.rehearsal.configs import on_cpu
+from autotrain_mem.rehearsal.counting import MOST_PROCESSES, ROWS_PER_PROCESS, processes
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.profile import load_tokenizer, profile
+from autotrain_mem.rehearsal.small import smallest_model
+from autotrain_mem.spec import Counting, Job
+from autotrain_mem.spec.length import without_wish
+
+Folder = Callable[[str], pathlib.Path]
+
+QUESTIONS = ("What is 4 + 5?", "Ann has 3 apples and Ben has 12. How many are there?", "2 * 2?")
+ANSWERS = ("9", "There are 15 apples in all, since 3 + 12 = 15.", "It is 4.")
+
+
+def turn(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+MESSAGES = [{"messages": [turn("user", q), turn("assistant", a)]} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+TEXTS = [{"text": q + a, "story": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+COMPLETIONS = [{"prompt": q, "completion": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+SPOKEN = [
+    {"prompt": [turn("user", q)], "completion": [turn("assistant", a)]} for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+]
+PAIRS = [{"prompt": q, "chosen": a, "rejected": a[:3]} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+TOKENS = [{"input_ids": [1] * length} for length in (3, 9, 9)]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }} done"
+    "{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+def written(path: pathlib.Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def job_of(folder: Folder, data: str, method: str = "sft", **arguments: Any) -> Job:
+    return Job(method=method, model=str(folder("qwen2")), dataset=data, arguments=arguments)
+
+
+def trained_lengths(job: Job, scratch: pathlib.Path) -> Counter[int]:
+    """Of the rows that TRL's SFTTrainer hands to its collator when nobody interferes."""
+    from trl import SFTTrainer
+
+    given = {**on_cpu(without_wish(job.arguments)), "report_to": "none", "output_dir": str(scratch)}
+    filled = method_of("sft").configs({"max_length": None, **given})
+    split = dataset.load(job, filled)["train"]
+    tokenizer = load_tokenizer(job.model)
+    made = SFTTrainer(model=smallest_model(), args=filled.training, train_dataset=split, processing_class=tokenizer)
+    return Counter(len(ids) for ids in made.train_dataset["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments"),
+    [
+        (MESSAGES, {}),
+        (MESSAGES, {"assistant_only_loss": True, "chat_template_path": "TEMPLATE"}),
+        (MESSAGES, {"chat_template_path": "TEMPLATE"}),
+        (TEXTS, {}),
+        (TEXTS, {"dataset_text_field": "story"}),
+        (TEXTS, {"eos_token": "<|im_start|>"}),
+        (COMPLETIONS, {}),
+        (COMPLETIONS, {"completion_only_loss": False}),
+        (SPOKEN, {}),
+        (TOKENS, {}),
+    ],
+    ids=[
+        *("chat", "assistant only", "template", "text", "other column", "other end", "completions", "whole loss"),
+        *("spoken completions", "tokenized"),
+    ],
+)
+def test_the_lengths_are_those_of_the_rows_that_the_trainer_makes(
+    rows: list[dict[str, Any]], arguments: Mapping[str, Any], model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    given = {name: str(template) if value == "TEMPLATE" else value for name, value in arguments.items()}
+    job = job_of(model_folder, written(tmp_path / "rows.jsonl", rows), **given)
+    assert profile(job, str(tmp_path)).rows_by_length == trained_lengths(job, tmp_path)
+
+
+def test_a_template_and_an_end_change_what_is_counted(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    """Else the comparison above would compare the same with the same."""
+    template = tmp_path / "other.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    data = written(tmp_path / "rows.jsonl", MESSAGES)
+    plain = profile(job_of(model_folder, data), str(tmp_path))
+    other = profile(job_of(model_folder, data, chat_template_path=str(template)), str(tmp_path))
+    assert plain.rows_by_length != other.rows_by_length
+
+
+@pytest.mark.parametrize("method", ["dpo", "reward"])
+def test_the_tokens_of_pairs_are_those_of_both_sequences(
+    method: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    found = profile(job_of(model_folder, written(tmp_path / "rows.jsonl", PAIRS), method), str(tmp_path))
+    tokenizer = load_tokenizer(str(model_folder("qwen2")))
+    end = tokenizer.eos_token
+    lengths = [
+        [len(tokenizer(row["prompt"] + row[side] + end)["input_ids"]) for side in ("chosen", "rejected")]
+        for row in PAIRS
+    ]
+    assert found.rows_by_length == Counter(map(max, lengths))
+    assert found.tokens == sum(map(sum, lengths))
+    assert found.drops is (method == "reward")
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo", "dpo"])
+def test_several_processes_count_the_same_as_one(method: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    rows = [
+        {**row, "prompt": f"{row['prompt']} {index}"}
+        for index in range(4)
+        for row in (PAIRS if method == "dpo" else COMPLETIONS)
+    ]
+    data = written(tmp_path / "rows.jsonl", rows)
+    one, two = (
+        profile(job_of(model_folder, data, method, dataset_num_proc=number), str(tmp_path)) for number in (1, 2)
+    )
+    assert one == two
+    assert one.rows == 12
+
+
+def test_the_counting_tells_how_far_it_is(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    told: list[Counting] = []
+    rows = [{"text": f"{index} and {index + 1}"} for index in range(50)]
+    profile(job_of(model_folder, written(tmp_path / "rows.jsonl", rows)), str(tmp_path), told.append)
+    tokenizing = [each for each in told if each.doing.startswith("Tokenizing")]
+    assert [(each.done, each.rows) for each in (tokenizing[0], tokenizing[-1])] == [(0, 50), (50, 50)]
+    assert not [each for each in told if each.doing.startswith("Building labels")]
+
+
+def test_a_reward_length_that_drops_every_pair_is_refused(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    data = written(tmp_path / "rows.jsonl", PAIRS)
+    with pytest.raises(EmptyDatasetError, match="drops every pair"):
+        profile(job_of(model_folder, data, "reward", max_length=1), str(tmp_path))
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(ROWS_PER_PROCESS, None), (2 * ROWS_PER_PROCESS, 2), (10**6, 4)])
+def test_more_processes_for_more_rows(monkeypatch: pytest.MonkeyPatch, rows: int, wanted: int | None) -> None:
+    monkeypatch.setattr(counting, "cores", lambda: 4)
+    monkeypatch.setattr(counting.multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
+    assert processes(rows, None) == wanted
+
+
+def test_the_users_own_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "cores", lambda: 128)
+    assert processes(10**6, 1) == 1
+    assert processes(10, 3) == 3
+    assert processes(10**6, None) in (None, MOST_PROCESSES)
+
+
+def test_where_processes_are_not_forked_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert processes(10**6, None) is None

@@ -1,0 +1,233 @@
+"""Known FLOPs, bytes and kernels are planted with real tensors, and must be found in the right column."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from autotrain_mem.rehearsal.lens.attention import cuda_attention
+from autotrain_mem.rehearsal.operator_costs import Cost
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.rehearse import make_play
+from autotrain_mem.rehearsal.work import note
+from autotrain_mem.spec import Job, Knobs, Phase, Work, Workload
+from autotrain_mem.spec.work import Kind
+
+TOKENS, INPUTS, OUTPUTS = 12, 32, 48
+FLOAT = 4
+
+
+@contextmanager
+def recorded(phase: Phase = Phase.FORWARD, model: torch.nn.Module | None = None) -> Iterator[Recorder]:
+    recorder = Recorder()
+    if model is not None:
+        recorder.adopt_model(model)
+    with recorder.recording():
+        recorder.enter_phase(phase)
+        yield recorder
+
+
+def found(recorder: Recorder) -> tuple[Work, ...]:
+    recorder.work.optimizer_stepped()
+    return recorder.work.workload().work
+
+
+def linear() -> torch.nn.Linear:
+    return torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
+
+
+def test_a_linear_layer_reads_weights_that_do_not_grow_and_tokens_that_do() -> None:
+    layer = linear()
+    with recorded(model=layer) as recorder:
+        layer(torch.ones(TOKENS, INPUTS))
+        (product,) = (work for work in found(recorder) if work.flops)
+    assert product.flops == 2 * TOKENS * INPUTS * OUTPUTS
+    assert product.bytes == TOKENS * (INPUTS + OUTPUTS) * FLOAT
+    assert product.fixed_bytes == INPUTS * OUTPUTS * FLOAT
+    assert (product.kind, product.dtype, product.launches) == (Kind.MATMUL, "float32", 1)
+
+
+def test_flops_are_those_of_torchs_own_counter() -> None:
+    model = torch.nn.Sequential(linear(), torch.nn.GELU(), torch.nn.Linear(OUTPUTS, INPUTS))
+    rows = torch.ones(3, TOKENS, INPUTS)
+    with FlopCounterMode(display=False) as counter:
+        model(rows).sum().backward()
+    with recorded(model=model) as recorder:
+        loss = model(rows).sum()
+        recorder.enter_phase(Phase.BACKWARD)
+        loss.backward()
+        works = found(recorder)
+    assert sum(work.flops * work.count for work in works) == counter.get_total_flops()
+    assert {work.phase for work in works} == {Phase.FORWARD, Phase.BACKWARD}
+
+
+def test_a_gradient_of_a_weight_does_not_grow_with_the_tokens() -> None:
+    layer, rows = linear(), torch.ones(TOKENS, INPUTS)
+    with recorded(Phase.BACKWARD, layer) as recorder:
+        torch.mm(torch.ones(OUTPUTS, TOKENS), rows)
+        (product,) = (work for work in found(recorder) if work.flops)
+    assert product.fixed_bytes == INPUTS * OUTPUTS * FLOAT
+
+
+def test_views_and_empty_memory_cost_nothing() -> None:
+    tensor = torch.ones(TOKENS, INPUTS)
+    with recorded() as recorder:
+        tensor.view(-1).unsqueeze(0).expand(4, -1).t()
+        tensor[2:, ::2].detach()
+        torch.empty(1000)
+        tensor.split(4)
+        assert found(recorder) == ()
+
+
+def test_like_operators_are_counted_together() -> None:
+    tensor = torch.ones(TOKENS)
+    with recorded() as recorder:
+        for _ in range(5):
+            tensor.mul_(2.0)
+        (work,) = found(recorder)
+    assert (work.count, work.bytes) == (5.0, 2 * TOKENS * FLOAT)
+
+
+def test_a_copy_does_not_read_what_it_overwrites() -> None:
+    with recorded() as recorder:
+        target, source = torch.empty(TOKENS), torch.empty(TOKENS, dtype=torch.float64)
+        target.copy_(source)
+        (work,) = found(recorder)
+    assert work.bytes == TOKENS * (FLOAT + 8)
+
+
+def test_an_embedding_reads_the_rows_that_it_returns_and_not_the_vocabulary() -> None:
+    embedding, ids = torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS)
+    with recorded(model=embedding) as recorder:
+        embedding(ids)
+        (work,) = found(recorder)
+    assert work.bytes + work.fixed_bytes == 2 * TOKENS * INPUTS * FLOAT + TOKENS * 8
+
+
+def test_an_expanded_tensor_is_read_no_further_than_its_storage_goes() -> None:
+    with recorded() as recorder:
+        row = torch.empty(1, INPUTS)
+        row.expand(1000, INPUTS).sum()
+        (work,) = found(recorder)
+    assert work.bytes == (INPUTS + 1) * FLOAT
+
+
+def test_a_list_of_tensors_goes_in_launches_of_320_chunks() -> None:
+    chunks = 400
+    with recorded(Phase.OPTIMIZER_STEP) as recorder:
+        weights = [torch.empty(65536 * chunks // 4) for _ in range(4)]
+        torch._foreach_mul_(weights, 0.5)
+        (work,) = found(recorder)
+    assert work.launches == 2
+    assert work.bytes == 2 * 65536 * chunks * FLOAT
+
+
+def test_fused_attention_tells_its_flops_and_skips_what_a_causal_mask_hides() -> None:
+    query, key = torch.empty(2, 8, 64, 16), torch.empty(2, 4, 64, 16)
+    with cuda_attention((8, 0)), recorded() as recorder:
+        half = [tensor.bfloat16().requires_grad_() for tensor in (query, key, key)]
+        out = torch.nn.functional.scaled_dot_product_attention(*half, is_causal=True, enable_gqa=True)
+        recorder.enter_phase(Phase.BACKWARD)
+        out.backward(torch.empty_like(out))
+        forward, backward = (work for work in found(recorder) if work.kind is Kind.ATTENTION)
+    scores = 2 * 8 * 64 * 64 * 16
+    assert forward.flops == 2 * 2 * scores // 2
+    assert backward.flops == 5 * 2 * scores // 2
+    assert (forward.phase, backward.phase) == (Phase.FORWARD, Phase.BACKWARD)
+
+
+def test_what_is_noted_is_counted_inside_a_recording_only() -> None:
+    cost = Cost(kind=Kind.COPY, bytes=7)
+    note(cost)
+    with recorded() as recorder:
+        note(cost)
+        note(cost)
+        (work,) = found(recorder)
+    assert (work.kind, work.bytes, work.count) == (Kind.COPY, 7, 2.0)
+
+
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.EVALUATE, Phase.SAVE])
+def test_what_does_not_come_in_every_step_is_not_counted(phase: Phase) -> None:
+    with recorded(phase) as recorder:
+        torch.ones(3)
+        assert found(recorder) == ()
+
+
+def a_step(recorder: Recorder, *, makes_state: bool) -> None:
+    for _ in range(2):
+        recorder.enter_phase(Phase.FORWARD)
+        torch.ones(TOKENS)
+        recorder.enter_phase(Phase.BACKWARD)
+        torch.ones(TOKENS)
+        recorder.enter_phase(Phase.OPTIMIZER_STEP)
+    if makes_state:
+        torch.zeros(1000)
+    recorder.work.optimizer_stepped()
+
+
+def counted(workload: Workload) -> dict[Phase, float]:
+    return {work.phase: work.count for work in workload.work}
+
+
+def test_the_last_step_counts_since_the_first_makes_the_optimizers_state() -> None:
+    with recorded(Phase.LOAD) as recorder:
+        a_step(recorder, makes_state=True)
+        a_step(recorder, makes_state=False)
+        recorder.enter_phase(Phase.EVALUATE)
+        torch.ones(TOKENS)
+    workload = recorder.work.workload()
+    assert (workload.micro_steps, workload.optimizer_steps) == (2, 1)
+    assert counted(workload) == {Phase.FORWARD: 2.0, Phase.BACKWARD: 2.0}
+
+
+def test_what_follows_the_last_step_is_no_step_of_its_own() -> None:
+    """PPO makes its statistics after a step, in what counts as the next forward."""
+    with recorded(Phase.LOAD) as recorder:
+        a_step(recorder, makes_state=False)
+        recorder.enter_phase(Phase.FORWARD)
+        torch.ones(TOKENS)
+    assert recorder.work.workload().optimizer_steps == 1
+    assert counted(recorder.work.workload())[Phase.FORWARD] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "passes", "micro_steps"),
+    [
+        ("grpo", {}, 1, 4),
+        ("grpo", {"num_iterations": 2}, 1, 8),
+        ("grpo", {"steps_per_generation": 12}, 1, 12),
+        ("rloo", {}, 1, 4),
+        ("ppo", {}, 4, 16),
+        ("ppo", {"num_ppo_epochs": 2}, 2, 8),
+    ],
+)
+def test_a_play_knows_for_how_long_it_trains_on_what_is_generated(
+    method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: pathlib.Path
+) -> None:
+    length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
+    small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
+    knobs = Knobs.from_json({**small, **length, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"})
+    job = Job(method=method, model="unused", dataset=None, arguments=arguments)
+    play = make_play(job, knobs, 8, str(tmp_path))
+    assert (play.passes, play.micro_steps_per_generation) == (passes, micro_steps)
+
+
+def test_decode_steps_that_are_skipped_are_counted_on_the_mean_length_of_the_cache() -> None:
+    longest = 11
+    with recorded(Phase.GENERATE) as recorder:
+        torch.ones(5, longest).mul_(2.0)
+        mark = recorder.work.mark()
+        cache, logits = torch.empty(5, longest), torch.empty(5, 99)
+        cache.mul_(2.0)
+        logits.mul_(2.0)
+        recorder.work.repeat(mark, 4, longest=longest, mean_length=5.5)
+        works = found(recorder)
+    moved = sum(work.bytes * work.count for work in works)
+    prefill, step_of_cache, step_of_logits = 3 * 5 * 11 * FLOAT, 2 * 5 * 11 * FLOAT, 2 * 5 * 99 * FLOAT
+    assert moved == prefill + step_of_cache * (1 + 4 / 2) + step_of_logits * 5

@@ -1,0 +1,221 @@
+"""What ``autofit explain`` tells of a plan: a budget that adds up, and what stands in the way of more."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_examples import (
+    AS_GIVEN,
+    ASSUMED_TIME,
+    CHOSEN,
+    EXPANDED_PLAN,
+    GRPO_PLAN,
+    LONG_SEARCH,
+    PASSED_OVER,
+    PLAN,
+    PPO_PLAN,
+    RTX3060,
+    SHARED,
+    TWICE,
+    UNCHANGED_PLAN,
+    attempt,
+    estimate,
+    memory,
+    reserved,
+)
+from test_console import rendered
+
+from autotrain_mem.cli.explain import explain
+from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.record import PLAN_NAME, write_json
+from autotrain_mem.spec import Owner, Plan
+from autotrain_mem.units import GIB
+
+PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]
+
+
+def text_of(plan: Plan) -> str:
+    return rendered(explain_view(plan), 120)
+
+
+def bound(plan: Plan, name: str) -> str:
+    """A line under ``what binds``."""
+    (said,) = re.findall(rf"^  {name} +(.*)$", text_of(plan), re.MULTILINE)
+    return str(said)
+
+
+# The budget, line by line.
+
+
+def ledger(text: str) -> list[tuple[str, str, int]]:
+    """(sign, name, hundredths) of each line between the device and what is left."""
+    block = text.split("where the memory goes")[1].split("\n\n")[0]
+    rows = re.findall(r"^([-= ])  (\S.*?) +(\d+\.\d\d)(?:  .*)?$", block, re.MULTILINE)
+    return [(sign, name, int(number.replace(".", ""))) for sign, name, number in rows]
+
+
+def assert_comes_down_to_what_is_left(text: str) -> None:
+    (_, name, running), *rows = ledger(text)
+    assert name == "device"
+    for sign, name, number in rows:
+        if sign == "-":
+            running -= number
+        else:
+            assert number == (-running if name == "missing" else running)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
+def test_the_budget_comes_down_to_what_is_left_line_by_line(plan: Plan) -> None:
+    text = text_of(plan)
+    assert [name for _, name, _ in ledger(text)][-1] == ("missing" if plan is AS_GIVEN else "free")
+    assert_comes_down_to_what_is_left(text)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
+    cached=st.integers(0, 5 * GIB),
+    outside=st.tuples(st.integers(0, GIB), st.integers(0, 9 * GIB)),
+    free=st.integers(1, 200 * GIB),
+)
+def test_any_budget_comes_down_to_what_is_left(
+    sizes: list[int], cached: int, outside: tuple[int, int], free: int
+) -> None:
+    hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=outside[0])
+    needed = replace(memory(dict(zip(Owner, sizes, strict=True))), native=reserved(sum(sizes) + cached))
+    tried = replace(
+        estimate(), hardware=hardware, memory=needed, vllm_share_bytes=outside[1], budget_bytes=hardware.budget_bytes()
+    )
+    assert_comes_down_to_what_is_left(text_of(replace(PLAN, estimate=tried)))
+
+
+def test_the_figures_are_those_of_the_phases_and_of_the_allocator() -> None:
+    """Rounded once: 7.42 allocated is the sum of its owners here and the peak of its phase there."""
+    text = text_of(PLAN)
+    owners = {"weights", "gradients", "optimizer state", "activations", "temporary", "other"}
+    allocated = sum(number for _, name, number in ledger(text) if name in owners)
+    assert f"backward        {allocated / 100:.2f} GiB" in text
+    (cached,) = (number for _, name, number in ledger(text) if name == "cached by the allocator")
+    assert re.search(rf"fixed size +{(allocated + cached) / 100:.2f} GiB .*counted above", text)
+
+
+def test_what_others_use_has_a_line_where_others_are() -> None:
+    assert "used by others" not in text_of(PLAN)
+    assert re.search(r"-  used by others +3\.82\n", text_of(replace(PLAN, estimate=estimate(SHARED, scale=0.8))))
+
+
+# What binds.
+
+
+def test_the_peak_names_its_phase_and_its_largest_owners() -> None:
+    said = bound(PLAN, "the peak")
+    assert said == "the backward phase: 7.42 GiB allocated, of which weights 2.88 GiB, activations 2.71 GiB"
+
+
+def test_the_next_larger_micro_batch_is_told_as_it_was_rehearsed_last() -> None:
+    """The rehearsal of the whole model counts, not that of a copy with few layers."""
+    assert bound(PLAN, "more at once") == "8 rows need 14.9 GiB, 3.73 GiB more than the budget"
+
+
+def test_a_larger_micro_batch_with_other_settings_binds_nothing() -> None:
+    others = tuple(each for each in PLAN.attempts if each.knobs != TWICE)
+    full = attempt(replace(TWICE, use_peft=False), 31.0)
+    said = bound(replace(PLAN, attempts=(*others, full)), "more at once")
+    assert said == "no more than 4 rows at once were tried with these settings"
+
+
+def test_a_larger_micro_batch_that_fits_is_told_with_its_speed() -> None:
+    slower = attempt(TWICE, 10.5, tokens_per_second=1_100.0)
+    said = bound(replace(PLAN, attempts=(*PLAN.attempts[:2], slower)), "more at once")
+    assert said == "8 rows need 10.5 GiB, which fits, at 1,100 tokens/s"
+
+
+def test_a_batch_that_is_whole_cannot_be_larger() -> None:
+    assert bound(UNCHANGED_PLAN, "more at once") == "the whole batch of 8 is computed at once already"
+
+
+def test_less_harm_says_how_much_would_have_to_be_free() -> None:
+    """17.3 GiB and the headroom of 0.47 GiB."""
+    said = bound(PLAN, "less harm")
+    assert said == ("rounding needs 17.3 GiB at least: with the headroom 17.8 GiB would have to be free; 11.6 GiB are")
+
+
+def test_less_harm_that_fits_and_is_too_slow_names_its_flag() -> None:
+    said = bound(PASSED_OVER, "less harm")
+    assert said == "rounding fits, but takes 4.2 times as long: --max_slowdown 5 takes it"
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (UNCHANGED_PLAN, "there is none"),
+        (AS_GIVEN, "nothing was searched"),
+        (replace(PLAN, alternatives=()), "no gentler level is left"),
+        (replace(PASSED_OVER, alternatives=PASSED_OVER.alternatives[-1:]), "no gentler level is left"),
+    ],
+)
+def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
+    assert bound(plan, "less harm").startswith(said)
+
+
+# The rest.
+
+
+def test_shares_of_a_step_sum_to_the_whole() -> None:
+    block = text_of(PLAN).split("the time of a step\n")[1].split("\n\n")[0]
+    assert sum(map(float, re.findall(r"([\d.]+) %", block))) == pytest.approx(100, abs=0.2)  # each has one digit
+
+
+def test_seconds_by_another_cards_rates_are_shares_only() -> None:
+    text = text_of(replace(PLAN, estimate=replace(PLAN.estimate, time=ASSUMED_TIME)))
+    block = text.split("the time of a step, by the rates of a100-80gb\n")[1].split("\n\n")[0]
+    assert "%" in block
+    assert not re.search(r"\d m?s ", block)
+
+
+def test_everything_that_is_tried_changed_offered_and_not_counted_is_there() -> None:
+    text = text_of(PLAN)
+    assert all(lever.why.split(":")[0] in text for lever in PLAN.levers)
+    assert all(each.level in text for each in PLAN.alternatives)
+    assert all(each in text for each in (*PLAN.warnings, *PLAN.estimate.memory.not_counted))
+    assert all(each.flags in text for each in PLAN.proposals)
+    assert len(re.findall(r"^[> ]\d  \d+ x \d+", text, re.MULTILINE)) == len(PLAN.attempts)
+
+
+def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
+    """Nothing but the standard library and rich, so that it answers at once."""
+    write_json(tmp_path / PLAN_NAME, PLAN.to_json())
+    program = (
+        "import sys\n"
+        "from autotrain_mem.cli import main\n"
+        "code = main.run(['explain', sys.argv[1]])\n"
+        "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))\n"
+        "sys.exit(code)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    said, _, loaded = ended.stdout.partition("LOADED ")
+    assert said.startswith("autofit sft --model Qwen/Qwen2.5-1.5B\nfits rtx3060")
+    heavy = {"torch", "transformers", "trl", "peft", "datasets", "numpy", "yaml", "pynvml", "psutil"}
+    assert not set(loaded.split()) & heavy
+
+
+def test_help_says_what_a_plan_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(["--help"]) == 0
+    assert "an output folder" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_plan_comes_through_a_pipe_too() -> None:
+    program = "import sys; from autotrain_mem.cli import main; sys.exit(main.run(['explain', '-']))"
+    written = json.dumps({"schema": "autofit.fit/1", "plan": PLAN.to_json(), "run": {}})
+    ended = subprocess.run([sys.executable, "-c", program], input=written, capture_output=True, text=True, check=True)
+    assert "what binds" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    assert CHOSEN.dtype in ended.stdout

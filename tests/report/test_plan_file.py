@@ -1,0 +1,158 @@
+"""A plan file is read back whole, or refused with one clear message: nothing that is changed in it goes unnoticed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_examples import AS_GIVEN, EXPANDED_PLAN, GRPO_PLAN, LONG_SEARCH, PASSED_OVER, PLAN, PPO_PLAN, UNCHANGED_PLAN
+from test_console import rendered
+
+from autotrain_mem.errors import PlanFileError
+from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.plan_file import load_plan, read_plan
+from autotrain_mem.report.record import PLAN_NAME, write_json
+from autotrain_mem.spec import Plan
+
+PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]
+WRITTEN = json.loads(json.dumps(PLAN.to_json()))
+
+
+def read(values: Any) -> Plan:
+    return read_plan(json.dumps(values), "plan.json")
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
+def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> None:
+    write_json(tmp_path / PLAN_NAME, plan.to_json())
+    assert load_plan(tmp_path) == plan
+    assert load_plan(tmp_path / PLAN_NAME) == plan
+
+
+def test_a_plan_is_found_in_the_output_of_a_whole_run() -> None:
+    assert read({"schema": "autofit.fit/1", "plan": WRITTEN, "run": {}}) == PLAN
+
+
+def test_another_version_is_named_with_the_command_that_plans_again() -> None:
+    with pytest.raises(PlanFileError, match=r"made by another version of autofit: it is autofit\.plan/1") as raised:
+        read({**WRITTEN, "schema": "autofit.plan/1"})
+    assert "autofit plan sft --model Qwen/Qwen2.5-1.5B --gpu NAME --json" in raised.value.hint
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.9999])
+def test_a_file_that_was_cut_short_says_so(share: float) -> None:
+    text = json.dumps(WRITTEN, indent=2)
+    with pytest.raises(PlanFileError, match="was cut short: it ends at line"):
+        read_plan(text[: int(len(text) * share)], "plan.json")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_file_with_garbage_within_is_not_called_cut_short(share: float) -> None:
+    text = json.dumps(WRITTEN, indent=2)
+    comma = text.index(",\n", int(len(text) * share))
+    with pytest.raises(PlanFileError, match="is not JSON, at line"):
+        read_plan(text[:comma] + " oops" + text[comma:], "plan.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": ' + "9" * 5000 + "}", "NaN", "null", '"plan"', "7"])
+def test_what_json_allows_and_no_plan_is_gets_a_message(text: str) -> None:
+    with pytest.raises(PlanFileError, match=r"plan\.json"):
+        read_plan(text, "plan.json")
+
+
+def test_a_figure_changed_by_hand_is_named_with_what_it_should_be() -> None:
+    changed = copy.deepcopy(WRITTEN)
+    changed["estimate"]["required_bytes"] += 1
+    with pytest.raises(PlanFileError, match=r"estimate\.required_bytes is 9\d+ where it should be 9\d+"):
+        read(changed)
+
+
+def test_owners_that_no_longer_sum_to_the_peak_are_refused() -> None:
+    changed = copy.deepcopy(WRITTEN)
+    changed["estimate"]["owners_at_peak"]["weights"] += 1
+    with pytest.raises(PlanFileError, match="owners_at_peak do not sum to peak_allocated_bytes"):
+        read(changed)
+
+
+def test_a_word_in_place_of_a_number_is_named() -> None:
+    changed = copy.deepcopy(WRITTEN)
+    changed["data"]["rows"] = "many"
+    with pytest.raises(PlanFileError, match=r"data\.rows is 'many'"):
+        read(changed)
+
+
+# Every key and every leaf.
+
+
+def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value, objects and lists among them."""
+    keys = values.keys() if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
+    for key in keys:
+        yield (*path, key)
+        yield from places(values[key], (*path, key))
+
+
+PLACES = list(places(WRITTEN))
+KEYED = [path for path in PLACES if isinstance(path[-1], str)]
+
+
+def parent(values: Any, path: tuple[Any, ...]) -> Any:
+    for key in path[:-1]:
+        values = values[key]
+    return values
+
+
+@pytest.mark.parametrize("path", KEYED, ids=lambda path: ".".join(map(str, path)))
+def test_a_plan_without_any_one_key_is_refused(path: tuple[Any, ...]) -> None:
+    changed = copy.deepcopy(WRITTEN)
+    del parent(changed, path)[path[-1]]
+    with pytest.raises(PlanFileError):
+        read(changed)
+
+
+@pytest.mark.parametrize("path", [(), *(path for path in PLACES if isinstance(parent(WRITTEN, (*path, "")), dict))])
+def test_a_plan_with_an_unknown_key_anywhere_is_refused(path: tuple[Any, ...]) -> None:
+    changed = copy.deepcopy(WRITTEN)
+    parent(changed, (*path, ""))["colour"] = 7
+    with pytest.raises(PlanFileError):
+        read(changed)
+
+
+ODD = st.sampled_from([None, True, -1, 0, 10**30, 2.5, float("nan"), float("inf"), "", "words", [], [1], {}, {"a": 1}])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(PLACES), ODD)
+def test_whatever_stands_anywhere_is_explained_or_refused(path: tuple[Any, ...], odd: Any) -> None:
+    changed = copy.deepcopy(WRITTEN)
+    parent(changed, path)[path[-1]] = odd
+    with contextlib.suppress(PlanFileError):
+        rendered(explain_view(read(changed)))
+
+
+# Files.
+
+
+def test_a_folder_in_place_of_the_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / PLAN_NAME).mkdir()
+    with pytest.raises(PlanFileError, match=r"Cannot read .*plan\.json: Is a directory\."):
+        load_plan(tmp_path)
+
+
+def test_what_is_wrong_in_a_folder_is_told_of_the_file_in_it(tmp_path: Path) -> None:
+    (tmp_path / PLAN_NAME).write_text("{}")
+    with pytest.raises(PlanFileError, match=rf"^{tmp_path}/plan\.json is no plan"):
+        load_plan(tmp_path)
+
+
+def test_the_rates_of_another_card_survive_the_file() -> None:
+    assumed = replace(PLAN, estimate=UNCHANGED_PLAN.estimate)
+    assert read(json.loads(json.dumps(assumed.to_json()))).estimate.time.assumed == "a100-80gb"

@@ -1,0 +1,129 @@
+"""How scripts/search_quality tells whether a search missed anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from search_quality_grid import grid
+from search_quality_grid.grid import Outcome, best_of, compare
+from synthetic_memory import LinearMemory, brute_force, space_of
+
+from autotrain_mem.planner.search import Found, search
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Estimate, Knobs
+from autotrain_mem.units import GIB
+
+SPACE = space_of(max_length=1024, effective_batch_size=8)
+
+
+@pytest.mark.parametrize("budget_gib", [2, 6, 10, 16, 24, 40])
+def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_gives(budget_gib: int) -> None:
+    model = LinearMemory(budget_bytes=budget_gib * GIB)
+    outcome = compare(SPACE, model)
+    assert outcome.best is not None
+    wanted = brute_force(SPACE, model)
+    assert wanted is not None
+    assert (outcome.level, outcome.best.tokens_per_second) == (wanted.level, wanted.tokens_per_second)
+    assert outcome.skipped is None
+
+
+def test_every_point_of_the_level_and_of_gentler_ones_is_counted() -> None:
+    outcome = compare(SPACE, LinearMemory(budget_bytes=40 * GIB))
+    assert outcome.level == "lossless"
+    assert outcome.points == 2 * 4  # checkpointing x micro-batches of 8
+    further = compare(SPACE, LinearMemory(budget_bytes=2 * GIB))
+    assert further.points > outcome.points
+
+
+def test_nothing_that_fits_is_no_miss() -> None:
+    outcome = compare(SPACE, LinearMemory(budget_bytes=GIB // 8))
+    assert (outcome.level, outcome.best, outcome.ratio, outcome.use) == ("none", None, 1.0, 0.0)
+
+
+def found_at(level: str, knobs: Knobs, model: LinearMemory) -> Found:
+    return Found(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), rivals=())
+
+
+def searched_as(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:
+    monkeypatch.setattr(grid, "search", lambda space, predictor: found)
+
+
+def slowest_of_level(space: Space, model: LinearMemory) -> Found:
+    """A choice as bad as the level allows: one row at a time, with checkpointing."""
+    right = search(space, model)
+    knobs = replace(
+        right.estimate.knobs,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=8,
+        gradient_checkpointing=True,
+    )
+    return found_at(right.level, knobs, model)
+
+
+def test_a_search_that_takes_a_slow_plan_has_a_low_ratio_and_shows_what_more_rows_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = LinearMemory(budget_bytes=40 * GIB)
+    searched_as(monkeypatch, slowest_of_level(SPACE, model))
+    outcome = compare(SPACE, model)
+    assert outcome.ratio < 0.99
+    assert outcome.larger is not None
+    assert outcome.larger.knobs.per_device_train_batch_size == 2
+    assert outcome.could_gain
+    assert outcome.use < 0.85
+
+
+def test_a_search_that_passes_over_a_level_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LinearMemory(budget_bytes=40 * GIB)
+    lora = replace(SPACE.base, use_peft=True, dtype="bfloat16")
+    searched_as(monkeypatch, found_at("LoRA", lora, model))
+    assert compare(SPACE, model).skipped == "lossless"
+
+
+def test_a_level_that_is_too_slow_beside_the_next_may_be_passed_over() -> None:
+    slow = {"gradient_checkpointing": 4.0, "activation_offloading": 9.0, "optimizer_offload": 9.0}
+    model = LinearMemory(budget_bytes=16 * GIB, slowed=slow)
+    outcome = compare(replace(SPACE, max_slowdown=1.5), model)
+    assert outcome.level != "lossless"
+    assert outcome.skipped is None
+
+
+@dataclass
+class OverturnedByTheWhole:
+    """Few layers tell that everything fits; the whole model says how much does."""
+
+    model: LinearMemory
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+        if whole:
+            return self.model.rehearse(points, whole=True)
+        roomy = replace(self.model, budget_bytes=2**60)
+        few = roomy.rehearse(points, whole=True)
+        return [replace(each, memory=replace(each.memory, rehearsed_layers=3)) for each in few]
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        return self.model.tokens_per_second(known, knobs)
+
+    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+        return ()
+
+
+def test_what_few_layers_alone_let_fit_is_not_the_grids_best() -> None:
+    points = tuple(replace(SPACE.base, per_device_train_batch_size=rows) for rows in (1, 2, 4, 8))
+    need_of_two = LinearMemory(budget_bytes=GIB, activation_bytes=12_000_000).estimate(points[1]).required_bytes
+    predictor = OverturnedByTheWhole(LinearMemory(budget_bytes=need_of_two, activation_bytes=12_000_000))
+    few = predictor.rehearse(points, whole=False)
+    best = best_of(few, predictor)
+    assert best is not None
+    assert best.fits
+    assert best.memory.rehearsed_layers is None
+    assert best.tokens_per_second == best_of(few[:2], predictor).tokens_per_second  # type: ignore[union-attr]
+    assert max(few, key=lambda each: each.tokens_per_second) == best_of(few, predictor, faster_than=float("inf"))
+
+
+def test_a_card_used_whole_has_nothing_to_gain() -> None:
+    outcome = Outcome(level="none", chosen=None, best=None, larger=None, skipped=None, few_layers=2, whole=3, points=0)
+    assert not outcome.could_gain
+    assert outcome.rehearsals == 5

@@ -1,0 +1,40 @@
+"""Errors are raised at once and as one, warnings are handed on."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotrain_mem.errors import TokenizerError, UsageError
+from autotrain_mem.spec.preflight import Finding, Preflight, settle
+
+WARNING = Finding(kind="warning", message="Slow.", cure="Give --fast.")
+USAGE = Finding(kind="error", message="Both.", cure="Give one.\nOr none.")
+TOKENS = Finding(kind="error", error="TokenizerError", message="No end.", cure="Give --end.")
+
+
+def test_warnings_come_back() -> None:
+    assert settle([WARNING, WARNING]) == (WARNING,)
+    assert settle([]) == ()
+
+
+def test_a_single_error_is_raised_as_it_is() -> None:
+    with pytest.raises(TokenizerError) as raised:
+        settle([WARNING, TOKENS])
+    assert (raised.value.message, raised.value.hint) == ("No end.", "Give --end.")
+
+
+def test_several_errors_are_one_of_the_class_of_the_first() -> None:
+    with pytest.raises(UsageError) as raised:
+        settle([USAGE, WARNING, TOKENS, USAGE])
+    assert raised.value.message == "2 things are wrong, each with its cure:"
+    assert raised.value.hint == "1. Both.\n   Give one.\n   Or none.\n2. No end.\n   Give --end."
+
+
+def test_an_error_that_was_met_keeps_its_class() -> None:
+    with pytest.raises(TokenizerError, match="x"):
+        settle([Finding.of(TokenizerError("x", hint="y"))])
+
+
+def test_the_answer_of_a_worker_is_read_back() -> None:
+    fields = {"findings": [WARNING.to_json(), TOKENS.to_json()], "parameters": 5}
+    assert Preflight.from_json(fields) == Preflight(findings=(WARNING, TOKENS), parameters=5)

@@ -1,0 +1,88 @@
+"""Work and step time as values: over the wire, and from copies of few layers to the whole depth."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotrain_mem.spec import Phase, StepTime, Work, Workload
+from autotrain_mem.spec.work import Kind
+
+
+def work(count: float = 1.0, flops: int = 100, phase: Phase = Phase.FORWARD) -> Work:
+    return Work(
+        phase=phase,
+        kind=Kind.MATMUL,
+        dtype="bfloat16",
+        flops=flops,
+        bytes=10,
+        fixed_bytes=20,
+        launches=1,
+        count=count,
+    )
+
+
+WORKS = st.builds(
+    Work,
+    phase=st.sampled_from(list(Phase)),
+    kind=st.sampled_from(list(Kind)),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    flops=st.integers(0, 10**15),
+    bytes=st.integers(0, 10**12),
+    fixed_bytes=st.integers(0, 10**12),
+    launches=st.integers(0, 9),
+    count=st.floats(-9, 9),
+)
+
+
+@given(st.lists(WORKS, max_size=5), st.integers(0, 9))
+def test_a_workload_comes_back_as_it_went(works: list[Work], number: int) -> None:
+    sent = Workload(work=tuple(works), micro_steps=number, optimizer_steps=1, passes=4, micro_steps_per_generation=8)
+    assert Workload.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+
+
+def layers(count: int) -> Workload:
+    """Each layer has three products; the update passes all of them at once."""
+    update = work(1.0, flops=7 * count, phase=Phase.OPTIMIZER_STEP)
+    return Workload(work=(work(5.0, flops=1), work(3.0 * count), update), micro_steps=2, optimizer_steps=1)
+
+
+def total_flops(workload: Workload) -> float:
+    return sum(each.flops * each.count for each in workload.work)
+
+
+def test_few_layers_tell_the_work_of_many() -> None:
+    whole = layers(2).extrapolated(layers(4), 15.0)
+    assert total_flops(whole) == total_flops(layers(32))
+    assert {each.flops: each.count for each in whole.work} == {1: 5.0, 100: 96.0, 14: -14.0, 28: 15.0}
+    assert (whole.micro_steps, whole.optimizer_steps) == (2, 1)
+
+
+def test_what_both_depths_do_alike_is_not_multiplied() -> None:
+    assert layers(2).extrapolated(layers(2), 15.0) == layers(2)
+
+
+def time_of(**options: object) -> StepTime:
+    return StepTime(step_seconds=3.0, tokens=600.0, phases={Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}, **options)  # type: ignore[arg-type]
+
+
+def test_seconds_on_rates_that_were_assumed_are_not_told_as_the_cards_own() -> None:
+    assert time_of().to_json()["step_seconds"] == 3.0
+    assert time_of().to_json()["tokens_per_second"] == 200.0
+    assumed = time_of(assumed="a100-80gb").to_json()
+    assert assumed["step_seconds"] is None
+    assert assumed["tokens_per_second"] is None
+
+
+@pytest.mark.parametrize("assumed", ["", "a100-80gb"])
+def test_a_step_time_comes_back_as_it_went(assumed: str) -> None:
+    sent = time_of(assumed=assumed)
+    assert StepTime.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+
+
+def test_phases_that_do_not_add_up_to_the_step_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        StepTime(step_seconds=3.0, tokens=1.0, phases={Phase.FORWARD: 1.0})

@@ -1,0 +1,382 @@
+"""The cache on disk: what was put is what is got, whatever happens to the files meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem import store as module
+from autotrain_mem.store import PAGE_BYTES, PLAIN_BYTES, Store, drop_oldest
+
+KEY = {"model": "tiny", "batch": 4}
+LARGE = list(range(PLAIN_BYTES))
+
+
+def never() -> float:
+    """No put looks for files to drop."""
+    return 1.0
+
+
+class Told(list[str]):
+    """What a store said."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, told: Told) -> Store:
+    return Store(tmp_path / "cache", told=told, draw=never)
+
+
+def only_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    (path,) = (tmp_path / "cache").iterdir()
+    return path
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+# -- in and out ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(kind=st.sampled_from(["rehearsal", "profile"]), key=st.dictionaries(st.text(), JSON, max_size=4), value=JSON)
+def test_what_was_put_is_got_by_a_later_process(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, key: dict[str, Any], value: Any
+) -> None:
+    folder, told = tmp_path_factory.mktemp("store"), Told()
+    Store(folder, told=told).put(kind, key, value)
+    assert Store(folder, told=told).get(kind, key) == value
+    assert Store(folder, told=told).get("another", key) is None
+    assert Store(folder, told=told).get(kind, {**key, "more": 1}) is None
+    assert told == []
+
+
+def test_the_order_of_a_keys_names_does_not_matter_and_tuples_are_lists(store: Store) -> None:
+    store.put("kind", {"a": 1, "b": (2, 3)}, "value")
+    assert store.get("kind", {"b": [2, 3], "a": 1}) == "value"
+
+
+def test_the_last_value_counts(store: Store, tmp_path: pathlib.Path) -> None:
+    store.put("kind", KEY, 1)
+    store.put("kind", KEY, 2)
+    assert store.get("kind", KEY) == 2
+    assert only_file(tmp_path).name.startswith("kind-")
+
+
+def test_a_large_value_is_compressed_and_a_small_one_can_be_read_by_a_person(
+    store: Store, tmp_path: pathlib.Path
+) -> None:
+    store.put("kind", KEY, LARGE)
+    assert only_file(tmp_path).stat().st_size < len(json.dumps(LARGE)) / 2
+    assert store.get("kind", KEY) == LARGE
+    store.put("kind", KEY, "small")
+    assert '"value":"small"' in only_file(tmp_path).read_text(encoding="utf-8")
+
+
+def test_without_a_folder_nothing_is_kept(told: Told) -> None:
+    store = Store(None, told=told)
+    store.put("kind", KEY, 1)
+    assert store.get("kind", KEY) is None
+    assert told == []
+
+
+def test_a_value_that_json_cannot_hold_is_the_callers_mistake(store: Store) -> None:
+    with pytest.raises(TypeError):
+        store.put("kind", KEY, object())
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["small", list(range(5000))], ids=["plain", "zlib"])
+def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
+    tmp_path: pathlib.Path, store: Store, value: Any
+) -> None:
+    store.put("kind", KEY, value)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    assert (b" zlib\n" in whole) is (value != "small")
+    for length in range(0, len(whole), 1 if value == "small" else 97):
+        path.write_bytes(whole[:length])
+        told = Told()
+        reader = Store(path.parent, told=told)
+        assert reader.get("kind", KEY) is None
+        assert not path.exists()
+        assert reader.get("kind", KEY) is None
+        assert len(told) == 1
+        assert "damaged" in told[0]
+        assert "rebuilt" in told[0]
+    store.put("kind", KEY, value)
+    assert store.get("kind", KEY) == value
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder, told = tmp_path_factory.mktemp("store"), Told()
+    Store(folder, told=told).put("kind", KEY, {"bytes": 12345})
+    (path,) = folder.iterdir()
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
+    path.write_bytes(content)
+    assert Store(folder, told=told).get("kind", KEY) is None
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 4096, b"[]", b"autofit.store/1", b"\xff\xfe garbage"])
+def test_garbage_is_dropped(store: Store, tmp_path: pathlib.Path, told: Told, content: bytes) -> None:
+    store.put("kind", KEY, 1)
+    only_file(tmp_path).write_bytes(content)
+    assert store.get("kind", KEY) is None
+    assert len(told) == 1
+
+
+def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+    store.put("kind", KEY, "mine")
+    path = only_file(tmp_path)
+    store.put("kind", {"model": "other"}, "another's")
+    (other,) = set(path.parent.iterdir()) - {path}
+    os.replace(other, path)
+    assert store.get("kind", KEY) is None
+    assert told == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
+
+
+def test_several_damaged_files_are_said_once(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+    for number in range(5):
+        store.put("kind", {"number": number}, number)
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(b"")
+    assert [store.get("kind", {"number": number}) for number in range(5)] == [None] * 5
+    assert len(told) == 1
+
+
+def test_a_folder_in_a_files_place_is_no_obstacle(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+    store.put("kind", KEY, 1)
+    path = only_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    assert store.get("kind", KEY) is None
+    store.put("kind", KEY, 1)
+    assert len(told) == 2, "one for reading, one for writing"
+
+
+# -- where nothing can be written ----------------------------------------------------------------------------------
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "write", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
+    store: Store, tmp_path: pathlib.Path, told: Told, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    store.put("kind", {"old": 1}, "old")
+    with monkeypatch.context() as patch:
+        if call == "mkdir":
+            patch.setattr(pathlib.Path, "mkdir", refuse(number))
+        elif call == "replace":
+            patch.setattr(os, "replace", refuse(number))
+        elif call == "open":
+            patch.setattr(module, "open", refuse(number), raising=False)
+        else:
+            patch.setattr(module, "open", opened_full(number), raising=False)
+        store.put("kind", KEY, 1)
+        store.put("kind", KEY, 2)
+    assert len(told) == 1
+    assert os.strerror(number) in told[0]
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "no half of a file stays"
+    assert store.get("kind", {"old": 1}) == "old", "what was kept before can still be read"
+
+
+def opened_full(number: int) -> Callable[..., Any]:
+    """``open``, for a disk that takes names but no content."""
+
+    def opened(path: pathlib.Path, mode: str) -> Any:
+        class Full:
+            def __enter__(self) -> Full:
+                path.touch()
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            write = staticmethod(refuse(number))
+
+        return Full()
+
+    return opened
+
+
+def test_a_value_that_the_kernel_does_not_take_whole_is_said_once_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    resource = pytest.importorskip("resource")
+    code = """
+        import pathlib, random, resource, sys
+        from autotrain_mem.store import Store
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        told = []
+        store = Store(pathlib.Path(sys.argv[1]), told=told.append)
+        store.put("kind", {"large": 1}, [random.random() for _ in range(50_000)])
+        print(told)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count(os.strerror(errno.EFBIG)) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
+
+
+def test_a_home_that_is_not_there_and_cannot_be_made_is_said_once(tmp_path: pathlib.Path, told: Told) -> None:
+    (tmp_path / "file").write_text("")
+    store = Store(tmp_path / "file" / "cache", told=told)
+    assert store.get("kind", KEY) is None
+    store.put("kind", KEY, 1)
+    store.put("kind", KEY, 1)
+    assert len(told) == 2
+    assert all("Not a directory" in message for message in told)
+
+
+# -- two at once ---------------------------------------------------------------------------------------------------
+
+HAMMER = """
+    import pathlib, sys
+    from autotrain_mem.store import Store
+    told = []
+    store = Store(pathlib.Path(sys.argv[1]), told=told.append, limit_bytes=6 * 4096, draw=lambda: 0.0)
+    wrong = 0
+    for turn in range(60):
+        for number in range(8):
+            key = {"number": number}
+            found = store.get("kind", key)
+            wrong += found is not None and (found["number"] != number or len(set(found["rows"])) != 1)
+            store.put("kind", key, {"number": number, "rows": [turn] * 3000})
+    print(wrong, told)
+"""
+
+
+def hammer(folder: pathlib.Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HAMMER), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path: pathlib.Path) -> None:
+    both = [hammer(tmp_path), hammer(tmp_path)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert said == ["0 []\n"] * 2
+    assert len(list(tmp_path.glob("*.json"))) <= 6, "and each dropped what was too much"
+
+
+def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, told: Told) -> None:
+    for wait_seconds in (0.15, 0.2, 0.25):
+        process = hammer(tmp_path)
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(wait_seconds)
+        process.kill()
+        process.communicate()
+        store = Store(tmp_path, told=told)
+        found = [store.get("kind", {"number": number}) for number in range(8)]
+        assert any(found)
+        assert told == []
+
+
+def test_threads_may_share_a_store(store: Store, told: Told) -> None:
+    def put() -> None:
+        for turn in range(100):
+            store.put("kind", KEY, [turn] * 100)
+            found = store.get("kind", KEY)
+            assert found is not None
+            assert len(set(found)) == 1
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == []
+
+
+# -- size ----------------------------------------------------------------------------------------------------------
+
+
+def aged(path: pathlib.Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, told: Told) -> None:
+    limited = Store(tmp_path, told=told, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
+    for number in range(8):
+        before = set(tmp_path.iterdir())
+        limited.put("kind", {"number": number}, number)
+        (new,) = set(tmp_path.iterdir()) - before
+        aged(new, 1000 - number)
+    assert limited.get("kind", {"number": 0}) == 0, "used just now"
+    limited.put("kind", {"number": 8}, 8)
+    kept = [number for number in range(9) if limited.get("kind", {"number": number}) is not None]
+    assert kept == [0, 4, 5, 6, 7, 8], "three quarters of eight pages"
+    assert told == []
+
+
+def test_a_folder_within_its_limit_is_left_alone(tmp_path: pathlib.Path, store: Store) -> None:
+    for number in range(8):
+        store.put("kind", {"number": number}, number)
+    drop_oldest(tmp_path / "cache", 8 * PAGE_BYTES)
+    assert len(list((tmp_path / "cache").iterdir())) == 8
+
+
+def test_one_put_in_many_looks_and_a_large_one_more_often(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[pathlib.Path] = []
+    monkeypatch.setattr(module, "drop_oldest", lambda folder, limit_bytes: looked.append(folder))
+    chance = PAGE_BYTES / module.LOOK_EVERY_BYTES
+    for drawn, looks in ((chance * 0.99, 1), (chance, 1), (1.0, 1), (0.0, 2)):
+        Store(tmp_path, told=Told(), draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
+        assert len(looked) == looks
+    assert chance < 1e-3
+
+
+def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pathlib.Path) -> None:
+    young, old, foreign = (tmp_path / name for name in ("a.1.partial", "a.2.partial", "README"))
+    for path in (young, old, foreign):
+        path.write_text("half")
+    aged(old, 2 * module.ABANDONED_SECONDS)
+    aged(foreign, 2 * module.ABANDONED_SECONDS)
+    drop_oldest(tmp_path, 0)
+    assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
+
+
+def test_a_folder_that_is_not_there_has_nothing_to_drop(tmp_path: pathlib.Path) -> None:
+    drop_oldest(tmp_path / "none", 0)
