@@ -124,7 +124,7 @@ def sweep(
     """
 
     def estimated(one: Rehearsals, worker: Worker) -> Estimate:
-        return estimate(replace(one, workers=Workers.holding(worker)), checks=False)
+        return estimate(one.with_worker(worker), checks=False)
 
     return estimate_all(axes, asked, estimated, workers.map, told)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from autotrain_mem.engine.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
-from autotrain_mem.errors import DoesNotFitError, UsageError
-from autotrain_mem.planner.search import search
+from autotrain_mem.errors import UsageError
+from autotrain_mem.planner.search import Found, find
 from autotrain_mem.spec import Attempt, Footprint, Hardware
-from autotrain_mem.spec.cards import Cards, CardVerdict
+from autotrain_mem.spec.cards import NOTHING_FITS, Cards, CardVerdict
 
 
 def compare_cards(
@@ -27,28 +27,37 @@ def compare_cards(
         told: Hears of every configuration as it has been judged for a card.
 
     Raises:
+        UsageError: every card refuses the job; the error is the smallest one's.
         ModelError, DatasetError, RehearsalError: what is wrong whatever the card.
     """
     shared: dict[Any, Footprint] = {}
     ordered = sorted(cards, key=lambda card: (card.total_bytes, card.name))
-    return Cards(
-        verdicts=tuple(_verdict(replace(rehearsals, hardware=card), lengths, shared, told) for card in ordered)
-    )
+    judged = [_judged(replace(rehearsals, hardware=card), lengths, shared, told) for card in ordered]
+    refusals = [each for each in judged if isinstance(each, UsageError)]
+    if refusals and len(refusals) == len(ordered):
+        raise refusals[0]
+    return Cards(verdicts=tuple(_verdict(card, each) for card, each in zip(ordered, judged, strict=True)))
 
 
-def _verdict(
+def _verdict(card: Hardware, found: Found | UsageError | None) -> CardVerdict:
+    if isinstance(found, UsageError):
+        return CardVerdict(hardware=card, refusal=found.message)
+    if found is None:
+        return CardVerdict(hardware=card, refusal=NOTHING_FITS)
+    return CardVerdict(hardware=card, level=found.level, estimate=found.estimate)
+
+
+def _judged(
     rehearsals: Rehearsals,
     lengths: Lengths,
     shared: dict[Any, Footprint],
     told: Callable[[Hardware, Attempt], None],
-) -> CardVerdict:
+) -> Found | UsageError | None:
+    """The plan for one card, why it is refused there, such as a kernel that the card has not, or None."""
     card = rehearsals.hardware
     try:
         facts = rehearsals.describe()
         predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
-        found = search(rehearsals.space(facts, lengths), predictions, lambda attempt: told(card, attempt))
-    except DoesNotFitError:
-        return CardVerdict(hardware=card, refusal="nothing that is allowed fits")
-    except UsageError as error:  # such as a kernel that this card has not
-        return CardVerdict(hardware=card, refusal=error.message)
-    return CardVerdict(hardware=card, level=found.level, estimate=found.estimate)
+        return find(rehearsals.space(facts, lengths), predictions, lambda attempt: told(card, attempt))
+    except UsageError as error:
+        return error

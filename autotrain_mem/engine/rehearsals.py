@@ -12,6 +12,7 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
+from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
@@ -103,6 +104,10 @@ class Rehearsals:
         """The same job, written elsewhere."""
         job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
         return replace(self, job=job)
+
+    def with_worker(self, worker: Worker) -> Rehearsals:
+        """The same job, rehearsed by this worker alone."""
+        return replace(self, workers=Workers.holding(worker))
 
     def describe(self) -> ModelFacts:
         """What the model's config says. Raises ModelError, and UsageError for what does not go with it."""

@@ -6,7 +6,7 @@ Guesses only steer the search: what is taken is always rehearsed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -140,17 +140,36 @@ def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
     Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
     """
     if sight.known:
-        same = memo.speed(_nearest(sight.known, knobs), knobs)
-        return Speed(at_best=same, expected=same)
+        nearest = _nearest(sight.known, knobs)
+        return Speed(at_best=_at_best(memo, nearest, knobs), expected=memo.speed(nearest, knobs))
     speeds = [_slowed(memo, _nearest(known, knobs), knobs) for known in sight.gentler]
     return min(speeds, key=lambda each: each.at_best, default=Speed(float("inf"), float("inf")))
 
 
 def _slowed(memo: Memo, known: Estimate, knobs: Knobs) -> Speed:
-    without = memo.speed(known, knobs)
     offloads = (_saving(knobs) - _saving(known.knobs)) & USUALLY_SLOWER.keys()
     least = prod(LEAST_SLOWER for _ in offloads)
-    return Speed(at_best=without / least, expected=without / prod(USUALLY_SLOWER[name] for name in offloads))
+    usually = prod(USUALLY_SLOWER[name] for name in offloads)
+    return Speed(at_best=_at_best(memo, known, knobs) / least, expected=memo.speed(known, knobs) / usually)
+
+
+def _at_best(memo: Memo, known: Estimate, knobs: Knobs) -> float:
+    """A loss in chunks reads the head once for each, so that less is done whatever the rows than a rehearsal tells.
+
+    Fewer rows may then be faster than by the work of more of them, though never faster than those.
+    """
+    by_work = memo.speed(known, knobs)
+    if _rows(knobs) >= _rows(known.knobs):
+        return by_work
+    return max(by_work, memo.speed(known, _with_rows_of(known.knobs, knobs)))
+
+
+def _with_rows_of(known: Knobs, knobs: Knobs) -> Knobs:
+    return replace(
+        knobs,
+        per_device_train_batch_size=known.per_device_train_batch_size,
+        gradient_accumulation_steps=known.gradient_accumulation_steps,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,9 +44,9 @@ LEVELS = (
     _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), ("activation_offloading",)),
 )
 """Batches and checkpointing are free on each. Offloading changes nothing but time either, but it takes the host's
-memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an adapter
-is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the host. After
-these come shorter rows.
+memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
+adapter is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the
+host. After these come shorter rows.
 """
 SHORTER_ROWS = "shorter rows"
 

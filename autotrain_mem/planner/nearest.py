@@ -63,8 +63,10 @@ def _least(space: Space, memo: Memo) -> Estimate:
 
 def _confirmed(space: Space, memo: Memo) -> Estimate | None:
     """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
+    asked: set[Knobs] = set()
     found = nearest(space, memo)
-    while found is not None and found.memory.rehearsed_layers is not None:
+    while found is not None and found.knobs not in asked:
+        asked.add(found.knobs)
         memo.ask([found.knobs], whole=True)
         found = nearest(space, memo)
     return found

@@ -52,7 +52,23 @@ def search(space: Space, predictor: Predictor, told: Told = lambda attempt: None
         DoesNotFitError: no allowed point fits; the error names the nearest one that does.
         UsageError: ``space.forbid`` names an unknown lever.
     """
-    memo = Memo(predictor, may_expand=allowed(LEVERS[EXPANDABLE], space), told=told)
+    memo = _memo(space, predictor, told)
+    found = _climb(space, memo)
+    if found is None:
+        raise does_not_fit(space, memo)
+    return found
+
+
+def find(space: Space, predictor: Predictor, told: Told = lambda attempt: None) -> Found | None:
+    """The same, and None where nothing allowed fits: no rehearsal goes into what would."""
+    return _climb(space, _memo(space, predictor, told))
+
+
+def _memo(space: Space, predictor: Predictor, told: Told) -> Memo:
+    return Memo(predictor, may_expand=allowed(LEVERS[EXPANDABLE], space), told=told)
+
+
+def _climb(space: Space, memo: Memo) -> Found | None:
     passed: list[Rival] = []
     every = levels(space)
     for number, level in enumerate(every):
@@ -67,7 +83,7 @@ def search(space: Space, predictor: Predictor, told: Told = lambda attempt: None
         passed.append(chosen)
     fitting = [each for each in passed if each.estimate.fits]
     if not fitting:
-        raise does_not_fit(space, memo)
+        return None
     return _found(space, memo, fitting[-1], [each for each in passed if each is not fitting[-1]], further=[])
 
 

@@ -42,13 +42,19 @@ HARMS = {
 LEVELS = {
     "as given": "one configuration, without a search",
     "lossless": "the training that was asked for, unchanged",
+    "lossless, offloading": "the training that was asked for, with a part in the host's memory",
     "rounding": "numbers are rounded more coarsely, the same is trained",
+    "rounding, offloading": "numbers are rounded more coarsely, and a part is in the host's memory",
     "LoRA": "an adapter is trained, not the whole model",
+    "LoRA, offloading": "an adapter is trained, with activations in the host's memory",
     "LoRA on an 8-bit base": "an adapter is trained, on a base rounded to 8 bits",
+    "LoRA on an 8-bit base, offloading": "an adapter is trained, base rounded to 8 bits, activations on the host",
     "LoRA on a 4-bit base": "an adapter is trained, on a base rounded to 4 bits",
+    "LoRA on a 4-bit base, offloading": "an adapter is trained, base rounded to 4 bits, activations on the host",
     "shorter rows": "rows are cut to fewer tokens than they have",
 }
-"""What the levels of harm mean, by their names (``planner.levels``), least harm first."""
+"""What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
+are there only where there is no level after them but shorter rows."""
 
 ADAPTER_ONLY = "trains an adapter (LoRA), not the whole model"
 LOUD = {

@@ -8,8 +8,10 @@ from typing import Any
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.hardware import Hardware
 
-LOSSLESS = "lossless"
-"""The level that changes nothing but speed (``planner.levels``)."""
+LOSSLESS = ("lossless", "lossless, offloading")
+"""The levels that change nothing but speed, the faster first (``planner.levels``)."""
+
+NOTHING_FITS = "nothing fits"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +49,14 @@ class Cards:
 
     @property
     def smallest_lossless(self) -> CardVerdict | None:
-        """The smallest card that needs no more than time; the fastest of those as small."""
-        fitting = [each for each in self.verdicts if each.level == LOSSLESS and each.estimate is not None]
-        return min(fitting, key=_size_then_speed, default=None)
+        """The smallest card that trains what was asked for, unchanged; the fastest of those as small.
+
+        One that must offload to do so counts only where none does without.
+        """
+        for level in LOSSLESS:
+            if fitting := [each for each in self.verdicts if each.level == level]:
+                return min(fitting, key=_size_then_speed)
+        return None
 
     def to_json(self) -> dict[str, Any]:
         smallest = self.smallest_lossless

@@ -2,12 +2,16 @@
 
 A search that finds the whole model's rehearsal of another card where it asked for one of few layers needs no
 confirmation later: it would count fewer rehearsals than a user's first run. So the two are kept apart.
+
+They are kept, too, while the planner is changed, which is when they are needed again: of our own code only that counts
+which a footprint is made by.
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,28 +20,46 @@ from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
 from autotrain_mem.spec import Estimate, Footprint, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
+from autotrain_mem.versions import OURS, content_digest
+
+RELEVANT = ("allocator", "estimator", "rehearsal", "spec", "trainers")
+"""Packages that a rehearsal and its replay are made by."""
+
+
+class RehearsalStore:
+    """A store of rehearsals whose keys do not change with the planner."""
+
+    def __init__(self, folder: pathlib.Path | None) -> None:
+        self._store = Store(folder, told=print)
+
+    def get(self, kind: str, key: Mapping[str, Any]) -> Any | None:
+        return self._store.get(kind, _relevant(key))
+
+    def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
+        self._store.put(kind, _relevant(key), value)
 
 
 @dataclass(slots=True)
 class Kept:
     """Footprints of one job, on disk and here, for every card."""
 
-    few_layers: Store
-    whole: Store
+    few_layers: RehearsalStore
+    whole: RehearsalStore
     footprints_of_few: dict[Any, Footprint] = field(default_factory=dict)
     footprints_of_whole: dict[Any, Footprint] = field(default_factory=dict)
 
     @classmethod
     def under(cls, folder: pathlib.Path | None) -> Kept:
         """In a folder of each kind; on no disk where there is no folder."""
-        return cls(*(Store(folder and folder / kind, told=print) for kind in ("few_layers", "whole")))
+        few_layers, whole = (RehearsalStore(folder and folder / kind) for kind in ("few_layers", "whole"))
+        return cls(few_layers=few_layers, whole=whole)
 
 
 class Cold:
     """The ``Predictor`` of a first run."""
 
     def __init__(self, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, kept: Kept) -> None:
-        few, whole = (replace(rehearsals, store=store) for store in (kept.few_layers, kept.whole))
+        few, whole = (replace(rehearsals, store=store) for store in (kept.few_layers, kept.whole))  # type: ignore[arg-type]
         self._few = Predictions(few, facts, lengths, kept.footprints_of_few, confirms=False)
         self._whole = Predictions(whole, facts, lengths, kept.footprints_of_whole)
         self._confirmed: set[Knobs] = set()
@@ -56,6 +78,15 @@ class Cold:
     def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
         """Not looked for: it is only shown."""
         return ()
+
+
+def _relevant(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {**key, "versions": {**key["versions"], "autotrain_mem": _digests()}}
+
+
+@functools.cache
+def _digests() -> list[str]:
+    return [content_digest(OURS / name) for name in RELEVANT]
 
 
 def _native(knobs: Knobs) -> Knobs:

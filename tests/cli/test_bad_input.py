@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import bad_cards
 import bad_methods
 import bad_pairs
 import bad_plans
@@ -140,7 +141,7 @@ CASES = {
         "--gradient_checkpointing false --fit lossless",
     ),
     "optimizer_not_installed": (50, f"{ESTIMATE} --model tiny --max_length 16 --optim lomo"),
-    "lora_target_unknown": (50, f"{ESTIMATE} --model tiny --max_length 16 --use_peft --lora_target_modules nope"),
+    "lora_target_unknown": (2, f"{ESTIMATE} --model tiny --max_length 16 --use_peft --lora_target_modules nope"),
     # the output folder
     "output_is_a_file": (62, f"sft {TINY} --simulate --dataset data.jsonl --output_dir data.jsonl"),
     "output_below_a_file": (62, f"sft {TINY} --simulate --dataset data.jsonl --output_dir data.jsonl/run"),
@@ -152,6 +153,7 @@ CASES = {
     "allocator_unknown_option": (2, f"{ESTIMATE} --model tiny --max_length 16"),
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16"),
     "allocator_of_env_block": (2, "plan sft --config env_allocator.yaml --gpu 300MiB --max_length 16"),
+    **bad_cards.CASES,
     **bad_methods.CASES,
     **bad_pairs.CASES,
     **bad_plans.CASES,

@@ -114,7 +114,7 @@ def test_nothing_is_rehearsed_before_the_last_value_is_read(autofit: Autofit, mo
 
 
 def test_ctrl_c_ends_it_with_one_message(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(rehearsals: api.Rehearsals) -> None:
+    def interrupted(rehearsals: api.Rehearsals, *, checks: bool) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "estimate", interrupted)

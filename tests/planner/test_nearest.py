@@ -1,4 +1,5 @@
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from synthetic_memory import LinearMemory, space_of
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.ladder import LEVERS
-from autotrain_mem.planner.search import search
+from autotrain_mem.planner.search import find, search
 from autotrain_mem.spec import Estimate, Knobs
 from autotrain_mem.units import GIB, format_bytes
 
@@ -204,3 +205,32 @@ def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() 
         why[method] = next(lever.why for lever in found.levers if lever.name == "max_length")
     assert why["sft"].endswith("rows are truncated to fewer tokens")
     assert why["reward"].endswith("pairs with a side of more tokens are dropped")
+
+
+class CopiesAlone(LinearMemory):
+    """Never rehearses the whole model, as when cards are compared."""
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+        return super().rehearse(points, whole=False)
+
+
+def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed() -> None:
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space_of(fit="lossless"), CopiesAlone(budget_bytes=4 * GIB, copied_layers=3))
+    assert "nearest that fits: --use_peft" in raised.value.hint
+
+
+def test_where_only_the_answer_counts_nothing_is_rehearsed_for_a_suggestion() -> None:
+    model, asked = LinearMemory(budget_bytes=4 * GIB), LinearMemory(budget_bytes=4 * GIB)
+    assert find(space_of(fit="lossless"), model) is None
+    with pytest.raises(DoesNotFitError):
+        search(space_of(fit="lossless"), asked)
+    assert not [call for call in model.calls if call.use_peft]
+    assert len(model.calls) < len(asked.calls)
+
+
+def test_what_is_needed_at_least_is_that_of_levels_passed_over_for_their_weights_too() -> None:
+    """Float32 weights alone are beyond the card, so that no search would offload their optimizer."""
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space_of(fit="lossless", use_peft=False), LinearMemory(budget_bytes=GIB))
+    assert "activations offloaded, optimizer offloaded, float32" in raised.value.message

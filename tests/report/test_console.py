@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from card_examples import VIEWS as CARDS
 from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import (
@@ -106,6 +107,7 @@ VIEWS = {
     "error_does_not_fit": error_view(DOES_NOT_FIT),
     "error_no_gpu": error_view(NO_GPU),
     **SWEEPS,
+    **CARDS,
 }
 
 

@@ -25,9 +25,12 @@ from report_examples import (
 )
 from test_console import rendered, shown_sums
 
+from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.report import wording
 from autotrain_mem.report.console import attempts_view, estimate_view, plan_view
-from autotrain_mem.spec import Harm, Knobs, Owner, Phase, Plan
+from autotrain_mem.spec import Harm, Job, Knobs, Owner, Phase, Plan
+from autotrain_mem.spec.model import ModelFacts
 
 
 def plan_text(plan: Plan) -> str:
@@ -153,10 +156,17 @@ def test_seconds_by_another_cards_rates_are_not_told() -> None:
 # What else there was.
 
 
-def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
-    from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
+def _space(forbid: frozenset[str]) -> Space:
+    job = Job(method="sft", model="m", dataset=None, arguments={}, forbid=forbid)
+    return make_space(TRL_DEFAULTS, job, ModelFacts(context_length=None, is_quantized=False), longest=None)
 
-    assert list(wording.LEVELS) == ["as given", *(name for name, _, _ in LEVELS), SHORTER_ROWS]
+
+def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
+    limits = (set(), {"4bit_base"}, {"4bit_base", "8bit_base"})
+    every = [[level.name for level in levels(_space(frozenset(forbid)))] for forbid in limits]
+    told = list(wording.LEVELS)
+    assert all([name for name in told if name in names] == names for names in every)
+    assert {"as given"}.union(*every) == set(told)
 
 
 def test_a_level_that_does_not_fit_says_where_it_would() -> None:

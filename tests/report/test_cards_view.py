@@ -1,0 +1,81 @@
+"""The table of cards at 80 columns and in a pipe; its golden texts are test_console.py's."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from card_examples import NO_FLASH, NONE, SHORTER, TEN, UNKNOWN_SPEED
+from report_examples import CHOSEN
+from rich.console import Console
+from test_console import rendered
+
+from autotrain_mem.report.cards import CardsProgress, cards_view
+from autotrain_mem.spec import Attempt
+from autotrain_mem.spec.cards import Cards
+from autotrain_mem.units import GIB
+
+
+def table(cards: Cards, width: int) -> list[str]:
+    """The lines of the cards, without heading and legend."""
+    _, lines, *_ = re.split(r"\n\n", rendered(cards_view(cards), width))
+    return lines.splitlines()[1:]
+
+
+@pytest.mark.parametrize("cards", [TEN, SHORTER, NONE], ids=["ten", "shorter", "none"])
+@pytest.mark.parametrize("width", [80, 4000])
+def test_each_card_has_one_line_at_80_columns_and_in_a_pipe(cards: Cards, width: int) -> None:
+    names = [re.split(r" +", line.strip("> "))[0] for line in table(cards, width)]
+    assert names == [verdict.hardware.name for verdict in cards.verdicts]
+
+
+def test_a_pipe_has_the_same_lines_as_a_terminal() -> None:
+    assert table(TEN, 4000) == table(TEN, 80)
+
+
+def test_the_smallest_lossless_card_alone_is_marked() -> None:
+    marked = [line for line in table(TEN, 80) if line.startswith(">")]
+    assert [line.split()[1] for line in marked] == ["a100-40gb"]
+    assert not [line for line in table(SHORTER, 80) if line.startswith(">")]
+    assert "No card here trains what was asked for, unchanged." in rendered(cards_view(SHORTER), 80)
+
+
+def test_a_reason_too_long_for_a_line_stands_below_the_table_once() -> None:
+    twice = replace(TEN, verdicts=(*TEN.verdicts, replace(TEN.verdicts[3], hardware=TEN.verdicts[0].hardware)))
+    text = rendered(cards_view(twice), 4000)
+    assert text.count("refused [1]") == 2
+    assert text.count(NO_FLASH) == 1
+    assert "[2]" not in text
+
+
+def test_length_has_a_column_only_where_cards_differ_in_it() -> None:
+    assert "max_length 768" in rendered(cards_view(TEN), 80).splitlines()[0]
+    assert "length" in rendered(cards_view(SHORTER), 80).splitlines()[2]
+
+
+def test_every_sign_in_the_table_is_explained_and_no_other() -> None:
+    for cards in (TEN, SHORTER, NONE):
+        used = set("".join(re.findall(r"\d+ x \d+ ([*h+]+)", "\n".join(table(cards, 80)))))
+        legend = rendered(cards_view(cards), 80).partition("\n\n")[2].partition("\n\n")[2]
+        assert set(re.findall(r"^([*h+])  ", legend, re.MULTILINE)) == used
+
+
+def test_seconds_by_another_cards_rates_are_not_told() -> None:
+    (line,) = table(Cards(verdicts=(UNKNOWN_SPEED,)), 80)
+    assert line.endswith(" -")
+
+
+def heard(*, terminal: bool) -> str:
+    file = io.StringIO()
+    attempt = Attempt(knobs=CHOSEN, required_bytes=GIB, budget_bytes=GIB, tokens_per_second=1.0, rehearsed_layers=None)
+    with CardsProgress(Console(file=file, width=80, force_terminal=terminal), 2) as progress:
+        progress.tried(TEN.verdicts[2].hardware, attempt)
+        progress.tried(TEN.verdicts[3].hardware, attempt)
+    return file.getvalue()
+
+
+def test_progress_names_the_card_on_a_terminal_and_says_nothing_in_a_pipe() -> None:
+    assert "card 2 of 2: t4, 4 x 16" in heard(terminal=True)
+    assert heard(terminal=False) == ""

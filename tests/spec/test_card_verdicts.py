@@ -1,0 +1,71 @@
+"""Which of many cards is marked, and what is written of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from autotrain_mem.spec import Estimate, Hardware
+from autotrain_mem.spec.cards import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.units import GIB
+
+
+class Speed:
+    """As much of an estimate as is looked at."""
+
+    def __init__(self, tokens_per_second: float) -> None:
+        self.tokens_per_second = tokens_per_second
+
+
+def verdict(name: str, gib: int, level: str, speed: float = 1.0) -> CardVerdict:
+    card = Hardware(name=name, origin="named", total_bytes=gib * GIB, free_bytes=gib * GIB, non_torch_bytes=0)
+    return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, Speed(speed)))
+
+
+def refused(name: str, gib: int, why: str = NOTHING_FITS) -> CardVerdict:
+    return replace(verdict(name, gib, ""), estimate=None, refusal=why)
+
+
+def marked(*verdicts: CardVerdict) -> str | None:
+    smallest = Cards(verdicts=verdicts).smallest_lossless
+    return None if smallest is None else smallest.hardware.name
+
+
+def test_the_smallest_card_that_changes_nothing_is_marked() -> None:
+    assert (
+        marked(
+            refused("a", 8), verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")
+        )
+        == "c"
+    )
+
+
+def test_of_cards_as_small_the_fastest_is_marked() -> None:
+    assert marked(verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)) == "fast"
+
+
+def test_a_card_that_must_offload_is_marked_only_where_none_does_without() -> None:
+    offloading = verdict("small", 12, "lossless, offloading")
+    assert marked(offloading, verdict("large", 24, "lossless")) == "large"
+    assert marked(offloading, verdict("large", 24, "rounding")) == "small"
+
+
+def test_no_card_is_marked_where_each_gives_something_up() -> None:
+    assert marked(refused("a", 8), verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")) is None
+
+
+def test_a_refused_card_is_written_without_figures() -> None:
+    written = Cards(verdicts=(refused("t4", 15, "It has no such kernel."),)).to_json()
+    assert (written["schema"], written["smallest_lossless"]) == ("autofit.cards/1", None)
+    (card,) = written["cards"]
+    assert (card["gpu"], card["refusal"]) == ("t4", "It has no such kernel.")
+    assert {card[name] for name in ("level", "knobs", "required_bytes", "tokens_per_second")} == {None}
+
+
+@pytest.mark.parametrize("level", LOSSLESS)
+def test_the_planner_has_the_levels_that_count_as_lossless(level: str) -> None:
+    from autotrain_mem.planner.levels import LEVELS
+
+    assert level in [step.name for step in LEVELS]
