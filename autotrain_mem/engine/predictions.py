@@ -12,7 +12,7 @@ from autotrain_mem.engine.elsewhere import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace
+from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload
 from autotrain_mem.spec.hardware import kernel_class
 from autotrain_mem.spec.model import Depths, ModelFacts
 from autotrain_mem.versions import versions_key
@@ -57,9 +57,11 @@ class Predictions:
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is."""
-        ratio = knobs.per_device_train_batch_size / known.knobs.per_device_train_batch_size
-        footprint = self._footprint(known)
-        time = self._rehearsals.step_time(footprint.work, knobs, self._lengths, ratio=ratio)
+        rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
+        work = self._work(known)
+        if rows == 1 < known_rows and not knobs.packing:
+            work = work.without_mask()
+        time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
         seconds = time.step_seconds + _recomputed(known.knobs, knobs) * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 
@@ -72,17 +74,18 @@ class Predictions:
         assert footprint is not None, "it was just rehearsed"
         return judge(self._rehearsals, knobs, footprint, self._lengths)
 
-    def _footprint(self, known: Estimate) -> Footprint:
-        footprint = self._known(known.knobs, known.memory.rehearsed_layers is None)
+    def _work(self, known: Estimate) -> Workload:
+        """That of the copies where there are some: it tells which work is done for each chunk of the loss."""
+        footprint = self._known(known.knobs, False) or self._known(known.knobs, True)
         assert footprint is not None, "an estimate comes of a footprint"
-        return footprint
+        return footprint.work
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
-        """Of the whole model, or else of few layers where these will do; from this run, or from one before."""
+        """Of the whole model, or of few layers where these will do, from this run or one before."""
         depths = self._facts.depths_for(knobs)
-        for layers in (None,) if whole or depths is None else (None, depths.long):
+        for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
             if key not in self._footprints:
                 kept = self._rehearsals.store.get("footprint", self._stored_key(knobs, layers))

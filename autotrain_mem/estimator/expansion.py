@@ -82,8 +82,10 @@ def expand_loss(few: Trace, more: Trace, *, short: int, long: int) -> Trace | No
         return few
     if len(few.loss_chunks) > 1 or few.loss_chunks != more.loss_chunks:
         return None  # an evaluation whose batches are of another size, say
-    told = expand(few, more, Depths(short=short, long=long, whole=few.loss_chunks[0]))
-    return None if told is None else replace(told, loss_chunks=())
+    (whole,) = few.loss_chunks
+    told = expand(few, more, Depths(short=short, long=long, whole=whole))
+    work = few.work.of_chunks(more.work, short=short, long=long, whole=whole)
+    return None if told is None else replace(told, loss_chunks=(), work=work)
 
 
 class _NotAlikeError(UnclearError):

@@ -10,7 +10,7 @@ Each constant is one figure for every card and model, and none is fitted to a ru
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.phase import Phase
@@ -125,8 +125,18 @@ def _scaled(workload: Workload, phase: Phase, share: float) -> Iterable[_Load]:
     tokens = 1.0 if phase is Phase.OPTIMIZER_STEP else share
     for work in workload.work:
         if work.phase is phase:
-            quadratic = tokens * tokens if work.kind is Kind.ATTENTION else tokens
-            yield _Load(work, work.flops * quadratic, work.bytes * tokens + work.fixed_bytes)
+            yield _of_chunk(work, tokens) if work.of_chunk else _of_rows(work, tokens)
+
+
+def _of_rows(work: Work, share: float) -> _Load:
+    quadratic = share * share if work.kind is Kind.ATTENTION else share
+    return _Load(work, work.flops * quadratic, work.bytes * share + work.fixed_bytes)
+
+
+def _of_chunk(work: Work, share: float) -> _Load:
+    """Fewer tokens are fewer chunks."""
+    fewer = replace(work, count=work.count * share)
+    return _Load(fewer, work.flops, work.bytes + work.fixed_bytes)
 
 
 def _seconds(loads: Iterable[_Load], rates: _Rates) -> float:

@@ -6,6 +6,7 @@ CUDA is hidden from it (see ``client``), so the result is the same on every mach
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
@@ -182,6 +183,17 @@ def _failure(operation: str, error: Exception) -> RehearsalError:
     return RehearsalError(message, hint="Change the flag that it names, if it names one. --debug shows the traceback.")
 
 
+def import_ahead() -> None:
+    """What nearly every question needs, while nobody has asked one yet: of two workers only one is asked for flags.
+
+    Whatever is wrong with the installed libraries is told by the first question that needs them.
+    """
+    with contextlib.suppress(Exception):
+        from trl import SFTTrainer  # noqa: F401
+
+        from autotrain_mem.rehearsal import rehearse, stage  # noqa: F401
+
+
 def main() -> None:
     """Serve until the parent goes away."""
     channel = Channel(ignore_interrupt=True)
@@ -190,6 +202,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
+    import_ahead()
     while True:
         channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": counting.to_json()})))
 

@@ -47,6 +47,8 @@ class Work:
     """Kernels."""
     count: float
     """How many of these ran. Real, and below 0 for some, where it is extrapolated from copies of fewer layers."""
+    of_chunk: bool = False
+    """It is done for each chunk of the loss: with more tokens there are more of these, and none is larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +73,29 @@ class Workload:
             counts[operator] = counts.get(operator, 0.0) + work.count * ratio
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
+    def of_chunks(self, longer: Workload, *, short: int, long: int, whole: int) -> Workload:
+        """Of a loss rehearsed with ``short`` and ``long`` chunks, the work of all; what chunks do is marked."""
+        fewer, more = ({_operator(work): work.count for work in load.work} for load in (self, longer))
+        work: list[Work] = []
+        for operator in {**fewer, **more}:
+            each = (more.get(operator, 0.0) - fewer.get(operator, 0.0)) / (long - short)
+            beside = fewer.get(operator, 0.0) - each * short
+            parts = (replace(operator, count=beside), replace(operator, count=each * whole, of_chunk=True))
+            work += [part for part in parts if part.count]
+        return replace(self, work=tuple(work))
+
     def of_rows(self, ratio: float) -> Workload:
-        """The same with that many times the rows in a micro-batch: 2.0 for twice as many."""
+        """The same with that many times the rows in a micro-batch: 2.0 for twice as many. Never too slow.
+
+        A loss in chunks writes, for each of them, a gradient for all tokens (its slices' backward): that is left out
+        of what grows, and is taken to shrink.
+        """
         return replace(self, work=tuple(_grown(work, ratio) for work in self.work))
+
+    def without_mask(self) -> Workload:
+        """The same where no row is padded: a causal kernel skips half of what a masked one computes."""
+        halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
+        return replace(self, work=tuple(halved))
 
     def to_json(self) -> dict[str, Any]:
         """Compact wire form: one list of values for each operator."""
@@ -127,6 +149,9 @@ def _grown(work: Work, ratio: float) -> Work:
     """The update does not grow with the rows."""
     if work.phase is Phase.OPTIMIZER_STEP:
         return work
+    if work.of_chunk:
+        moved = work.bytes if work.flops or ratio > 1 else round(work.bytes * ratio)
+        return replace(work, count=work.count * ratio, bytes=moved)
     return replace(work, flops=round(work.flops * ratio), bytes=round(work.bytes * ratio))
 
 
@@ -141,5 +166,5 @@ def _plain(workload: Workload) -> dict[str, Any]:
 
 def _read(row: Iterable[Any]) -> Work:
     phase, kind, dtype, *numbers = row
-    names = ("flops", "bytes", "fixed_bytes", "launches", "count")
+    names = ("flops", "bytes", "fixed_bytes", "launches", "count", "of_chunk")
     return Work(phase=Phase(phase), kind=Kind(kind), dtype=dtype, **dict(zip(names, numbers, strict=True)))
