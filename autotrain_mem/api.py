@@ -40,6 +40,7 @@ from autotrain_mem.report.record import write_run
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
 from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
@@ -188,7 +189,11 @@ def cards(
     Raises:
         ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
-    check_forbid(rehearsals.job.forbid)
+    job = rehearsals.job
+    check_forbid(job.forbid)
+    reads, worker = reads_dataset(job, to_train=False), rehearsals.workers.first
+    newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
+    check_preflight(worker, job, newest, output_dir(job), to_train=False, reads_data=reads)
     return compare_cards(rehearsals, devices, _lengths(rehearsals, hear, to_train=False), told)
 
 

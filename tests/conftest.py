@@ -1,4 +1,4 @@
-"""Shared by all tests: no network, one thread, no telemetry."""
+"""Shared by all tests: no network, one thread, no telemetry, and nothing of the user's own cache."""
 
 import os
 
@@ -8,4 +8,5 @@ os.environ.update(
     CUDA_VISIBLE_DEVICES="",
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
+    AUTOFIT_CACHE="",
 )

@@ -70,8 +70,10 @@ def plan(method: str, argv: Sequence[str]) -> int:
 def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[Hardware]) -> int:
     """``autofit plan METHOD --gpu all``: what each card can do."""
     rehearsals = _rehearsals(workers, replace(own, gpu=cards[0].name), method)
-    with CardsProgress(Console(stderr=True), len(cards)) as progress:
-        compared = api.cards(rehearsals, cards, progress.tried)
+    console = Console(stderr=True)
+    _say_example(console, rehearsals, to_train=False)
+    with CardsProgress(console, len(cards)) as progress:
+        compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
     if own.json:
         return _print_json(compared.to_json())
     whole_lines().print(cards_view(compared))
@@ -156,11 +158,15 @@ def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
 def search(rehearsals: api.Rehearsals, *, to_train: bool, simulate: bool = False) -> Plan:
     """Plan with a live line on stderr; say so when the data are TRL's example."""
     console = Console(stderr=True)
+    _say_example(console, rehearsals, to_train=to_train)
+    with SearchProgress(console) as progress:
+        return api.plan(rehearsals, progress.tried, progress.counting, to_train=to_train, simulate=simulate)
+
+
+def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
     example = api.example_dataset(rehearsals.job)
     if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
         console.print(f"No --dataset given: TRL's own example it is, {example}.")
-    with SearchProgress(console) as progress:
-        return api.plan(rehearsals, progress.tried, progress.counting, to_train=to_train, simulate=simulate)
 
 
 def _print_plan(chosen: Plan, *, as_json: bool) -> int:

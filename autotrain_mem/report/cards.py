@@ -13,7 +13,7 @@ from rich.text import Text
 from autotrain_mem.report import wording
 from autotrain_mem.report.amounts import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Knobs
+from autotrain_mem.spec import Attempt, Counting, Estimate, Hardware, Knobs
 from autotrain_mem.spec.cards import NOTHING_FITS, Cards, CardVerdict
 
 SMALLEST = ">"
@@ -53,6 +53,11 @@ class CardsProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._status is not None:
             self._status.stop()
+
+    def counting(self, counting: Counting) -> None:
+        """Tokens of the data are being counted, before any card is looked at."""
+        if self._status is not None:
+            self._status.update(f"counting tokens: {counting.done:,} of {counting.rows:,} rows")
 
     def tried(self, card: Hardware, attempt: Attempt) -> None:
         """A configuration was judged for a card."""

@@ -20,7 +20,6 @@ from autotrain_mem import api
 from autotrain_mem.cli import commands
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
-from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.units import MIB
 
 pytestmark = pytest.mark.slow
@@ -62,12 +61,12 @@ Train = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
-def train(worker: Worker, files: Path) -> Iterator[Train]:
+def train(workers: api.Workers, files: Path) -> Iterator[Train]:
     """Trains a method the first time that it is asked for."""
     _write_alike(files)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(files)
-        patch.setattr(api, "Worker", lambda: worker)
+        patch.setattr(api, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda: ())
 
         @functools.cache

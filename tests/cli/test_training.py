@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 STEPS = 40
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --max_length 32 --per_device_train_batch_size 8 "
-    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5"
+    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 --fit lossless"
 )
 EVALUATED = ("--max_steps", str(STEPS), "--eval_strategy", "steps", "--eval_steps", "20")
 PEAK_TOLERANCE = 0.02
@@ -37,14 +37,16 @@ def _command(*argv: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the quickstart's model, a train and a test split."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the quickstart's model, a train and a test split, and a cache for all runs there."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "splits").mkdir()
     data.write_dataset(folder / "splits" / "train.jsonl", rows=400, seed=0)
     data.write_dataset(folder / "splits" / "test.jsonl", rows=16, seed=1)
     model.build(folder / "tiny", data.texts(data.problems(200, seed=0)))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOFIT_CACHE", str(folder / "cache"))
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.spec import Attempt, Block, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
 from autotrain_mem.spec.cards import NOTHING_FITS, Cards
 from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.work import Kind, Work
 from autotrain_mem.units import GIB, MIB
 
@@ -51,6 +52,9 @@ class FakeWorker:
         if compute_capability in self.refusing:
             raise UsageError(f"{compute_capability} has no such kernel.")
         return ModelFacts(context_length=None, is_quantized=False)
+
+    def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
+        return Preflight(findings=(), parameters=None)
 
     def rehearse(
         self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int], **copies: None

@@ -276,7 +276,8 @@ def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
 def ask(model: pathlib.Path, *flags: str) -> Trace:
     """A rehearsal as the command has it done: flags are read, and the worker is asked."""
     parsed = worker.parse(
-        {"method": "sft", "argv": flags, "config": {}, "environment": {}, "also_known": (), "switches": ()}, ""
+        {"method": "sft", "argv": flags, "config": {}, "environment": {}, "also_known": (), "switches": (), "own": {}},
+        "",
     )
     given = parsed["given"]
     job = Job(method="sft", model=str(model), dataset=None, arguments=given)
