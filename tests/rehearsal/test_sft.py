@@ -288,6 +288,8 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
         "length": LENGTH,
         "options": {"trust_remote_code": False},
         "compute_capability": (8, 0),
+        "layers": None,
+        "chunks": None,
     }
     return Trace.from_json(worker.rehearse(request, str(model.parent / "scratch"))["trace"])
 
