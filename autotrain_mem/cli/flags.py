@@ -170,12 +170,21 @@ def read(prog: str, argv: Sequence[str]) -> Own:
         if name in config:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
+    _check_slowdown(ours.get("max_slowdown", MAX_SLOWDOWN))
     return Own(
         **{**ours, "forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))},
         environment=environment,
         rest=tuple(rest),
         config=config,
     )
+
+
+def _check_slowdown(factor: float) -> None:
+    if not factor >= 1:  # NaN is not either
+        raise UsageError(
+            f"--max_slowdown {factor:g} is no factor by which a plan may be slower.",
+            hint="It takes 1 or more: 4 passes a plan over that takes more than four times as long per token.",
+        )
 
 
 _OF_ESTIMATE = {
