@@ -8,16 +8,14 @@ from functools import partial
 
 from autotrain_mem.estimator.expansion import expand, expand_loss
 from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.rehearsal.fewer_chunks import FEWEST, LONG, SHORT
 from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Knobs, Trace
 from autotrain_mem.spec.model import Depths
 
-CHUNKS = (3, 5)
-"""Of the loss, fewer and more: ``rehearsal/fewer_chunks.py: SHORT, LONG``."""
-
-CHUNKED_TOKENS = 12 * 256
-"""Tokens of a micro-batch from which TRL's SFT loss has chunks enough for that: the same module's ``FEWEST``, of 256
-tokens each (``trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
+CHUNKED_TOKENS = FEWEST * 256
+"""Tokens of a micro-batch from which TRL's SFT loss has chunks enough: of 256 each
+(``trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
 
 Rehearse = Callable[[Knobs, int, int | None, Worker], Trace]
 """Of knobs, with so many layers, and so many chunks of the loss or all of them."""
@@ -74,8 +72,8 @@ class Copies:
         more, few = copies
         if not few.loss_chunks:
             self._has_chunks = False  # another loss, such as Liger's: no second copy is made from here on
-        return expand_loss(few, more, short=CHUNKS[0], long=CHUNKS[1])
+        return expand_loss(few, more, short=SHORT, long=LONG)
 
     def _chunks(self, point: Point) -> tuple[int | None, ...]:
         """More of them first."""
-        return CHUNKS[::-1] if self._has_chunks and point.tokens >= CHUNKED_TOKENS else (None,)
+        return (LONG, SHORT) if self._has_chunks and point.tokens >= CHUNKED_TOKENS else (None,)
