@@ -41,6 +41,7 @@ from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
 from autotrain_mem.spec.cards import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.job import REWARD_MODELS
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
@@ -71,8 +72,6 @@ __all__ = [
 ]
 
 Told = Callable[[Attempt], None]
-REWARD_MODELS = ("reward_model_path", "reward_model_name_or_path")
-"""What PPO, and what GRPO and RLOO, call the reward model."""
 
 
 def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:

@@ -380,3 +380,4 @@ def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pa
 
 def test_a_folder_that_is_not_there_has_nothing_to_drop(tmp_path: pathlib.Path) -> None:
     drop_oldest(tmp_path / "none", 0)
+    assert not list(tmp_path.iterdir())

@@ -21,7 +21,9 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
 
   autofit METHOD --model MODEL [--dataset DATA]      plan and train
   autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
+  autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
+  autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder
   autofit gpus                                       the cards known by name
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute

@@ -12,11 +12,8 @@ from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, propos
 from autotrain_mem.planner.search import Found, Rival
 from autotrain_mem.spec import Alternative, DataProfile, Estimate, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data_summary import summary
-from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.job import EPOCHS, ONLINE_METHODS
 from autotrain_mem.spec.model import ModelFacts
-
-EPOCHS = 3.0
-"""transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
 
 
 def make_plan(

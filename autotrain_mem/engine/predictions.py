@@ -88,7 +88,7 @@ class Predictions:
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
             if key not in self._footprints:
-                kept = self._rehearsals.store.get("footprint", self._stored_key(knobs, layers))
+                kept = self._rehearsals.footprint_store.get("footprint", self._stored_key(knobs, layers))
                 if kept is None:
                     continue
                 self._footprints[key] = Footprint.from_json(kept)
@@ -99,7 +99,7 @@ class Predictions:
         memory = replace(estimate_memory(trace, self._rehearsals.endless_room), rehearsed_layers=layers)
         footprint = Footprint(memory=memory, work=trace.work)
         self._footprints[self._key(knobs, layers)] = footprint
-        self._rehearsals.store.put("footprint", self._stored_key(knobs, layers), footprint.to_json())
+        self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), footprint.to_json())
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
         return _either_segments(knobs), layers, self._kernels

@@ -95,6 +95,11 @@ class Rehearsals:
         )
 
     @property
+    def footprint_store(self) -> Store:
+        """A model that brings its own code may change while its config stays: nothing is kept of it."""
+        return NOWHERE if self.job.arguments.get("trust_remote_code") else self.store
+
+    @property
     def endless_room(self) -> Room:
         """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
         unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
@@ -225,11 +230,12 @@ def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
 UNSEEN = frozenset(
     {
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
-        *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "weight_decay", "num_train_epochs"),
+        *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "num_train_epochs"),
         *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
     }
 )
-"""Arguments that no rehearsal depends on, so that what is kept serves whatever they are."""
+"""Arguments that no rehearsal depends on, so that what is kept serves whatever they are. ``weight_decay`` is none of
+them: optimizers that add it to the gradients hold a copy of these."""
 
 
 def job_key(job: Job) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.units import format_bytes
 
@@ -167,8 +168,7 @@ def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding
 
 
 SAVE_STEPS = 500
-EPOCHS = 3.0
-"""Defaults of ``transformers/training_args.py: TrainingArguments``: ``save_steps`` and ``num_train_epochs``."""
+"""transformers' default of ``save_steps`` (``training_args.py: TrainingArguments``)."""
 
 
 def _checkpoints(load: Load) -> int | None:

@@ -11,9 +11,7 @@ from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, Unsupport
 from autotrain_mem.rehearsal.materialize import load_config
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.spec import Job
-
-REWARD_MODELS = ("reward_model_name_or_path", "reward_model_path")
-"""What GRPO and RLOO, and what PPO, call the reward model."""
+from autotrain_mem.spec.job import REWARD_MODELS
 
 
 def read_config(job: Job, **options: Any) -> Any:

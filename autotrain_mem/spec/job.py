@@ -15,6 +15,12 @@ Fit = Literal["all", "rounding", "lossless"]
 MAX_SLOWDOWN = 4.0
 """Default of ``--max_slowdown``."""
 
+EPOCHS = 3.0
+"""transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
+
+REWARD_MODELS = ("reward_model_name_or_path", "reward_model_path")
+"""What GRPO and RLOO, and what PPO, call the reward model."""
+
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "ppo")
 """The TRL trainers that are known, by the names of their commands."""
 
