@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.engine.alternatives import with_alternatives
+from autotrain_mem.engine.asking import Words, kept_between_runs, rehearsals_for
 from autotrain_mem.engine.cards import compare_cards
 from autotrain_mem.engine.planning import make_plan, optimizer_steps, plan_as_given
 from autotrain_mem.engine.predictions import Predictions, judge_trace
-from autotrain_mem.engine.preflight import check_preflight, check_room
+from autotrain_mem.engine.preflight import Checked, check_preflight, check_room
+from autotrain_mem.engine.recheck import check_subject, follow_plan
 from autotrain_mem.engine.rehearsals import Hear, Lengths, Rehearsals, example_dataset, reads_dataset
 from autotrain_mem.engine.sweep import check_size, combinations, estimate_all
 from autotrain_mem.errors import (
@@ -28,7 +30,6 @@ from autotrain_mem.errors import (
     UsageError,
 )
 from autotrain_mem.estimator.snapshot import make_snapshot
-from autotrain_mem.machine.cache import cache_folder
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.machine.detect import detect
@@ -45,12 +46,12 @@ from autotrain_mem.spec.job import REWARD_MODELS
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
-from autotrain_mem.store import Store
 from autotrain_mem.training import launch
 from autotrain_mem.training.environment import environment_setting, process_environment
 
 __all__ = [
     "Rehearsals",
+    "Words",
     "Worker",
     "Workers",
     "cards",
@@ -61,14 +62,17 @@ __all__ = [
     "estimate",
     "example_dataset",
     "fit",
+    "follow",
     "gpus",
     "kept_between_runs",
     "output_dir",
     "plan",
     "plan_as_given",
     "reads_dataset",
+    "rehearsals_for",
     "several",
     "sweep",
+    "training_environment",
 ]
 
 Told = Callable[[Attempt], None]
@@ -153,16 +157,7 @@ def plan(
     job = rehearsals.job
     check_forbid(job.forbid)
     facts = rehearsals.describe()
-    checked = check_preflight(
-        rehearsals.workers.first,
-        job,
-        rehearsals.hardware,
-        output_dir(job),
-        to_train=to_train,
-        simulate=simulate,
-        reads_data=reads_dataset(job, to_train=to_train),
-    )
-    lengths = _lengths(rehearsals, hear, to_train=to_train)
+    checked, lengths = _looked_at(rehearsals, hear, to_train=to_train, simulate=simulate)
     space = rehearsals.space(facts, lengths)
 
     def least_needed(other: Job, knobs: Knobs) -> Estimate:
@@ -175,6 +170,37 @@ def plan(
     warnings = check_room(checked, found.estimate.knobs, optimizer_steps(job, found.estimate.knobs, lengths))
     seconds = time.perf_counter() - started
     return make_plan(rehearsals, found, facts, lengths, warnings=map(str, warnings), seconds=seconds)
+
+
+def follow(
+    rehearsals: Rehearsals,
+    made: Plan,
+    told: Told = lambda attempt: None,
+    hear: Hear = lambda counting: None,
+    *,
+    to_train: bool = False,
+    simulate: bool = False,
+    again: str = "plan(...).save(path)",
+) -> Plan:
+    """A plan that was made before, for this job on this device: its settings, with no search.
+
+    It is taken as it is where model, card, versions and all words that a rehearsal depends on are the same; else its
+    settings are rehearsed once, and a warning of the plan that comes back says why.
+
+    Args:
+        again: How to plan anew, for the hints of errors.
+
+    Raises:
+        UsageError: the plan is for another model or method, or its settings contradict the job.
+        DoesNotFitError: here its settings take more than there is.
+        ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    facts = rehearsals.describe()
+    check_subject(made, rehearsals.job, facts, again)
+    checked, lengths = _looked_at(rehearsals, hear, to_train=to_train, simulate=simulate)
+    followed = follow_plan(rehearsals, made, facts, lengths, told, again=again)
+    warnings = check_room(checked, followed.knobs, followed.optimizer_steps)
+    return replace(followed, warnings=(*map(str, warnings), *followed.warnings))
 
 
 def cards(
@@ -192,8 +218,9 @@ def cards(
     check_forbid(job.forbid)
     reads, worker = reads_dataset(job, to_train=False), rehearsals.workers.first
     newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
-    check_preflight(worker, job, newest, output_dir(job), to_train=False, reads_data=reads)
-    return compare_cards(rehearsals, devices, _lengths(rehearsals, hear, to_train=False), told)
+    checked = check_preflight(worker, job, newest, output_dir(job), to_train=False, reads_data=reads)
+    lengths = _lengths(rehearsals, hear, reads=reads and not checked.data_out_of_reach)
+    return compare_cards(rehearsals, devices, lengths, told)
 
 
 def fit(
@@ -258,13 +285,12 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
     launch.check_folder(output_dir(job), resuming=_resumes(job))
 
 
-def kept_between_runs(told: Callable[[str], None]) -> Store:
-    """The cache on disk of rehearsals and token counts.
-
-    Args:
-        told: Hears when it was damaged or cannot be written; neither ends anything.
-    """
-    return Store(cache_folder(), told=told)
+def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
+    """What would be set for the training process; for a card that is not here, as if it were the first of a machine."""
+    device = rehearsals.hardware
+    if device.origin in ("named", "imagined"):
+        device = replace(device, uuid="0")
+    return process_environment(device, chosen.knobs, rehearsals.job.environment, simulate=simulate)
 
 
 def gpus() -> tuple[Hardware, ...]:
@@ -291,9 +317,24 @@ def _check_weights(model: pathlib.Path) -> None:
         )
 
 
-def _lengths(rehearsals: Rehearsals, hear: Hear, *, to_train: bool) -> Lengths:
+def _looked_at(rehearsals: Rehearsals, hear: Hear, *, to_train: bool, simulate: bool) -> tuple[Checked, Lengths]:
+    """What stands before the first rehearsal: is anything known against the job, and how long are its rows?"""
+    job = rehearsals.job
+    reads = reads_dataset(job, to_train=to_train)
+    checked = check_preflight(
+        rehearsals.workers.first,
+        job,
+        rehearsals.hardware,
+        output_dir(job),
+        to_train=to_train,
+        simulate=simulate,
+        reads_data=reads,
+    )
+    return checked, _lengths(rehearsals, hear, reads=reads and not checked.data_out_of_reach)
+
+
+def _lengths(rehearsals: Rehearsals, hear: Hear, *, reads: bool) -> Lengths:
     """Of the data, where they are read."""
-    reads = reads_dataset(rehearsals.job, to_train=to_train)
     return rehearsals.lengths(hear) if reads else Lengths(longest=rehearsals.job.prompt_length)
 
 

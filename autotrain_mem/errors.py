@@ -34,7 +34,8 @@
     │   └── OutputFolderError       62   the output folder cannot be written, or holds another run
     └── InterruptedByUser          130   Ctrl-C or SIGTERM
 
-An error says what happened; its ``hint`` says what to do, with the exact flag. Only ``cli.main`` catches them.
+An error says what happened; its ``hint`` says what to do, with the exact flag; ``str(error)`` says both. Of this package
+only ``cli.main`` catches them.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class AutofitError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __str__(self) -> str:
+        """Message and hint: what a traceback, a notebook and a log show."""
+        return "\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())])
 
     def to_json(self) -> dict[str, Any]:
         """Wire form, for child processes: class name, message and hint."""

@@ -47,7 +47,7 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 FOUNDATION = "errors units"
 NOUNS = "errors units spec"
 EVERYTHING_BELOW = (
-    "errors units store versions host processes spec allocator planner trainers rehearsal estimator machine training "
+    "errors units files store versions host processes spec allocator planner trainers rehearsal estimator machine training "
     "report quickstart"
 )
 
@@ -56,24 +56,27 @@ LAYERS = {
     "errors": part(0),
     "units": part(0),
     "processes": part(0, "errors"),
+    "files": part(0, "errors"),
     "store": part(0, "units"),
     "versions": part(0),
+    "cookbook": part(1, "errors"),
     "host": part(0, "", "psutil"),
     "__init__": part(0),
-    "spec": part(1, FOUNDATION),
+    "spec": part(1, f"{FOUNDATION} files"),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} host versions processes trainers", f"{HUGGING_FACE} packaging"),
+    "rehearsal": part(3, f"{NOUNS} host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
     "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
     "machine": part(4, f"{NOUNS} host store versions processes allocator", "pynvml platformdirs torch bitsandbytes"),
     "training": part(4, f"{NOUNS} processes allocator", "transformers"),
-    "report": part(4, NOUNS, "rich"),
+    "report": part(4, f"{NOUNS} files cookbook", "rich"),
+    "exports": part(4, NOUNS, "yaml"),
     "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
     "engine": part(5, EVERYTHING_BELOW),
     "api": part(6, f"{EVERYTHING_BELOW} engine"),
     "train_process": part(5, EVERYTHING_BELOW, "torch"),
-    "cli": part(7, f"__init__ {NOUNS} api report quickstart", "rich yaml"),
+    "cli": part(7, f"__init__ {NOUNS} api cookbook exports report quickstart", "rich yaml"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -99,6 +102,8 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
         "autotrain_mem.trainers.ppo_resume",
         "autotrain_mem.trainers.ppo_trainer",
         "autotrain_mem.rehearsal.materialize",
+        "autotrain_mem.rehearsal.model_objects",
+        "autotrain_mem.rehearsal.skeleton",
         "autotrain_mem.rehearsal.phases",
         "autotrain_mem.rehearsal.stage",
         "autotrain_mem.training.callback",

@@ -330,53 +330,108 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_length=16, gradient_checkpointing=False)
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_killed_in_mid_question_says_so_and_the_next_question_gets_a_new_one(job: Job) -> None:
-    with Worker() as worker:
-        assert worker.describe(job, (8, 0)).context_length
-        first = worker.pid
-        # Before the question is sent the child waits for it; the rehearsal then imports TRL, which takes seconds.
-        killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
-        killer.start()
-        with pytest.raises(WorkerDiedError, match="signal 9") as caught:
-            worker.rehearse(job, KNOBS, 16, (8, 0))
-        killer.join()
-        assert "host running out of memory" in caught.value.hint
-        assert worker.describe(job, (8, 0)).context_length
-        assert worker.pid != first
-        assert not is_running(first)
-
-
-@pytest.mark.slow
-def test_a_worker_that_takes_too_long_is_ended_and_the_next_question_gets_a_new_one(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with Worker(time_limit_seconds=2.0) as worker:  # enough to begin, not enough to import TRL and to rehearse
-        first = worker.pid
-        with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
-            worker.rehearse(job, KNOBS, 16, (8, 0))
-        assert ends(first)
-        worker._time_limit_seconds = 60.0
-        assert worker.describe(job, (8, 0)).context_length
-        assert worker.pid != first
-    assert names_in(tmp_path) == [], "not even the interrupted question leaves a folder behind"
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One for the tests below in their order: it imports for seconds. The last of them ends it."""
+    with Worker() as started:
+        yield started
 
 
 @pytest.mark.slow
 def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leaves_nothing(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, worker: Worker, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with Worker() as worker:
-        first = worker.pid
-        with pytest.raises(ModelNotFoundError) as caught:
-            worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0))
-        assert "Traceback" in str(caught.value.__cause__), "for --debug"
-        assert worker.describe(job, (8, 0)).context_length
-        assert worker.pid == first
-    assert not is_running(first)
-    assert names_in(tmp_path) == []
+    first = worker.pid
+    with pytest.raises(ModelNotFoundError) as caught:
+        worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0))
+    assert "Traceback" in str(caught.value.__cause__), "for --debug"
+    assert worker.describe(job, (8, 0)).context_length
+    assert worker.pid == first
+    assert names_in(scratch(worker)) == []
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question_gets_a_new_one(
+    job: Job, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = worker.pid
+    killer = threading.Timer(0.1, os.kill, (killed, signal.SIGKILL))  # the rehearsal takes longer
+    killer.start()
+    with pytest.raises(WorkerDiedError, match="signal 9") as caught:
+        worker.rehearse(job, KNOBS, 16, (8, 0))
+    killer.join()
+    assert "host running out of memory" in caught.value.hint
+    monkeypatch.setattr(worker, "_time_limit_seconds", 2.0)  # enough to begin, not enough to import TRL
+    with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
+        worker.rehearse(job, KNOBS, 16, (8, 0))
+    slow = worker.pid
+    monkeypatch.setattr(worker, "_time_limit_seconds", 60.0)
+    assert worker.describe(job, (8, 0)).context_length
+    assert len({killed, slow, worker.pid}) == 3
+    assert not is_running(killed)
+    assert ends(slow)
+
+
+@pytest.mark.slow
+def test_an_interrupted_counting_leaves_no_process_and_no_folder(worker: Worker, tmp_path: pathlib.Path) -> None:
+    model, data = tiny_folder(tmp_path / "model", "qwen2"), tmp_path / "rows.jsonl"
+    data.write_text('{"text": "12 and 30 are 42"}\n' * 20_000, encoding="utf-8")
+    job = Job(method="sft", model=str(model), dataset=str(data), arguments={"dataset_num_proc": 2})
+
+    def interrupt(counting: Counting) -> None:
+        if 0 < counting.done < counting.rows and counting.doing.startswith("Tokenizing"):
+            raise KeyboardInterrupt
+
+    folder = scratch(worker)
+    with worker:
+        with pytest.raises(KeyboardInterrupt):
+            worker.profile(job, interrupt)
+        assert len(members(worker.pid)) >= 3, "the worker and the two that count, or this test tests nothing"
+        assert names_in(folder) != [], "nor without the interrupted question's folder"
+    assert all(ends(pid) for pid in members(worker.pid))
+    assert not folder.exists()
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group, dead ones that nobody has waited for included."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[2]) == group:
+                found.append(int(folder.name))
+    return found
+
+
+def scratch(worker: Worker) -> pathlib.Path:
+    """Where whatever the worker writes is."""
+    return pathlib.Path(worker._scratch.name)
+
+
+def names_in(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_its_parent_is_killed() -> None:
+    """Here while it imports for seconds; above a child that waits, and one that does something else."""
+    code = """
+        import time
+        from autotrain_mem.rehearsal.client import Worker
+        worker = Worker()
+        print(worker.pid, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker_pid = int(parent.stdout.readline())
+    try:
+        parent.kill()
+        parent.wait()
+        assert ends(worker_pid)
+    finally:
+        parent.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker_pid, signal.SIGKILL)
 
 
 # -- processes that a child starts -------------------------------------------------------------------------------------
@@ -416,58 +471,3 @@ def test_a_fork_of_a_child_does_not_wait_for_the_thread_that_reads(make: Make) -
     child = make()
     child.send({"do": "fork"})
     assert child.receive(2 * SOON) == {"code": 0}
-
-
-@pytest.mark.slow
-def test_an_interrupted_counting_leaves_no_process(tmp_path: pathlib.Path) -> None:
-    model, data = tiny_folder(tmp_path / "model", "qwen2"), tmp_path / "rows.jsonl"
-    data.write_text('{"text": "12 and 30 are 42"}\n' * 20_000, encoding="utf-8")
-    job = Job(method="sft", model=str(model), dataset=str(data), arguments={"dataset_num_proc": 2})
-
-    def interrupt(counting: Counting) -> None:
-        if 0 < counting.done < counting.rows and counting.doing.startswith("Tokenizing"):
-            raise KeyboardInterrupt
-
-    with Worker() as worker:
-        with pytest.raises(KeyboardInterrupt):
-            worker.profile(job, interrupt)
-        assert len(members(worker.pid)) >= 3, "the worker and the two that count, or this test tests nothing"
-    assert all(ends(pid) for pid in members(worker.pid))
-
-
-def members(group: int) -> list[int]:
-    """Processes of a group, dead ones that nobody has waited for included."""
-    found = []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[2]) == group:
-                found.append(int(folder.name))
-    return found
-
-
-def names_in(folder: pathlib.Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.slow
-def test_a_worker_ends_when_its_parent_is_killed(job: Job) -> None:
-    code = f"""
-        import time
-        from autotrain_mem.rehearsal.client import Worker
-        from autotrain_mem.spec import Job
-        worker = Worker()
-        worker.describe(Job.from_json({job.to_json()!r}), (8, 0))
-        print(worker.pid, flush=True)
-        time.sleep(600)
-    """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    worker_pid = int(parent.stdout.readline())
-    try:
-        parent.kill()
-        parent.wait()
-        assert ends(worker_pid)
-    finally:
-        parent.stdout.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker_pid, signal.SIGKILL)

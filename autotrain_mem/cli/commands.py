@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from autotrain_mem import api
-from autotrain_mem.cli import flags, sweep
+from autotrain_mem.cli import export, flags, plan_files, sweep
 from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.attempts import attempts_view
@@ -25,7 +25,7 @@ from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
-from autotrain_mem.spec import Hardware, Job, Plan
+from autotrain_mem.spec import Hardware, Plan
 from autotrain_mem.spec.report import REWARD_NAMES
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
@@ -58,13 +58,30 @@ def estimate(method: str, argv: Sequence[str]) -> int:
 def plan(method: str, argv: Sequence[str]) -> int:
     """``autofit plan METHOD``: the best configuration that fits."""
     own = flags.read(f"autofit plan {method}", argv)
+    export.check(own, method)
+    made = plan_files.read(own, method)
+    own = plan_files.laid_over(own, made, to_train=False)
     with api.Workers() as workers:
         if own.help:
             return _help(workers, method, f"autofit plan {method}")
         if cards := api.several(own.gpu or ""):
             return _compare(workers, own, method, cards)
-        chosen = search(_rehearsals(workers, own, method), to_train=False)
+        rehearsals = _rehearsals(workers, own, method)
+        chosen = _decide(rehearsals, own, made, to_train=False)
+        if export.stops(own):
+            return export.write(rehearsals, chosen, own)
     return _print_plan(chosen, as_json=own.json)
+
+
+def _decide(rehearsals: api.Rehearsals, own: flags.Own, made: Plan | None, *, to_train: bool) -> Plan:
+    """By a search, or by the plan that is given; written to the file that ``--out`` names."""
+    if made is None:
+        chosen = search(rehearsals, to_train=to_train, simulate=own.simulate)
+    else:
+        chosen = plan_files.follow(rehearsals, made, own, to_train=to_train)
+    if own.out is not None:
+        plan_files.write(chosen, own.out)
+    return chosen
 
 
 def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[Hardware]) -> int:
@@ -83,13 +100,19 @@ def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[
 def train(method: str, argv: Sequence[str]) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
     own = flags.read(f"autofit {method}", argv)
+    export.check(own, method)
+    made = plan_files.read(own, method)
+    stops = own.plan_only or export.stops(own)
+    own = plan_files.laid_over(own, made, to_train=not stops)
     with api.Workers() as workers:
         if own.help:
             return _help(workers, method, f"autofit {method}")
         rehearsals = _rehearsals(workers, own, method)
-        if not own.plan_only:
+        if not stops:
             api.check_can_train(rehearsals, simulate=own.simulate)
-        chosen = search(rehearsals, to_train=not own.plan_only, simulate=own.simulate)
+        chosen = _decide(rehearsals, own, made, to_train=not stops)
+        if export.stops(own):
+            return export.write(rehearsals, chosen, own)
     if own.plan_only:
         return _print_plan(chosen, as_json=own.json)
     console = Console(stderr=own.json)
@@ -115,44 +138,12 @@ def gpus(argv: Sequence[str]) -> int:
 
 
 def _rehearsals(workers: api.Workers, own: flags.Own, method: str) -> api.Rehearsals:
-    names, worker = flags.own_names(), workers.first
-    given, defaults = worker.parse(method, own.rest, own.config, own.environment, names, own.switches, own.said)
-    job = _job(own, method, given)
-    store = api.kept_between_runs(warn)
-    hardware = api.choose(own.gpu, use_cpu=bool(given.get("use_cpu")), store=store)
-    return api.Rehearsals(
-        workers=workers,
-        job=job,
-        defaults=defaults,
-        hardware=hardware,
-        headroom_bytes=own.headroom_bytes(hardware.total_bytes),
-        store=store,
-    )
+    return api.rehearsals_for(workers, own.words(method), own.headroom_bytes, warn)
 
 
 def warn(message: str) -> None:
     """Something that the user should know, and that stops nothing."""
     Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
-
-
-def _job(own: flags.Own, method: str, given: Mapping[str, Any]) -> Job:
-    model = own.model or given.get("model_name_or_path")
-    if not model:
-        raise UsageError(
-            "No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
-        )
-    return Job(
-        method=method,
-        model=str(model),
-        dataset=own.dataset,
-        arguments=given,
-        environment=own.environment,
-        effective_batch_size=own.effective_batch_size,
-        prompt_length=own.prompt_length,
-        fit=own.fit,
-        forbid=own.forbid,
-        max_slowdown=own.max_slowdown,
-    )
 
 
 def search(rehearsals: api.Rehearsals, *, to_train: bool, simulate: bool = False) -> Plan:

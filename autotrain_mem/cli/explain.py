@@ -10,7 +10,7 @@ from rich.console import Console
 
 from autotrain_mem.errors import PlanFileError, UsageError
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.plan_file import STDIN, load_plan, read_plan
+from autotrain_mem.spec.plan_file import STDIN, load_plan, read_plan
 
 HELP = """\
 usage: autofit explain PLAN [--debug]
@@ -18,8 +18,8 @@ usage: autofit explain PLAN [--debug]
 Tells from the file alone what a plan was made of: the budget line by line, where the bytes are at the peak, what binds,
 what was tried in which order, the time of a step, and what other levels of harm have to offer.
 
-PLAN is what `autofit plan ... --json` printed, what `autofit METHOD ... --json` printed, an output folder, which holds
-a plan.json, or - for standard input.
+PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofit METHOD ... --json` printed, an output
+folder, which holds a plan.json, or - for standard input.
 """
 
 _USAGE = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."

@@ -6,18 +6,19 @@ import argparse
 import difflib
 import functools
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
+from autotrain_mem import api
+from autotrain_mem.cli.recipes import config_file
 from autotrain_mem.errors import UsageError
-from autotrain_mem.spec.job import MAX_SLOWDOWN
+from autotrain_mem.exports.tools import EXPORTERS
+from autotrain_mem.spec.autofit import AutoFit, size_or_share
+from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.units import format_bytes, parse_bytes
-
-FITS = ("all", "rounding", "lossless")
+from autotrain_mem.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,13 @@ class Own:
     csv: bool = False
     json: bool = False
     plan_only: bool = False
+    plan: str | None = None
+    """The file of a plan to follow."""
+    out: str | None = None
+    """The file to write the plan to."""
+    dry_run: bool = False
+    export: str | None = None
+    """The tool whose file is written, by its name in ``exports.tools``."""
     debug: bool = False
     help: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -51,15 +59,30 @@ class Own:
     """YAML keys for TRL's parser."""
 
     @property
-    def switches(self) -> tuple[str, ...]:
-        """Knobs that are ours alone and are turned on."""
-        return tuple(name for name in OWN_KNOBS if getattr(self, name))
+    def autofit(self) -> AutoFit:
+        """Those by which a plan is made."""
+        same = [each.name for each in fields(AutoFit) if each.name in self.__dataclass_fields__]
+        return AutoFit(**{name: getattr(self, name) for name in same})
 
-    @property
-    def said(self) -> dict[str, Any]:
-        """Those that may contradict one of TRL's, or each other."""
-        named = ("gpu", "simulate", "plan_only", "effective_batch_size", "prompt_length")
-        return {name: getattr(self, name) for name in named} | {"forbid": sorted(self.forbid)}
+    def with_autofit(self, autofit: AutoFit) -> Own:
+        """The same with other words for the plan."""
+        same = [each.name for each in fields(AutoFit) if each.name in self.__dataclass_fields__]
+        return replace(self, **{name: getattr(autofit, name) for name in same if name != "plan"})
+
+    def words(self, method: str) -> api.Words:
+        """As the api is asked."""
+        return api.Words(
+            method=method,
+            model=self.model,
+            dataset=self.dataset,
+            autofit=self.autofit,
+            argv=self.rest,
+            config=self.config,
+            environment=self.environment,
+            also_known=own_names(),
+            simulate=self.simulate,
+            plan_only=self.plan_only,
+        )
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
         """The headroom in bytes: a size, or a percentage of the card; None for the default."""
@@ -79,15 +102,10 @@ _HEADROOM = "Write --headroom 500MiB or --headroom 8%, less than the device has.
 
 def _size_or_share(text: str, total_bytes: int) -> int:
     """``"8%"`` of the device, or ``"500MiB"``. Raises UsageError for what is neither."""
-    try:
-        if not text.endswith("%"):
-            return parse_bytes(text)
-        share = float(text[:-1]) / 100
-        if math.isfinite(share):
-            return int(total_bytes * share)
-    except ValueError:
-        pass
-    raise UsageError(f"--headroom {text} is neither a size nor a share.", hint=_HEADROOM)
+    size_bytes = size_or_share(text, total_bytes)
+    if size_bytes is None:
+        raise UsageError(f"--headroom {text} is neither a size nor a share.", hint=_HEADROOM)
+    return size_bytes
 
 
 _SLOWDOWN = "take the next level where a plan is more than X times slower than its best (default 4)"
@@ -99,6 +117,10 @@ _SNAPSHOT = (
 _SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for another flag: all combinations"
 
 
+_DRY_RUN = "plan, print TRL's config, the command and the environment that would run, and stop"
+_EXPORT = "plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml"
+
+
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
@@ -107,6 +129,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     job.add_argument("--model", metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)")
     job.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file")
     job.add_argument("--config", metavar="FILE", help="a YAML file with TRL's keys and ours; flags win over it")
+    job.add_argument("--recipe", metavar="NAME", help="a file that comes along, in place of --config (autofit recipes)")
     job.add_argument("--prompt_length", type=int, metavar="N", help="GRPO, RLOO, PPO: plan for prompts of N tokens")
     device = parser.add_argument_group("where it must fit")
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
@@ -122,6 +145,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
+    if not estimates:
+        output.add_argument("--plan", metavar="FILE", help="follow this plan in place of a search")
+        output.add_argument("--out", metavar="FILE", help="write the plan to this file, over one that is there")
+        output.add_argument("--dry_run", action="store_true", help=_DRY_RUN)
+        output.add_argument("--export", choices=tuple(EXPORTERS), help=_EXPORT)
     if estimates:
         output.add_argument("--snapshot", metavar="FILE", help=_SNAPSHOT)
         output.add_argument("--sweep", metavar="NAME=A,B,...", action="append", help=_SWEEP)
@@ -163,7 +191,7 @@ def read(prog: str, argv: Sequence[str]) -> Own:
     namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
     _check_of_estimate(prog, rest)
     flags = _given(namespace)
-    config = _read_yaml(flags.pop("config", None))
+    config = _read_yaml(config_file(prog, flags))
     environment = {str(name): str(value) for name, value in _block(config, "env").items()}
     settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, "autofit").items()}
     for name in _yaml_names():
@@ -171,6 +199,8 @@ def read(prog: str, argv: Sequence[str]) -> Own:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
     _check_slowdown(ours.get("max_slowdown", MAX_SLOWDOWN))
+    if "headroom" in ours:
+        _size_or_share(ours["headroom"], 1)
     return Own(
         **{**ours, "forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))},
         environment=environment,
@@ -203,12 +233,24 @@ _OF_ESTIMATE = {
 }
 """Flags that only estimate has: why no other command has them, and what to type instead."""
 
+_OF_A_PLAN = {
+    "--plan": (
+        "it says what flags need, and a plan holds settings that were found to fit.",
+        "autofit explain FILE tells what they need; autofit METHOD --plan FILE trains with them.",
+    ),
+    "--dry_run": ("it trains nothing.", "autofit METHOD ... --dry_run tells what would run, with the plan's settings."),
+    "--export": ("it makes no plan.", "autofit plan METHOD ... --export TOOL writes one in another tool's keys."),
+    "--out": ("it makes no plan.", "autofit plan METHOD ... --out FILE writes one; --json prints an estimate."),
+}
+"""Those that it alone has not."""
+
 
 def _check_of_estimate(prog: str, rest: Sequence[str]) -> None:
+    refused = {**_OF_ESTIMATE, **_OF_A_PLAN}
     for token in rest:
         flag = token.partition("=")[0]
-        if flag in _OF_ESTIMATE:
-            why, instead = _OF_ESTIMATE[flag]
+        if flag in refused:
+            why, instead = refused[flag]
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
 
 
@@ -230,7 +272,7 @@ def _underscored(token: str) -> str:
 
 def _yaml_names() -> tuple[str, ...]:
     """Our flags that may stand in a YAML file."""
-    return tuple(name for name in own_names() if name not in ("config", "help"))
+    return tuple(name for name in own_names() if name not in ("config", "recipe", "dry_run", "export", "help"))
 
 
 def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder
+  autofit METHOD --recipe NAME                       plan and train with settings that come along
+  autofit recipes                                    the recipes that come along, and the cards that they speak of
   autofit gpus                                       the cards known by name
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
@@ -93,6 +95,10 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         from autotrain_mem.cli.explain import explain
 
         return lambda: explain(rest)
+    if name == "recipes":
+        from autotrain_mem.cli.recipes import list_recipes
+
+        return lambda: list_recipes(rest)
     if name == "quickstart":
         from autotrain_mem.cli.quickstart import quickstart
 
@@ -122,7 +128,7 @@ def _method(command: str, rest: Sequence[str]) -> str:
 
 
 def _unknown_command(name: str) -> UsageError:
-    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "explain", "gpus", "quickstart"))
+    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "explain", "recipes", "gpus", "quickstart"))
     return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 

@@ -14,6 +14,8 @@ from autotrain_mem.spec import Alternative, DataProfile, Estimate, Harm, Job, Kn
 from autotrain_mem.spec.data_summary import summary
 from autotrain_mem.spec.job import EPOCHS, ONLINE_METHODS
 from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.training.environment import environment_setting
+from autotrain_mem.versions import versions_key
 
 
 def make_plan(
@@ -30,8 +32,7 @@ def make_plan(
     limit = None if job.is_online else knobs.max_length
     rows = knobs.per_device_train_batch_size
     return Plan(
-        method=job.method,
-        model=job.model,
+        job=job,
         level=found.level,
         estimate=found.estimate,
         defaults=rehearsals.defaults,
@@ -43,7 +44,11 @@ def make_plan(
         warnings=(*warnings, *_cut_by_context(job, facts, profile)),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
         seconds=seconds,
-        prompt_length=row_length(job, knobs, lengths.longest) if job.is_online else None,
+        row_tokens=row_length(job, knobs, lengths.longest),
+        versions=versions_key(),
+        model_digest=facts.digest,
+        allocator=environment_setting(job.environment),
+        objects=None if job.handed is None else job.handed.digest,
     )
 
 
@@ -105,13 +110,19 @@ def _alternative(rehearsals: Rehearsals, rival: Rival, chosen: Estimate) -> Alte
 
 def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
     """A job's own settings as a plan, for those who want to see them run out of memory."""
+    job, facts = rehearsals.job, rehearsals.describe()
+    longest = job.prompt_length if job.is_online else facts.context_length
     return Plan(
-        method=rehearsals.job.method,
-        model=rehearsals.job.model,
+        job=job,
         level="as given",
         estimate=predicted,
         defaults=rehearsals.defaults,
         levers=(),
         attempts=(),
         seconds=predicted.memory.rehearsal_seconds,
+        row_tokens=row_length(job, predicted.knobs, longest),
+        versions=versions_key(),
+        model_digest=facts.digest,
+        allocator=environment_setting(job.environment),
+        objects=None if job.handed is None else job.handed.digest,
     )

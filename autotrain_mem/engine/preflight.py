@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from dataclasses import dataclass, replace
 
+from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.room import Load, room_findings
 from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.spec import Hardware, Job, Knobs
@@ -17,6 +18,8 @@ class Checked:
     """A job that nothing is known against."""
 
     warnings: tuple[Finding, ...]
+    data_out_of_reach: bool
+    """Whether the data were to be read but nothing answered, and a plan does without them."""
     load: Load | None
     """What it would put on this machine; None where that is not known, or nothing is trained here."""
 
@@ -48,7 +51,9 @@ def check_preflight(
     if to_train and found.parameters is not None:
         load = Load(job=job, parameters=found.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir))
     room = () if load is None else room_findings(load)
-    return Checked(warnings=settle((*found.findings, *room)), load=load)
+    warnings = settle((*found.findings, *room))
+    unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
+    return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
 
 
 def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> tuple[Finding, ...]:

@@ -97,7 +97,9 @@ class Rehearsals:
     @property
     def footprint_store(self) -> Store:
         """A model that brings its own code may change while its config stays: nothing is kept of it."""
-        return NOWHERE if self.job.arguments.get("trust_remote_code") else self.store
+        job = self.job
+        is_unknown = job.handed is not None and not job.handed.digest
+        return NOWHERE if is_unknown or job.arguments.get("trust_remote_code") else self.store
 
     @property
     def endless_room(self) -> Room:
@@ -185,12 +187,17 @@ class Rehearsals:
 
 def example_dataset(job: Job) -> str | None:
     """TRL's own example, when the job names no data and so takes it."""
-    named = job.dataset is not None or {"dataset_name", "datasets"} & set(job.arguments)
+    named = job.dataset is not None or job.handed or {"dataset_name", "datasets"} & set(job.arguments)
     return None if named else EXAMPLE_DATASETS[job.method]
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on."""
+    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on.
+
+    Nor of a script's stream, whose rows nobody knows before they are trained on.
+    """
+    if job.handed is not None:
+        return job.handed.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
 
 
@@ -241,4 +248,6 @@ them: optimizers that add it to the gradients hold a copy of these."""
 def job_key(job: Job) -> dict[str, Any]:
     """What a rehearsal depends on of a job's own words."""
     seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
-    return {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}
+    handed = "" if job.handed is None else job.handed.digest
+    words = {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}
+    return words | {"handed": handed}

@@ -41,7 +41,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = _least(space, memo)
     found = _confirmed(space, memo)
-    message = f"{_headline(space, least)}\n{_needs(least)},\n{_settings(space, least.knobs)}\n{_budget(least)}"
+    message = f"{_headline(space, least)}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
     if found is None:
         hint = "nothing that can be changed makes it fit here"
     else:
@@ -167,7 +167,7 @@ def _kind(knobs: Knobs) -> str:
     return f"LoRA on a {bits}base" if bits else "LoRA" if knobs.use_peft else "full fine-tuning"
 
 
-def _needs(least: Estimate) -> str:
+def needs_line(least: Estimate) -> str:
     """The parts add up to the whole: what is alive at the peak, what the allocator holds beside, what it never sees."""
     memory = least.memory
     parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
@@ -201,7 +201,7 @@ _SWITCHED_ON = {
 }
 
 
-def _budget(least: Estimate) -> str:
+def budget_line(least: Estimate) -> str:
     hardware = least.hardware
     others = hardware.total_bytes - hardware.free_bytes
     parts = [f"{format_bytes(hardware.total_bytes)} total"]

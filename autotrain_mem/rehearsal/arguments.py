@@ -101,8 +101,25 @@ def parse(
     given |= dict.fromkeys(switches, True)
     refuse(method, given, own or {})
     _check(method, given)
-    knobs = Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
-    return Parsed(given=given, defaults=knobs)
+    return Parsed(given=given, defaults=_knobs(defaults))
+
+
+def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
+    """TRL's own values for what a plan decides, for a config that a script made, and TRL has accepted already.
+
+    Args:
+        given: The arguments that count as given; :func:`parse` reads them from flags.
+        own: Our own words.
+
+    Raises:
+        UsageError: all that contradicts itself or cannot be rehearsed, at once.
+    """
+    refuse(method, given, own)
+    return _knobs({name: action.default for name, action in _actions(_parser(method)).items()})
+
+
+def _knobs(defaults: Mapping[str, Any]) -> Knobs:
+    return Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
 
 
 def read_value(method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:

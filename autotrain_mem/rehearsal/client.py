@@ -89,6 +89,15 @@ class Worker:
         )
         return answer["given"], Knobs.from_json(answer["defaults"])
 
+    def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
+        """TRL's defaults, where a config made in Python says the rest. Raises UsageError for what contradicts itself.
+
+        Args:
+            given: Of TRL's arguments, those that count as given.
+            own: Our own words.
+        """
+        return Knobs.from_json(self._ask("accept", method=method, given=dict(given), own=dict(own))["defaults"])
+
     def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
         """The value of one flag by itself, whatever it goes with. Raises UsageError."""
         answer = self._ask("read_value", method=method, name=name, argv=list(argv), also_known=list(also_known))
@@ -110,9 +119,11 @@ class Worker:
             "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
         )
         names = ("context_length", "is_quantized", "digest", "flash_attention")
-        pattern = answer["pattern"]
+        pattern, targets = answer["pattern"], answer["lora_targets"]
         return ModelFacts(
-            **{name: answer[name] for name in names}, pattern=None if pattern is None else LayerPattern(**pattern)
+            **{name: answer[name] for name in names},
+            pattern=None if pattern is None else LayerPattern(**pattern),
+            lora_targets=tuple(targets) if isinstance(targets, list) else targets,
         )
 
     def check_can_train(self, job: Job) -> None:

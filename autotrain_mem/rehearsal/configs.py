@@ -38,18 +38,26 @@ def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
         script: ``ScriptArguments``, or the method's own kind of it.
         training: The method's config, such as ``SFTConfig``.
     """
-    from trl import DatasetMixtureConfig, ModelConfig
-
-    def filled(kind: Any) -> Any:
-        names = {field.name for field in dataclasses.fields(kind) if field.init}
-        return kind(**{name: value for name, value in arguments.items() if name in names})
+    from trl import DatasetMixtureConfig
 
     return Configs(
-        script=filled(script),
-        training=filled(training),
-        model=filled(ModelConfig),
-        dataset=filled(DatasetMixtureConfig),
+        script=_filled(script, arguments),
+        training=_filled(training, arguments),
+        model=model_arguments(arguments),
+        dataset=_filled(DatasetMixtureConfig, arguments),
     )
+
+
+def model_arguments(arguments: Mapping[str, Any]) -> Any:
+    """TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` makes it."""
+    from trl import ModelConfig
+
+    return _filled(ModelConfig, arguments)
+
+
+def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(kind) if field.init}
+    return kind(**{name: value for name, value in arguments.items() if name in names})
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
         "model": model,
         "args": filled.training,
         "quantization_config": get_quantization_config(filled.model),
-        "peft_config": peft_config(filled, model),
+        "peft_config": peft_config(filled.model, model, trust_remote_code=trusts_remote_code(filled)),
         "processing_class": stub,
     }
 
@@ -85,26 +93,39 @@ def trusts_remote_code(filled: Configs) -> bool:
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
-def peft_config(filled: Configs, model: str) -> Any:
+def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
     """TRL's LoRA config, None without LoRA. Where PEFT names no targets for an architecture, we do.
 
     All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
     without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
     ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+
+    Args:
+        asked: TRL's ``ModelConfig``.
+        model: Its name, or the model itself.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
     from transformers import AutoConfig
     from trl import get_peft_config
 
-    lora = get_peft_config(filled.model)
+    lora = get_peft_config(asked)
     if lora is None or lora.target_modules is not None or lora.target_parameters:
         return lora
-    options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
-    config = AutoConfig.from_pretrained(model, **options)
+    options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
+    config = AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
     if config.model_type not in KNOWN:
-        has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
-        lora.target_modules = _ATTENTION if has_experts else "all-linear"
+        lora.target_modules = default_targets(config)
     return lora
+
+
+def default_targets(config: Any) -> str | list[str]:
+    """The modules that LoRA adapts where none are named, of a model with this config: PEFT's, or else ours."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    if config.model_type in KNOWN:
+        return list(KNOWN[config.model_type])
+    has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
+    return _ATTENTION if has_experts else "all-linear"
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

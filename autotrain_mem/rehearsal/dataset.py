@@ -15,6 +15,7 @@ from autotrain_mem.errors import (
 )
 from autotrain_mem.rehearsal.configs import Configs
 from autotrain_mem.rehearsal.formats import columns_read, format_name, formats_wanted
+from autotrain_mem.rehearsal.handed import splits_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rows import undecodable_line
 from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
@@ -43,6 +44,10 @@ def load(job: Job, filled: Configs) -> Any:
     """
     import datasets
 
+    if job.handed is not None:
+        splits = splits_of(job, filled)
+        _check(splits, filled, job)
+        return splits
     if filled.script.dataset_streaming or filled.dataset.streaming:
         raise UsageError(
             "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",
@@ -60,8 +65,19 @@ def load(job: Job, filled: Configs) -> Any:
     return splits
 
 
+def was_out_of_reach(error: DatasetError) -> bool:
+    """Whether it is the hub that did not answer, so that nobody knows whether the dataset is there.
+
+    datasets tells that from a name that the hub does not know: ``datasets/load.py: dataset_module_factory`` raises
+    ConnectionError for the one, its own DatasetNotFoundError for the other.
+    """
+    return isinstance(error.__cause__, ConnectionError)
+
+
 def dataset_name(job: Job) -> str:
-    """What is loaded: ours, TRL's own flag, or TRL's example."""
+    """What is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
+    if job.handed is not None:
+        return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or EXAMPLE_DATASETS[job.method])
 
 

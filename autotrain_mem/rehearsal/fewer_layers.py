@@ -61,17 +61,96 @@ def shorten(config: Any, layers: int) -> None:
     text.num_hidden_layers = min(whole, layers)
 
 
+def shorten_model(model: Any, layers: int) -> None:
+    """Leave the first ``layers`` layers of a model object in it; each stays as it is, with its own number.
+
+    Args:
+        model: One for which :func:`model_pattern` finds a pattern.
+    """
+    from transformers import PreTrainedConfig
+
+    deep = layers_of(model)
+    assert deep is not None
+    whole = len(deep)
+    del deep[layers:]
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and _depth(config) == whole:
+            shorten(config, layers)
+
+
 def layer_pattern(job: Job, config: Any) -> LayerPattern | None:
     """How the layers of a job's model repeat; None where they do not, or where that cannot be seen.
 
     PPO's four models may differ in depth, and share names: they are rehearsed whole.
 
-    It is seen in the model itself, built without weights in 0.03 s: two layers are alike when all their modules and
-    parameters are, and every plain value among their attributes, but for the layer's own number.
+    It is seen in the model itself, built without weights in 0.03 s.
     """
     if job.method == "ppo" or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
-    layers = _layers(config)
+    model = _built(config)
+    return None if model is None else _pattern(layers_of(model))
+
+
+def model_pattern(model: Any) -> LayerPattern | None:
+    """How the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`layer_pattern`.
+
+    Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
+    """
+    layers = layers_of(model)
+    if layers is None or not all(_is_of_a_library(module) for module in _around(model, layers)):
+        return None
+    return _pattern(layers)
+
+
+_LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
+"""Whose models go over their layers one by one, however many there are."""
+
+
+def _is_of_a_library(module: Any) -> bool:
+    """Its class is, and its ``forward``, which a trainer may have put in the place of the class's."""
+    homes = (type(module).__module__, module.forward.__module__)
+    return all(home.split(".")[0] in _LIBRARIES for home in homes)
+
+
+def _around(model: Any, inner: Any) -> list[Any]:
+    """The modules that hold a module, from the outermost on, and that module itself."""
+    path = next(name for name, module in model.named_modules() if module is inner).split(".")
+    return [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+
+
+def _built(config: Any) -> Any:
+    """The model of a config, without its head and its weights; None where there is no such model."""
+    import torch
+    from transformers import AutoModel
+    from transformers.initialization import no_init_weights
+
+    try:
+        with torch.device("meta"), no_init_weights():
+            return AutoModel.from_config(config.get_text_config(decoder=True))
+    except (ValueError, ImportError):  # it is rehearsed whole
+        return None
+
+
+def layers_of(model: Any) -> Any:
+    """The ModuleList of the model's layers; None where there is not one list of as many as its config says."""
+    import torch
+    from transformers import PreTrainedModel
+
+    depth = next((_depth(module.config) for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    deep = [module for module in lists if len(module) == depth]
+    return deep[0] if len(deep) == 1 else None
+
+
+def _depth(config: Any) -> int | None:
+    return getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+
+
+def _pattern(layers: Any) -> LayerPattern | None:
+    """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
+    if layers is None or _share_weights(layers):
+        return None
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
@@ -79,40 +158,36 @@ def layer_pattern(job: Job, config: Any) -> LayerPattern | None:
     return None
 
 
-def _layers(config: Any) -> list[Any]:
-    """The modules that are the model's layers; none where there is not one list of so many."""
-    import torch
-    from transformers import AutoModel
-    from transformers.initialization import no_init_weights
-
-    text = config.get_text_config(decoder=True)
-    try:
-        with torch.device("meta"), no_init_weights():
-            model = AutoModel.from_config(text)
-    except (ValueError, ImportError):  # no such model without its head: it is rehearsed whole
-        return []
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    deep = [module for module in lists if len(module) == text.num_hidden_layers]
-    return list(deep[0]) if len(deep) == 1 else []
+def _share_weights(layers: Any) -> bool:
+    """Whether a parameter is in several layers, so that more layers are not more weights."""
+    own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    return len(set().union(*own)) < sum(len(parameters) for parameters in own)
 
 
 _Table = dict[tuple[str, str], Any]
 
-_PLAIN = (bool, int, float, str, tuple, list, type(None))
-
 
 def _table(layer: Any) -> _Table:
-    """All that tells one layer from another."""
+    """All that tells one layer from another, but for the layer's own number."""
     table: _Table = {}
     for name, module in layer.named_modules():
         table[name, ""] = type(module)
-        table |= {(name, key): value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
-    return table | {(name, "shape"): (value.shape, value.dtype) for name, value in layer.state_dict().items()}
+        table |= {(name, key): value for key, value in vars(module).items() if _is_plain(value)}
+        table |= {(name, key): len(value) for key, value in vars(module).items() if key.endswith("_hooks")}
+    tensors = (*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False))
+    return table | {(name, "tensor"): (value.shape, value.dtype, value.requires_grad) for name, value in tensors}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (bool, int, float, str, type(None)))
 
 
 def _are_alike(one: _Table, its_number: int, other: _Table, others_number: int) -> bool:
     if one.keys() != other.keys():
         return False
     return all(
-        value == other[key] or (value == its_number and other[key] == others_number) for key, value in one.items()
+        value == other[key] or (type(value) is int and value == its_number and other[key] == others_number)
+        for key, value in one.items()
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.configs import Configs, trusts_remote_code
+from autotrain_mem.rehearsal.handed import tokenizer_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.profile import counting_arguments, load_tokenizer
 from autotrain_mem.rehearsal.rewards import built_in_rewards, reward_functions
@@ -51,7 +52,7 @@ def fingerprint(job: Job, scratch: str) -> str:
     names = getattr(filled.script, "reward_funcs", None) or []
     parts = {
         "data": _data(job, filled),
-        "tokenizer": _model(job.model, filled, scratch),
+        "tokenizer": _tokenizer(job, filled, scratch),
         "chat template": None if template is None else _model(template, filled, scratch),
         "arguments": _formatting(job),
         "rewards": _sources(names),
@@ -65,12 +66,20 @@ def _data(job: Job, filled: Configs) -> Any:
     their revision (datasets/builder.py: _get_dataset_fingerprint)."""
     name = dataset.dataset_name(job)
     path = pathlib.Path(name)
+    if job.handed is not None:
+        return [rows._fingerprint for _, rows in sorted(dataset.load(job, filled).items())]
     is_mixture = bool(filled.dataset.datasets) and job.dataset is None
     if path.exists() and not is_mixture:
         return [name, *(_content(file, path) for file in _files(path))]
     splits = dataset.load(job, filled)
     used = (filled.script.dataset_train_split, filled.script.dataset_test_split)
     return [name, *(splits[split]._fingerprint for split in used if split in splits)]
+
+
+def _tokenizer(job: Job, filled: Configs, scratch: str) -> Any:
+    """The model's own, or the one that a script hands over, written out."""
+    handed = tokenizer_of(job)
+    return _model(job.model, filled, scratch) if handed is None else _written(handed, scratch)
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
@@ -94,8 +103,12 @@ def _commit(name: str) -> str | None:
 
 def _saved(name: str, filled: Configs, scratch: str) -> Any:
     """The tokenizer itself, written out: of a hub id that is not in the cache yet."""
+    return _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
+
+
+def _written(tokenizer: Any, scratch: str) -> Any:
     folder = pathlib.Path(scratch) / "tokenizer"
-    load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return [_content(file, folder) for file in _files(folder)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
-from autotrain_mem.rehearsal.configs import EXPERTS, Configs, peft_config
+from autotrain_mem.rehearsal.configs import EXPERTS, Configs, peft_config, trusts_remote_code
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -24,7 +24,7 @@ def unmatched_targets(job: Job, filled: Configs, config: Any) -> Iterator[Findin
     if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
         return
     layers = dict(_adaptable(_meta_model(job, config)))
-    lora = peft_config(filled, job.model)
+    lora = peft_config(filled.model, job.model, trust_remote_code=trusts_remote_code(filled))
     missing = [name for name in _alone(asked) if not _matches(lora, name, list(layers))]
     if not missing:
         return

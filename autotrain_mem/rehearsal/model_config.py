@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.rehearsal.handed import model_of
 from autotrain_mem.rehearsal.materialize import load_config
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.spec import Job
@@ -25,6 +26,8 @@ def read_config(job: Job, **options: Any) -> Any:
         ModelConfigError: a config.json that is not JSON, or that transformers refuses.
         UnsupportedModelError: no causal language model of this architecture in the installed transformers.
     """
+    if (model := model_of(job)) is not None:
+        return model.config
     config = _load(job.model, "--model", **options)
     _check_architecture(job, config)
     return config
@@ -51,14 +54,20 @@ def check_reward_model(job: Job) -> None:
                 )
 
 
+_OF_THE_FILE = ("_name_or_path", "transformers_version")
+"""What a config says of where it was read and by whom it was written, not of the model."""
+
+
 def config_digest(job: Job, config: Any) -> str:
-    """Of everything that the configs of the job's models say: the same text for equal configs."""
+    """Of everything that the configs of the job's models say of these: the same text for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
     judges = [job.arguments[name] for name in REWARD_MODELS if job.arguments.get(name)]
     configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]
     digest = hashlib.blake2b(digest_size=16)
     for each in configs:
-        digest.update(each.to_json_string(use_diff=False).encode())
+        said = json.loads(each.to_json_string(use_diff=False))
+        kept = {name: value for name, value in said.items() if name not in _OF_THE_FILE}
+        digest.update(json.dumps(kept, sort_keys=True).encode())
     return digest.hexdigest()
 
 

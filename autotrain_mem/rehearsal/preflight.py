@@ -101,11 +101,27 @@ def _data_and_tokenizer(flight: Flight) -> Iterator[Finding]:
             splits = dataset.load(flight.job, flight.filled)
             rows = splits[flight.filled.script.dataset_train_split]
         except DatasetError as error:
-            yield Finding.of(error)
+            yield _unseen(flight.job) if _does_without(flight, error) else Finding.of(error)
         except AutofitError as error:
             yield Finding.of(error)
     with contextlib.suppress(*_UNEXPECTED):
         yield from tokenizer_findings(flight.job, flight.filled, flight.config, rows)
+
+
+def _does_without(flight: Flight, error: DatasetError) -> bool:
+    """Whether a plan can be made all the same: nothing is trained here, and the tokens of a row are given."""
+    return not flight.to_train and flight.job.row_tokens is not None and dataset.was_out_of_reach(error)
+
+
+def _unseen(job: Job) -> Finding:
+    rows = f"prompts of {job.row_tokens} tokens" if job.is_online else f"rows that fill max_length, {job.row_tokens}"
+    return Finding(
+        kind="warning",
+        error="DatasetNotFoundError",
+        message=f"The dataset {dataset.dataset_name(job)} could not be looked at, since the hub cannot be reached: "
+        f"planned for {rows}.",
+        cure="Where it can be reached, the plan heeds how long the rows are.",
+    )
 
 
 def _lora(flight: Flight) -> Iterator[Finding]:

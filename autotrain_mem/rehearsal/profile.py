@@ -13,6 +13,7 @@ from autotrain_mem.rehearsal.arguments import undivided
 from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
 from autotrain_mem.rehearsal.counting import Hear, RowLengths, heard, processes
 from autotrain_mem.rehearsal.formats import columns_read
+from autotrain_mem.rehearsal.handed import tokenizer_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.model_config import lacks_tokenizer
 from autotrain_mem.rehearsal.rows import check_rows
@@ -117,7 +118,7 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
 
 def _lengths(job: Job, filled: Configs, split: Any) -> RowLengths:
     check_rows(split, columns_read(job.method, split.column_names, filled), dataset.dataset_name(job))
-    tokenizer = load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    tokenizer = tokenizer_of(job) or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(split), given)  # of GRPO's config no field; nobody minds
     try:

@@ -29,12 +29,12 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     Raises:
         UnsupportedModelError: a second quantization, or a method other than bitsandbytes'.
     """
-    present = _method(checkpoint_quantization(config))
+    present = quantization_method(checkpoint_quantization(config))
     if present and asked is not None:
         raise UnsupportedModelError(
             f"The checkpoint is quantized already ({present}), so it cannot be quantized again.", hint=_LEAVE_IT
         )
-    method = present or _method(asked)
+    method = present or quantization_method(asked)
     if method and method != "bitsandbytes":
         raise UnsupportedModelError(
             f"A model quantized with {method} is not rehearsed yet: its layers keep their weights in a form of their "
@@ -57,7 +57,8 @@ def checkpoint_quantization(config: Any) -> Any:
     return found or getattr(config.get_text_config(decoder=True), "quantization_config", None)
 
 
-def _method(quantization: Any) -> str:
+def quantization_method(quantization: Any) -> str:
+    """Whose quantization a config asks for, in transformers' words: "bitsandbytes", "gptq"; empty for None."""
     if quantization is None:
         return ""
     if not isinstance(quantization, dict):

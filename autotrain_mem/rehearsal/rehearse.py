@@ -13,6 +13,7 @@ from autotrain_mem.rehearsal.configs import (
 )
 from autotrain_mem.rehearsal.fewer_chunks import with_chunks
 from autotrain_mem.rehearsal.fewer_layers import with_layers
+from autotrain_mem.rehearsal.keywords import call_again
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.stage import Play, rehearse_play
 from autotrain_mem.rehearsal.tokens import stub_tokenizer
@@ -42,21 +43,31 @@ def rehearse(
         chunks: Of a loss that goes over the tokens in many; None for all that it has.
     """
     with with_layers(job.model, layers), with_chunks(chunks) as cut:
-        play = make_play(job, knobs, length, output_dir)
+        play = make_play(job, knobs, length, output_dir, layers)
         trace = rehearse_play(play, compute_capability, not_counted(job, knobs))
     return replace(trace, loss_chunks=tuple(sorted({*cut})))
 
 
-def make_play(job: Job, knobs: Knobs, length: int, output_dir: str) -> Play:
-    """Everything that the stage needs; the same play can be given with real weights, for comparison."""
+def make_play(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> Play:
+    """Everything that the stage needs; the same play can be given with real weights, for comparison.
+
+    Args:
+        layers: Of models that a script hands over as objects; None for all that they have.
+    """
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
     rows = method.worst_rows(filled, length, _trained_rows(knobs))
     evaluated = method.worst_rows(filled, length, _evaluated_rows(filled, knobs)) if filled.is_evaluated else None
     tokenizer = stub_tokenizer("left" if job.is_online else "right")
+
+    def build() -> Any:
+        if job.handed is None:
+            return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
+        return finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
+
     return Play(
-        build=lambda: build_trainer(job, knobs, filled, rows, evaluated, tokenizer),
+        build=build,
         edit_rows=method.rows_editor(filled),
         directions=lambda trainer: method.stage_directions(trainer, filled, knobs),
         passes=_passes(job, filled),
@@ -88,9 +99,14 @@ def build_trainer(
     Args:
         stub: The tokenizer of a rehearsal; None in a real run.
     """
+    trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
+    return finished(trainer, knobs)
+
+
+def finished(trainer: Any, knobs: Knobs) -> Any:
+    """The trainer with what no config of TRL's asks for."""
     from autotrain_mem.trainers.host_optimizer import offload_to_host
 
-    trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
     if knobs.fp16:
         _widen_trained(trainer.model)
     if knobs.optimizer_offload:

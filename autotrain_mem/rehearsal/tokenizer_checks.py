@@ -10,6 +10,7 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.configs import Configs, trusts_remote_code
 from autotrain_mem.rehearsal.formats import columns_read
+from autotrain_mem.rehearsal.handed import tokenizer_of
 from autotrain_mem.rehearsal.model_config import lacks_tokenizer
 from autotrain_mem.rehearsal.profile import load_tokenizer
 from autotrain_mem.spec import Job
@@ -26,9 +27,10 @@ def tokenizer_findings(job: Job, filled: Configs, config: Any, rows: Any) -> Ite
         config: The model's.
         rows: The training data; None when they are not read.
     """
-    if lacks_tokenizer(pathlib.Path(job.model)):
+    tokenizer = tokenizer_of(job)
+    if tokenizer is None and lacks_tokenizer(pathlib.Path(job.model)):
         return
-    tokenizer = load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
     yield from _named_tokens(filled, tokenizer)
     if job.method == "ppo":

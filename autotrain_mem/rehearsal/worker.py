@@ -38,6 +38,13 @@ def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
 
 
+def accept(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Arguments of a config that a script made -> TRL's defaults for the knobs; refuses what contradicts itself."""
+    from autotrain_mem.rehearsal import arguments
+
+    return {"defaults": arguments.accept(request["method"], request["given"], request["own"]).to_json()}
+
+
 def read_value(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """One flag -> its value by itself."""
     from autotrain_mem.rehearsal import arguments
@@ -55,7 +62,9 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and a card -> what its model's config says; refuses what cannot go together."""
     from autotrain_mem.rehearsal.compatible import check_compatible, why_no_flash_attention
-    from autotrain_mem.rehearsal.fewer_layers import layer_pattern
+    from autotrain_mem.rehearsal.configs import default_targets
+    from autotrain_mem.rehearsal.fewer_layers import layer_pattern, model_pattern
+    from autotrain_mem.rehearsal.handed import model_of
     from autotrain_mem.rehearsal.model_config import config_digest, read_config
     from autotrain_mem.rehearsal.quantized import checkpoint_quantization
 
@@ -63,13 +72,15 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     config = read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
     check_compatible(job, config, capability)
-    pattern = layer_pattern(job, config)
+    model = model_of(job)
+    pattern = layer_pattern(job, config) if model is None else model_pattern(model)
     return {
         "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
         "is_quantized": bool(checkpoint_quantization(config)),
         "digest": config_digest(job, config),
         "flash_attention": why_no_flash_attention(job, config, capability),
         "pattern": None if pattern is None else asdict(pattern),
+        "lora_targets": default_targets(config),
     }
 
 
@@ -133,6 +144,7 @@ def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "parse": parse,
+    "accept": accept,
     "read_value": read_value,
     "help": help_text,
     "describe": describe,
@@ -146,6 +158,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 STEPS = {
     "parse": "Reading the flags",
+    "accept": "Reading the config",
     "read_value": "Reading a flag",
     "help": "Reading TRL's help",
     "describe": "Reading the model's config",

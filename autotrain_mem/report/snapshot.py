@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.report.record import replace_file
+from autotrain_mem.files import replace_file
 from autotrain_mem.spec import Estimate
 from autotrain_mem.units import format_bytes
 

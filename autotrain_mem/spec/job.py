@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
+
+FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 
 MAX_SLOWDOWN = 4.0
 """Default of ``--max_slowdown``."""
@@ -68,6 +72,9 @@ class Job:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
     the next level is taken."""
+    handed: Handed | None = None
+    """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
+    the script plans: no file of ours holds it."""
 
     @property
     def pins_length(self) -> bool:
@@ -75,6 +82,18 @@ class Job:
         if self.is_online:
             return self.prompt_length is not None
         return not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
+
+    @property
+    def row_tokens(self) -> int | None:
+        """Tokens of the longest row, or prompt, as far as the job itself says: a number, not a wish and not no limit."""
+        if not self.pins_length:
+            return None
+        return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
+
+    @property
+    def trl_arguments(self) -> dict[str, Any]:
+        """What was given under TRL's names, without the model's own."""
+        return {name: value for name, value in self.arguments.items() if name not in (*OWN_KNOBS, "model_name_or_path")}
 
     @property
     def is_online(self) -> bool:
@@ -90,9 +109,17 @@ class Job:
         """Wire form, for child processes and the run record."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         mappings = {"arguments": dict(self.arguments), "environment": dict(self.environment)}
-        return fields | mappings | {"forbid": sorted(self.forbid)}
+        handed = None if self.handed is None else self.handed.to_json()
+        return fields | mappings | {"forbid": sorted(self.forbid), "handed": handed}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Job:
         """Read what :meth:`to_json` wrote."""
-        return cls(**{**fields, "forbid": frozenset(fields["forbid"])})
+        handed = fields.get("handed")
+        return cls(
+            **{
+                **fields,
+                "forbid": frozenset(fields["forbid"]),
+                "handed": None if handed is None else Handed(**handed),
+            }
+        )

@@ -83,6 +83,8 @@ class ModelFacts:
     """Of the configs of all models of the job: what is known of one is known of its equals."""
     pattern: LayerPattern | None = None
     """How its layers repeat; None where they do not, so that it must be rehearsed whole."""
+    lora_targets: str | tuple[str, ...] | None = None
+    """The modules that LoRA adapts where none are named; None where that was not asked."""
 
     def depths_for(self, knobs: Knobs) -> Depths | None:
         """What to rehearse in the place of the whole model; None where the whole is to be rehearsed."""

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate
+from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 
-PLAN_SCHEMA = "autofit.plan/2"
+PLAN_SCHEMA = "autofit.plan/3"
+"""``plan.schema.json`` in this package describes it."""
+PLAN_NAME = "plan.json"
+"""Of the plan in an output folder."""
+
+_SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
+_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+"""Of the environment, as services name what lets somebody in: HF_TOKEN, WANDB_API_KEY. A plan is made to be passed on,
+so it holds none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,14 +108,18 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Settings that fit the budget, with the way they were found."""
+    """Settings that fit the budget, with the way they were found, and all that they were found for.
 
-    method: str
-    """The TRL trainer: one of ``spec.job.METHODS``."""
-    model: str
+    ``Plan.load("plan.json").knobs.per_device_train_batch_size`` is what a plan on disk decided; ``plan.save(path)``
+    writes one. ``plan.schema.json`` in this package describes the file.
+    """
+
+    job: Job
+    """What the user asked for, without secrets and without what only a running script has."""
     level: str
     """Name of the level of harm that the settings are of (``planner.levels``): ``lossless``, ``rounding``, ``LoRA``."""
     estimate: Estimate
+    """Of these settings, on the card that the plan is for."""
     defaults: Knobs
     """What the installed TRL takes where nothing is given."""
     levers: tuple[Lever, ...]
@@ -116,16 +131,43 @@ class Plan:
     """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What was found before planning that does not end the run, each with its cure."""
+    """What was found before planning that does not end the run, each with its cure; and why a plan that was made
+    elsewhere was rehearsed again."""
     optimizer_steps: int | None = None
     """Of the whole run; None when neither the data nor ``max_steps`` say."""
     seconds: float
-    prompt_length: int | None = None
-    """Tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
+    row_tokens: int
+    """Tokens of the longest row that was rehearsed; of the longest prompt where completions are sampled."""
+    versions: Mapping[str, str | None]
+    """What was installed (``versions.versions_key``); None for a package that was not."""
+    model_digest: str
+    """Of the configs of all models of the job, by which it is told whether another folder holds the same."""
+    allocator: str = ""
+    """What the environment said to torch's allocator, as PYTORCH_ALLOC_CONF has it."""
+    objects: str | None = None
+    """Digest of what a Python script handed over as objects, which no file holds: data, functions, a model; empty where
+    that could not be told. None for a job in flags."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "job", as_recorded(self.job))
+
+    @property
+    def method(self) -> str:
+        """The TRL trainer: one of ``spec.job.METHODS``."""
+        return self.job.method
+
+    @property
+    def model(self) -> str:
+        return self.job.model
 
     @property
     def knobs(self) -> Knobs:
         return self.estimate.knobs
+
+    @property
+    def prompt_length(self) -> int | None:
+        """Tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
+        return self.row_tokens if self.job.is_online else None
 
     @property
     def run_seconds(self) -> float | None:
@@ -133,6 +175,28 @@ class Plan:
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """The plan of a file, or of the ``plan.json`` in an output folder.
+
+        Raises:
+            PlanFileError: it is not there, was cut short or changed, or was made by another version of this schema.
+        """
+        from autotrain_mem.spec.plan_file import load_plan  # which reads plans, and so imports this module
+
+        return load_plan(Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write it, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
+
+        Raises:
+            PlanFileError: a file that is no plan is there.
+            OutputFolderError: the file cannot be written; what was there still is.
+        """
+        from autotrain_mem.spec.plan_file import save_plan
+
+        save_plan(Path(path), self)
 
     def to_json(self) -> dict[str, Any]:
         time = self.estimate.time.to_json()
@@ -155,8 +219,14 @@ class Plan:
             "data": None if self.data is None else self.data.to_json(),
             "proposals": [proposal.to_json() for proposal in self.proposals],
             "warnings": list(self.warnings),
+            "row_tokens": self.row_tokens,
             "prompt_length": self.prompt_length,
             "seconds": round(self.seconds, 3),
+            "job": {name: value for name, value in self.job.to_json().items() if name != "handed"},
+            "model_digest": self.model_digest,
+            "versions": dict(self.versions),
+            "allocator": self.allocator,
+            "objects": self.objects,
         }
 
     @classmethod
@@ -164,10 +234,10 @@ class Plan:
         """Read what :meth:`to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         if values["schema"] != PLAN_SCHEMA:
             raise ValueError(f"schema {values['schema']!r}, not {PLAN_SCHEMA!r}")
+        same = ("level", "optimizer_steps", "seconds", "row_tokens", "versions", "model_digest", "allocator")
         return cls(
-            method=values["method"],
-            model=values["model"],
-            level=values["level"],
+            **{name: values[name] for name in (*same, "objects")},
+            job=Job.from_json({**values["job"], "handed": None}),
             estimate=Estimate.from_json(values["estimate"]),
             defaults=Knobs.from_json(values["defaults"]),
             levers=tuple(map(Lever.from_json, values["levers"])),
@@ -176,7 +246,11 @@ class Plan:
             data=None if values["data"] is None else DataSummary.from_json(values["data"]),
             proposals=tuple(Proposal(**proposal) for proposal in values["proposals"]),
             warnings=tuple(values["warnings"]),
-            optimizer_steps=values["optimizer_steps"],
-            seconds=values["seconds"],
-            prompt_length=values["prompt_length"],
         )
+
+
+def as_recorded(job: Job) -> Job:
+    """The job as a file may hold it, for others to read: no token or key of the user's, no object of a script's."""
+    arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
+    public = {name: value for name, value in job.environment.items() if not _SECRET_VARIABLE.search(name)}
+    return replace(job, arguments=arguments, environment=public, handed=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import signal
 from collections.abc import Iterator
@@ -54,19 +56,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def autofit(
-    workers: SharedWorkers, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Autofit]:
-    """Runs one command line in the folder of ``files``, on a machine without a GPU."""
-    monkeypatch.chdir(files)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AUTOFIT_CACHE", "")
-    monkeypatch.setattr(api, "Workers", lambda count=None: workers)
-    monkeypatch.setattr(choose, "detect", lambda: ())
-    monkeypatch.setattr(api, "detect", lambda: ())
+@contextlib.contextmanager
+def _place(workers: SharedWorkers, files: Path) -> Iterator[None]:
+    """The folder of ``files``, on a machine without a GPU."""
     before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(files)
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AUTOFIT_CACHE", "")
+        patch.setattr(api, "Workers", lambda count=None: workers)
+        patch.setattr(choose, "detect", lambda: ())
+        patch.setattr(api, "detect", lambda: ())
+        yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def autofit(workers: SharedWorkers, files: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Autofit]:
+    """Runs one command line in the folder of ``files``, on a machine without a GPU."""
 
     def run(*argv: str) -> Ran:
         capsys.readouterr()
@@ -74,5 +82,29 @@ def autofit(
         said = capsys.readouterr()
         return Ran(code, said.out, said.err)
 
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    with _place(workers, files):
+        yield run
+
+
+@pytest.fixture(scope="module")
+def autofit_once(workers: SharedWorkers, files: Path) -> Iterator[Autofit]:
+    """The same for a command line whose outcome several tests of a module look at."""
+
+    def run(*argv: str) -> Ran:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            code = main.run(argv)
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    with _place(workers, files):
+        yield run
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def kept(autofit: Autofit, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rehearsed is kept for later command lines: for tests that many rehearsals are not about."""
+    monkeypatch.setenv("AUTOFIT_CACHE", str(cache))

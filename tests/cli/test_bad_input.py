@@ -6,8 +6,8 @@ import json
 import os
 import re
 import shlex
+import signal
 import threading
-import time
 from pathlib import Path
 
 import bad_cards
@@ -184,6 +184,7 @@ ELSEWHERE = {
 """Exit codes that no command line alone brings about, and where they are met."""
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", CASES)
 def test_every_mistake_has_one_clear_message(
     name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +265,7 @@ def test_json_keeps_stdout_empty_when_something_is_wrong(autofit: Autofit) -> No
     assert (ran.code, ran.out) == (20, "")
 
 
+@pytest.mark.usefixtures("kept")
 def test_the_suggested_flags_fit(autofit: Autofit) -> None:
     """The error does the user's next sum: its flags, typed as they stand, make a plan."""
     line = CASES["does_not_fit_pinned"][1]
@@ -281,24 +283,11 @@ def test_the_suggested_flags_fit(autofit: Autofit) -> None:
     assert json.loads(ran.out)["estimate"]["fits"]
 
 
-def test_a_killed_worker_is_named_with_its_signal(
-    autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = files / "deep"
-    deep.mkdir(exist_ok=True)
-    config = json.loads((files / "tiny" / "config.json").read_text())
-    config |= {"num_hidden_layers": 300, "layer_types": ["full_attention"] * 300}
-    (deep / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(files)
+def test_a_killed_worker_is_named_with_its_signal(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     with Worker() as own:
-        own.help_text("sft")  # it has started
         monkeypatch.setattr(api, "Workers", lambda count=None: Workers.holding(own))
-        threading.Thread(target=_kill_soon, args=(own.pid,), daemon=True).start()
-        ran = autofit(*f"{ESTIMATE} --model deep".split())
+        # It imports TRL for seconds before it answers the first question.
+        threading.Timer(0.5, os.kill, (own.pid, signal.SIGKILL)).start()
+        ran = autofit(*f"{ESTIMATE} --model tiny".split())
     _is_one_message(ran, errors.WorkerDiedError.exit_code)
     assert "killed by signal 9" in ran.err
-
-
-def _kill_soon(pid: int) -> None:
-    time.sleep(1.5)
-    os.kill(pid, 9)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from command_line import Autofit, Ran
 
 from autotrain_mem import api
+
+pytestmark = pytest.mark.usefixtures("kept")
 
 TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
 

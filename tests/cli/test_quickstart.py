@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command_line import Autofit
 
 from autotrain_mem.cli import quickstart
 
@@ -15,24 +13,18 @@ pytestmark = pytest.mark.slow
 
 STEPS = 20
 """Enough for TRL's defaults to draw the first long row."""
-SCRIPT = f"""
-import sys
-from autotrain_mem.cli import main, quickstart
-
-quickstart.STEPS = {STEPS}
-quickstart.FLAGS = ("--max_steps", "{STEPS}", *quickstart.FLAGS[2:])
-sys.exit(main.run(["quickstart", "--folder", "here"]))
-"""
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+def said(autofit_once: Autofit) -> str:
     """What the command prints, its lines joined where a terminal of 80 columns ended them."""
     assert quickstart.FLAGS[0] == "--max_steps"
-    folder: Path = tmp_path_factory.mktemp("quickstart")
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True, timeout=290)
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "STEPS", STEPS)
+        patch.setattr(quickstart, "FLAGS", ("--max_steps", str(STEPS), *quickstart.FLAGS[2:]))
+        ran = autofit_once("quickstart", "--folder", "first-run")
+    assert ran.code == 0, ran.err
+    return " ".join(ran.out.split())
 
 
 def test_trls_defaults_do_not_fit_and_run_out_of_memory_in_torchs_words(said: str) -> None:

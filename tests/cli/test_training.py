@@ -1,4 +1,4 @@
-"""Training end to end on a simulated card, in processes of their own as a user starts them."""
+"""Training end to end on a simulated card; one run in processes of its own, as a user starts them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from command_line import Autofit, Ran
 
-from autotrain_mem.quickstart import data, model
 from autotrain_mem.units import MIB
 
 pytestmark = pytest.mark.slow
@@ -33,57 +33,50 @@ SEGMENT_BYTES = 2 * MIB
 
 
 def _command(*argv: str) -> list[str]:
-    return [sys.executable, "-m", "autotrain_mem.cli.main", *argv]
+    """On one core, where it starts one worker: the suite has the others."""
+    one_core = "import os, sys; os.sched_setaffinity(0, [max(os.sched_getaffinity(0))]); "
+    start = "from autotrain_mem.cli.main import main; main()"
+    return [sys.executable, "-c", one_core + start, *argv]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the quickstart's model, a train and a test split, and a cache for all runs there."""
-    folder = tmp_path_factory.mktemp("training")
-    (folder / "splits").mkdir()
-    data.write_dataset(folder / "splits" / "train.jsonl", rows=400, seed=0)
-    data.write_dataset(folder / "splits" / "test.jsonl", rows=16, seed=1)
-    model.build(folder / "tiny", data.texts(data.problems(200, seed=0)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOFIT_CACHE", str(folder / "cache"))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def finished(place: Path) -> subprocess.CompletedProcess[str]:
+def finished(autofit_once: Autofit) -> Ran:
     """One run from the first rehearsal to its last file."""
-    argv = _command(*TRAIN, *EVALUATED, "--output_dir", "finished", "--json")
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=200)
+    return autofit_once(*TRAIN, *EVALUATED, "--output_dir", "finished", "--json")
 
 
-def test_a_run_prints_one_object_and_nothing_else_on_stdout(finished: subprocess.CompletedProcess[str]) -> None:
-    assert finished.returncode == 0, finished.stderr
-    told = json.loads(finished.stdout)
+def test_a_run_prints_one_object_and_nothing_else_on_stdout(finished: Ran) -> None:
+    assert finished.code == 0, finished.err
+    _is_one_object(finished.out, STEPS)
+
+
+def _is_one_object(out: str, steps: int) -> None:
+    told = json.loads(out)
     assert told.keys() == {"schema", "plan", "run"}
-    assert told["run"]["steps"] == STEPS
+    assert told["run"]["steps"] == steps
 
 
-def test_the_measured_peak_is_the_predicted_one(finished: subprocess.CompletedProcess[str]) -> None:
-    run = json.loads(finished.stdout)["run"]
+def test_the_measured_peak_is_the_predicted_one(finished: Ran) -> None:
+    run = json.loads(finished.out)["run"]
     assert run["measured"]["peak_allocated_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
 
 
-def test_so_is_the_peak_that_is_reserved(finished: subprocess.CompletedProcess[str]) -> None:
-    run = json.loads(finished.stdout)["run"]
+def test_so_is_the_peak_that_is_reserved(finished: Ran) -> None:
+    run = json.loads(finished.out)["run"]
     assert run["measured"]["peak_reserved_bytes"] == pytest.approx(
         run["predicted_peak_reserved_bytes"], abs=SEGMENT_BYTES
     )
     assert run["measured"]["num_alloc_retries"] == 0
 
 
-def test_loss_falls(finished: subprocess.CompletedProcess[str]) -> None:
-    run = json.loads(finished.stdout)["run"]
+def test_loss_falls(finished: Ran) -> None:
+    run = json.loads(finished.out)["run"]
     assert run["last_loss"] < 0.8 * run["first_loss"]
 
 
-def test_the_output_folder_holds_model_and_records(finished: subprocess.CompletedProcess[str], place: Path) -> None:
-    folder = place / "finished"
-    told = json.loads(finished.stdout)
+def test_the_output_folder_holds_model_and_records(finished: Ran, files: Path) -> None:
+    folder = files / "finished"
+    told = json.loads(finished.out)
     assert json.loads((folder / "plan.json").read_text()) == told["plan"]
     record = json.loads((folder / "run.json").read_text())
     assert record["measured"] == told["run"]["measured"]
@@ -92,44 +85,44 @@ def test_the_output_folder_holds_model_and_records(finished: subprocess.Complete
     assert _tensors(folder / "model.safetensors") > 10
 
 
-def test_evaluation_ran_and_was_planned_for(finished: subprocess.CompletedProcess[str], place: Path) -> None:
-    phases = json.loads(finished.stdout)["plan"]["estimate"]["phases"]
+def test_evaluation_ran_and_was_planned_for(finished: Ran, files: Path) -> None:
+    phases = json.loads(finished.out)["plan"]["estimate"]["phases"]
     assert "evaluate" in {phase["phase"] for phase in phases}
-    state = json.loads((place / "finished" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    state = json.loads((files / "finished" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
     assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [20, 40]
 
 
-def test_a_second_run_over_the_first_is_refused(finished: subprocess.CompletedProcess[str], place: Path) -> None:
-    before = (place / "finished" / "run.json").read_bytes()
-    argv = _command(*TRAIN, *EVALUATED, "--output_dir", "finished")
-    again = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
-    assert again.returncode == 62
-    assert "already holds a run" in again.stderr
-    assert (place / "finished" / "run.json").read_bytes() == before
+def test_a_second_run_over_the_first_is_refused(finished: Ran, autofit_once: Autofit, files: Path) -> None:
+    assert finished.code == 0, finished.err
+    before = (files / "finished" / "run.json").read_bytes()
+    again = autofit_once(*TRAIN, *EVALUATED, "--output_dir", "finished")
+    assert again.code == 62
+    assert "already holds a run" in again.err
+    assert (files / "finished" / "run.json").read_bytes() == before
 
 
-def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(place: Path) -> None:
+def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path) -> None:
     """The whole process group gets the signal, as from a terminal."""
     argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
-    code, said = _interrupted(argv, place)
+    code, said = _interrupted(argv, files)
     assert code == 130, said
     assert "Traceback" not in said
-    record = json.loads((place / "stopped" / "run.json").read_text())
-    (checkpoint,) = (place / "stopped").glob("checkpoint-*")
+    record = json.loads((files / "stopped" / "run.json").read_text())
+    (checkpoint,) = (files / "stopped").glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{record['steps']}"
     assert _tensors(checkpoint / "model.safetensors") > 10
     steps = record["steps"] + 3
     argv = _command(*TRAIN, "--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
-    resumed = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
+    resumed = subprocess.run(argv, cwd=files, capture_output=True, text=True, timeout=100)
     assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["run"]["steps"] == steps
+    _is_one_object(resumed.stdout, steps)
 
 
-def _interrupted(argv: list[str], place: Path) -> tuple[int, str]:
+def _interrupted(argv: list[str], files: Path) -> tuple[int, str]:
     """Start, wait for the first step, Ctrl-C; no process that the command started may be left."""
-    log = place / f"{argv[-1]}.txt"
+    log = files / f"{argv[-1]}.txt"
     with open(log, "w") as said:
-        process = subprocess.Popen(argv, cwd=place, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(argv, cwd=files, stdout=said, stderr=said, start_new_session=True)
     try:
         _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
         children = psutil.Process(process.pid).children(recursive=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from object_trainer import sft_trainer
 from real_run import Case, case
 from story import story
 from tiny import tiny_config
 
 from autotrain_mem.estimator.expansion import expand, expand_loss
 from autotrain_mem.rehearsal.fewer_chunks import LONG, SHORT
-from autotrain_mem.rehearsal.fewer_layers import layer_pattern, shorten, with_layers
+from autotrain_mem.rehearsal.fewer_layers import layer_pattern, model_pattern, shorten, shorten_model, with_layers
 from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.rehearsal.skeleton import pack, unpack
+from autotrain_mem.rehearsal.stage import Play, rehearse_play
 from autotrain_mem.spec import Job, Trace
 from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
 
@@ -160,3 +165,124 @@ def test_a_model_that_brings_its_own_code_has_none() -> None:
 def test_ppo_loads_several_models_and_has_none() -> None:
     job = Job(method="ppo", model="a model", dataset=None)
     assert layer_pattern(job, deep_config("qwen2")) is None
+
+
+# -- a model object ------------------------------------------------------------------------------------------------
+
+
+def deep_model(family: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(deep_config(family))
+
+
+def with_lora(model: Any, **options: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
+
+
+class Own(torch.nn.Module):
+    """A module of the user's own, around another."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+def owned_mlps(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.mlp = Own(layer.mlp)
+    return model
+
+
+PATTERNS: dict[str, tuple[Callable[[], Any], int]] = {
+    "qwen2": (lambda: deep_model("qwen2"), 1),
+    "gpt2": (lambda: deep_model("gpt2"), 1),
+    "gemma3": (lambda: deep_model("gemma3"), 2),
+    "lora": (lambda: with_lora(deep_model("qwen2")), 1),
+    "a module of the user's own in every layer": (lambda: owned_mlps(deep_model("qwen2")), 1),
+}
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_model_object_has_the_pattern_of_its_layers(kind: str) -> None:
+    made, period = PATTERNS[kind]
+    assert model_pattern(unpack(pack(made()))) == LayerPattern(layers=DEPTH, period=period)
+
+
+def first_frozen(model: Any) -> Any:
+    model.model.layers[0].requires_grad_(False)
+    return model
+
+
+def one_owned(model: Any) -> Any:
+    model.model.layers[4].mlp = Own(model.model.layers[4].mlp)
+    return model
+
+
+def one_watched(model: Any) -> Any:
+    model.model.layers[4].register_forward_hook(lambda *_: None)
+    return model
+
+
+def one_for_all(model: Any) -> Any:
+    for index in range(1, DEPTH):
+        model.model.layers[index].mlp = model.model.layers[0].mlp
+    return model
+
+
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    "the first layer is frozen": first_frozen,
+    "one layer has a module of the user's own": one_owned,
+    "one layer has a hook": one_watched,
+    "a rank of its own in one layer": lambda model: with_lora(model, rank_pattern={"layers.4.mlp.up_proj": 16}),
+    "layers share weights": one_for_all,
+    "code of the user's own is around the layers": Own,
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_model_object_whose_layers_differ_is_rehearsed_whole(kind: str) -> None:
+    assert model_pattern(WHOLE[kind](deep_model("qwen2"))) is None
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma3"])
+def test_a_shortened_model_object_is_the_one_that_its_shortened_config_makes(family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = unpack(pack(with_lora(deep_model(family))))
+    shorten_model(model, 4)
+    config = deep_config(family)
+    shorten(config, 4)
+    built = with_lora(AutoModelForCausalLM.from_config(config))
+    assert {name: value.shape for name, value in model.named_parameters()} == {
+        name: value.shape for name, value in built.named_parameters()
+    }
+    base = model.get_base_model()
+    assert base.config.to_diff_dict() == built.get_base_model().config.to_diff_dict()
+    numbers = [module.layer_idx for module in model.modules() if hasattr(module, "layer_idx")]
+    assert numbers == [module.layer_idx for module in built.modules() if hasattr(module, "layer_idx")]
+
+
+@pytest.mark.slow
+def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tmp_path: pathlib.Path) -> None:
+    packed = pack(with_lora(owned_mlps(deep_model("qwen2"))))
+
+    def rehearsed(layers: int) -> Trace:
+        return rehearse_play(Play(build=lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path)))
+
+    depths = Depths(short=1, long=3, whole=DEPTH)
+    told = expand(rehearsed(depths.short), rehearsed(depths.long), depths)
+    whole = rehearsed(depths.whole)
+    assert told is not None
+    assert story(told) == story(whole)
+    assert told.operators == whole.operators
+
+
+def shortened(model: Any, layers: int) -> Any:
+    shorten_model(model, layers)
+    return model

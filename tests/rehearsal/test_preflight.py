@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,42 @@ def test_what_raises_unforeseen_is_passed_over(
     monkeypatch.setattr(tokenizer_checks, "load_tokenizer", broken)
     (finding,) = found(model_folder("qwen2"), dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
     assert "nope never match no module" in finding.message
+
+
+# -- data that cannot be reached -----------------------------------------------------------------------------------
+
+ELSEWHERE = "some-org/some-data"
+"""A hub id; the tests run without network."""
+
+
+def test_a_plan_does_without_data_that_the_hub_does_not_give(model_folder: Folder) -> None:
+    (finding,) = found(model_folder("qwen2"), dataset=ELSEWHERE, max_length=64)
+    assert finding.kind == "warning"
+    assert f"{ELSEWHERE} could not be looked at" in finding.message
+    assert "rows that fill max_length, 64" in finding.message
+
+
+def test_for_prompts_it_takes_the_length_that_is_given(model_folder: Folder) -> None:
+    one = flight(model_folder("qwen2"), "grpo", dataset=ELSEWHERE)
+    assert [finding.kind for finding in preflight(one)] == ["error"]
+    (finding,) = preflight(replace(one, job=replace(one.job, prompt_length=64)))
+    assert finding.kind == "warning"
+    assert "prompts of 64 tokens" in finding.message
+
+
+@pytest.mark.parametrize("words", [{}, {"max_length": "auto"}, {"max_length": None}, {"to_train": True}], ids=str)
+def test_nothing_does_without_them_where_they_say_the_length_or_are_trained_on(
+    words: dict[str, Any], model_folder: Folder
+) -> None:
+    pinned = {"max_length": 64} if "to_train" in words else {}
+    (finding,) = found(model_folder("qwen2"), dataset=ELSEWHERE, **pinned, **words)
+    assert (finding.kind, finding.error) == ("error", "DatasetNotFoundError")
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "nowhere.jsonl"])
+def test_a_path_where_nothing_lies_is_an_error_whatever_the_length(path: str, model_folder: Folder) -> None:
+    (finding,) = found(model_folder("qwen2"), dataset=path, max_length=64)
+    assert (finding.kind, finding.error) == ("error", "DatasetNotFoundError")
 
 
 # -- the card ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from autotrain_mem.spec import (
     Estimate,
     Hardware,
     Harm,
+    Job,
     Knobs,
     Lever,
     MemoryEstimate,
@@ -233,9 +234,21 @@ SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_
 FULL = replace(SMALLEST, use_peft=False, dtype="float32")
 TWICE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8)
 
-PLAN = Plan(
+JOB = Job(
     method="sft",
     model="Qwen/Qwen2.5-1.5B",
+    dataset="gsm8k.jsonl",
+    arguments={"learning_rate": 1e-4, "lora_target_modules": ["q_proj", "v_proj"], "max_length": "auto"},
+    environment={"TOKENIZERS_PARALLELISM": "false"},
+    effective_batch_size=64,
+    forbid=frozenset({"packing", "4bit_base"}),
+)
+VERSIONS = {"python": "3.11.7", "autotrain_mem": "5eab1d3", "torch": "2.13.0", "transformers": "5.23.0"} | {
+    **{"trl": "1.12.0", "trl files": "c0ffee", "flash-attn": None}
+}
+
+PLAN = Plan(
+    job=JOB,
     level="shorter rows",
     estimate=estimate(),
     defaults=DEFAULTS,
@@ -268,11 +281,14 @@ PLAN = Plan(
     warnings=("The tokenizer has no padding token. Give --pad_token '<|endoftext|>'.",),
     optimizer_steps=935,
     seconds=41.27,
+    row_tokens=768,
+    versions=VERSIONS,
+    model_digest="0f1e2d3c",
+    allocator="max_split_size_mb:512",
 )
 
 UNCHANGED_PLAN = Plan(
-    method="sft",
-    model="tiny",
+    job=Job(method="sft", model="tiny", dataset=None),
     level="lossless",
     estimate=estimate(HOST, scale=0.1, knobs=DEFAULTS),
     defaults=DEFAULTS,
@@ -281,6 +297,10 @@ UNCHANGED_PLAN = Plan(
     data=WHOLE,
     optimizer_steps=935,
     seconds=6.0,
+    row_tokens=1024,
+    versions=VERSIONS,
+    model_digest="",
+    objects="",
 )
 
 OFFLOADED = replace(FULL, activation_offloading=True, optimizer_offload=True)
@@ -305,8 +325,7 @@ ON_HOST = replace(FOUR_BIT, activation_offloading=True)
 SHORTER = replace(ON_HOST, max_length=512, per_device_eval_batch_size=1)
 
 LONG_SEARCH = Plan(
-    method="sft",
-    model="meta-llama/Llama-3.1-8B",
+    job=Job(method="sft", model="meta-llama/Llama-3.1-8B", dataset=None),
     level="shorter rows",
     estimate=estimate(knobs=SHORTER),
     defaults=replace(DEFAULTS, per_device_eval_batch_size=8),
@@ -352,6 +371,10 @@ LONG_SEARCH = Plan(
     ),
     data=replace(DATA, truncated_tokens_fraction=0.25, truncated_rows_fraction=0.5),
     seconds=93.0,
+    row_tokens=512,
+    versions=VERSIONS,
+    model_digest="0f1e",
+    objects="abc",
 )
 
 EXPANDED = replace(CHOSEN, expandable_segments=True)
@@ -399,7 +422,7 @@ def sampling(knobs: Knobs, *, vllm_share_bytes: int = 0) -> Estimate:
 GRPO_KNOBS = replace(CHOSEN, max_length=None, max_completion_length=512, num_generations=8)
 GRPO_PLAN = replace(
     PLAN,
-    method="grpo",
+    job=replace(JOB, method="grpo"),
     estimate=sampling(GRPO_KNOBS, vllm_share_bytes=RTX3060.total_bytes * 3 // 10),
     levers=LEVERS[:3],
     level="LoRA",
@@ -409,13 +432,13 @@ GRPO_PLAN = replace(
     proposals=(),
     warnings=(),
     optimizer_steps=None,
-    prompt_length=512,
+    row_tokens=512,
 )
 
 PPO_KNOBS = replace(CHOSEN, max_length=None, response_length=53, local_rollout_forward_batch_size=16)
 PPO_PLAN = replace(
     GRPO_PLAN,
-    method="ppo",
+    job=replace(JOB, method="ppo", prompt_length=311),
     estimate=sampling(PPO_KNOBS),
     attempts=(
         attempt(replace(PPO_KNOBS, local_rollout_forward_batch_size=4, use_peft=False, dtype="float32"), 55.0),
@@ -424,7 +447,7 @@ PPO_PLAN = replace(
         attempt(PPO_KNOBS, 7.0),
     ),
     data=PROMPTS,
-    prompt_length=311,
+    row_tokens=311,
 )
 
 AS_GIVEN = replace(
@@ -432,8 +455,10 @@ AS_GIVEN = replace(
 )
 """Does not fit, and is to be seen running out of memory."""
 
-DPO_PLAN = replace(PLAN, method="dpo", estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True)))
-REWARD_PLAN = replace(PLAN, method="reward")
+DPO_PLAN = replace(
+    PLAN, job=replace(JOB, method="dpo"), estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True))
+)
+REWARD_PLAN = replace(PLAN, job=replace(JOB, method="reward"))
 
 MEASURED = MemoryReading(
     allocated_bytes=3_123_000_000,

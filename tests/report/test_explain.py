@@ -34,9 +34,10 @@ from report_examples import (
 from test_console import rendered
 
 from autotrain_mem.cli.explain import explain
+from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.record import PLAN_NAME, write_json
 from autotrain_mem.spec import Owner, Plan
+from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.units import GIB
 
 PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]

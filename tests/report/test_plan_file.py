@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from report_examples import AS_GIVEN, EXPANDED_PLAN, GRPO_PLAN, LONG_SEARCH, PASSED_OVER, PLAN, PPO_PLAN, UNCHANGED_PLAN
 from test_console import rendered
 
-from autotrain_mem.errors import PlanFileError
+from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.plan_file import load_plan, read_plan
-from autotrain_mem.report.record import PLAN_NAME, write_json
-from autotrain_mem.spec import Plan
+from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.plan import PLAN_NAME
+from autotrain_mem.spec.plan_file import read_plan
 
 PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]
 WRITTEN = json.loads(json.dumps(PLAN.to_json()))
@@ -31,9 +32,9 @@ def read(values: Any) -> Plan:
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
 def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> None:
-    write_json(tmp_path / PLAN_NAME, plan.to_json())
-    assert load_plan(tmp_path) == plan
-    assert load_plan(tmp_path / PLAN_NAME) == plan
+    plan.save(tmp_path)
+    assert Plan.load(tmp_path) == plan
+    assert Plan.load(str(tmp_path / PLAN_NAME)) == plan
 
 
 def test_a_plan_is_found_in_the_output_of_a_whole_run() -> None:
@@ -41,9 +42,9 @@ def test_a_plan_is_found_in_the_output_of_a_whole_run() -> None:
 
 
 def test_another_version_is_named_with_the_command_that_plans_again() -> None:
-    with pytest.raises(PlanFileError, match=r"made by another version of autofit: it is autofit\.plan/1") as raised:
-        read({**WRITTEN, "schema": "autofit.plan/1"})
-    assert "autofit plan sft --model Qwen/Qwen2.5-1.5B --gpu NAME --json" in raised.value.hint
+    with pytest.raises(PlanFileError, match=r"made by another version of autofit: it is autofit\.plan/2") as raised:
+        read({**WRITTEN, "schema": "autofit.plan/2"})
+    assert "autofit plan sft --model Qwen/Qwen2.5-1.5B --gpu NAME --out plan.json" in raised.value.hint
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.9999])
@@ -100,7 +101,10 @@ def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 PLACES = list(places(WRITTEN))
-KEYED = [path for path in PLACES if isinstance(path[-1], str)]
+FREE = [("job", "arguments"), ("job", "environment"), ("versions",)]
+"""Objects with keys of the user's or of the installation's."""
+KEYED = [path for path in PLACES if isinstance(path[-1], str) and path[:-1] not in FREE]
+OBJECTS = [(), *(path for path in PLACES if path not in FREE)]
 
 
 def parent(values: Any, path: tuple[Any, ...]) -> Any:
@@ -117,7 +121,7 @@ def test_a_plan_without_any_one_key_is_refused(path: tuple[Any, ...]) -> None:
         read(changed)
 
 
-@pytest.mark.parametrize("path", [(), *(path for path in PLACES if isinstance(parent(WRITTEN, (*path, "")), dict))])
+@pytest.mark.parametrize("path", [path for path in OBJECTS if isinstance(parent(WRITTEN, (*path, "")), dict)])
 def test_a_plan_with_an_unknown_key_anywhere_is_refused(path: tuple[Any, ...]) -> None:
     changed = copy.deepcopy(WRITTEN)
     parent(changed, (*path, ""))["colour"] = 7
@@ -147,16 +151,55 @@ def explained_or_refused(plan_json: Any) -> str:
 # Files.
 
 
+def test_a_plan_is_written_over_a_plan_of_any_version_and_over_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    for before in ("", "\n", '{"schema": "autofit.plan/1"}', json.dumps(GRPO_PLAN.to_json())):
+        path.write_text(before)
+        PLAN.save(path)
+        assert Plan.load(path) == PLAN
+
+
+@pytest.mark.parametrize("before", ["words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/3"'])
+def test_what_is_no_plan_is_not_written_over(before: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.json"
+    path.write_text(before)
+    with pytest.raises(PlanFileError, match=r"notes\.json is there and is no plan, so it is not written over"):
+        PLAN.save(path)
+    assert path.read_text() == before
+
+
+def test_a_plan_for_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputFolderError, match="its folder is not there") as raised:
+        PLAN.save(tmp_path / "missing" / "plan.json")
+    assert "Plan.save" in raised.value.hint
+
+
+def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
+    job = Job(
+        method="sft",
+        model="m",
+        dataset="d",
+        arguments={"hub_token": "hf_secret", "pad_token": "<pad>", "lora_r": 8},
+        environment={"WANDB_API_KEY": "secret", "hf_token": "secret", "OMP_NUM_THREADS": "1"},
+        handed=Handed(path="/tmp/call", holds_model=True, holds_rows=True, digest="d"),
+    )
+    kept = replace(PLAN, job=job).job
+    assert kept == replace(
+        job, arguments={"pad_token": "<pad>", "lora_r": 8}, environment={"OMP_NUM_THREADS": "1"}, handed=None
+    )
+    assert "secret" not in json.dumps(replace(PLAN, job=job).to_json())
+
+
 def test_a_folder_in_place_of_the_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / PLAN_NAME).mkdir()
     with pytest.raises(PlanFileError, match=r"Cannot read .*plan\.json: Is a directory\."):
-        load_plan(tmp_path)
+        Plan.load(tmp_path)
 
 
 def test_what_is_wrong_in_a_folder_is_told_of_the_file_in_it(tmp_path: Path) -> None:
     (tmp_path / PLAN_NAME).write_text("{}")
     with pytest.raises(PlanFileError, match=rf"^{tmp_path}/plan\.json is no plan"):
-        load_plan(tmp_path)
+        Plan.load(tmp_path)
 
 
 def test_the_rates_of_another_card_survive_the_file() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from report_examples import estimate
 
+from autotrain_mem import files
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.report import record
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view, write_snapshot
 from autotrain_mem.units import GIB, format_bytes
 
@@ -43,7 +43,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(record.os, "fsync", refuse)
+    monkeypatch.setattr(files.os, "fsync", refuse)
     with pytest.raises(OutputFolderError) as refused:
         write_snapshot(path, SNAPSHOT)
     assert "--snapshot" in refused.value.hint

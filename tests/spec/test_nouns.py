@@ -318,14 +318,16 @@ def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
 
 LEVER = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
 MINIMAL_PLAN = Plan(
-    method="grpo",
-    model="tiny",
+    job=Job(method="grpo", model="tiny", dataset=None),
     level="lossless",
     estimate=ESTIMATE,
     defaults=TRL_DEFAULTS,
     levers=(),
     attempts=(),
     seconds=1.235,
+    row_tokens=77,
+    versions={"python": "3.11.7", "autotrain_mem": "5eab", "torch": "2.13.0", "transformers": "5", "trl": "1.12.0"},
+    model_digest="0f1e",
 )
 FULL_PLAN = dataclasses.replace(
     MINIMAL_PLAN,
@@ -357,13 +359,14 @@ FULL_PLAN = dataclasses.replace(
     proposals=(Proposal(flags="--packing", why="padding"),),
     warnings=("no padding token",),
     optimizer_steps=40,
-    prompt_length=77,
+    allocator="max_split_size_mb:512",
+    objects="",
 )
 
 
 def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     written = over_the_wire(FULL_PLAN.to_json())
-    assert written["schema"] == "autofit.plan/2"
+    assert written["schema"] == "autofit.plan/3"
     assert (written["method"], written["model"], written["level"]) == ("grpo", "tiny", "lossless")
     assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert written["estimate"] == over_the_wire(ESTIMATE.to_json())
@@ -419,7 +422,9 @@ def without(values: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != name}
 
 
-DERIVED = {"effective_batch_size", "step_seconds", "tokens_per_second", "run_seconds", "knobs"}
+DERIVED = {"effective_batch_size", "step_seconds", "tokens_per_second", "run_seconds", "knobs"} | {
+    *("method", "model", "prompt_length")
+}
 """Written for readers, and made of the rest."""
 
 

@@ -65,6 +65,7 @@ def trainer(
 
     from autotrain_mem.trainers.ppo import ppo_trainer_class
 
+    trainer_class = ppo_trainer_class()  # imports TRL
     if not gc.get_freeze_count():
         gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
     set_seed(0)  # the heads of reward and value model, and the adapter, are drawn
@@ -77,7 +78,7 @@ def trainer(
         "train_dataset": prompts(3 * ROLLOUT) if dataset is None else dataset,
         "peft_config": lora() if use_lora else None,
     }
-    return ppo_trainer_class()(args=args, **build | options)
+    return trainer_class(args=args, **build | options)
 
 
 def weights(trainer: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import add
 from typing import Any
 from unittest.mock import patch
@@ -49,8 +49,15 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     from trl import DPOTrainer
 
     common = trainer_arguments(filled, model, stub)
-    with nullcontext() if stub is None else patch.object(DPOTrainer, "_precompute_ref_logps", _with_scores):
+    with nullcontext() if stub is None else scores_at_hand():
         return DPOTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
+
+
+def scores_at_hand() -> AbstractContextManager[Any]:
+    """Inside, a trainer that computes the reference's scores before training has them already."""
+    from trl import DPOTrainer
+
+    return patch.object(DPOTrainer, "_precompute_ref_logps", _with_scores)
 
 
 def _with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:

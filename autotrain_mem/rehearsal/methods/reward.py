@@ -17,6 +17,7 @@ NAME = "Reward"
 FORMATS = (("chosen_ids", "rejected_ids"), ("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 """In the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``."""
 MODEL_KINDS = ("causal", "classifier")
+LORA_TASK = {"lora_task_type": "SEQ_CLS"}
 
 
 def make_parser() -> Any:
@@ -34,7 +35,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
     """
     from trl import RewardConfig, ScriptArguments
 
-    return fill(ScriptArguments, RewardConfig, {"lora_task_type": "SEQ_CLS", **arguments})
+    return fill(ScriptArguments, RewardConfig, {**LORA_TASK, **arguments})
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A plan read back from a file: whole and by this version's hand, or refused with the reason and the cure.
+"""A plan in a file: written whole, and read back by this version's hand, or refused with the reason and the cure.
 
 Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field,
 and the plan, written again, must be the file that was read.
@@ -6,8 +6,10 @@ and the plan, written again, must be the file that was read.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import reprlib
 import shlex
 import types
@@ -18,25 +20,77 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import PlanFileError
-from autotrain_mem.report.record import PLAN_NAME
-from autotrain_mem.spec import Plan
+from autotrain_mem.files import refusal, write_json
 from autotrain_mem.spec.data_summary import PERCENTILES
-from autotrain_mem.spec.plan import PLAN_SCHEMA
+from autotrain_mem.spec.plan import PLAN_NAME, PLAN_SCHEMA, Plan
 
 STDIN = "-"
 
 _MAKES_ONE = (
-    "autofit plan METHOD --model MODEL --gpu NAME --json > plan.json  writes one;\n"
+    "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
     f"training writes one too, as {PLAN_NAME} in its output folder."
 )
 
 _FIT = "autofit.fit/"
 """What ``autofit METHOD --json`` prints holds the plan and the run."""
+_FAMILY = PLAN_SCHEMA.partition("/")[0] + "/"
+"""What the schemas of all versions begin with."""
+
+PYTHON = "Plan.save a path"
+"""What a script says to have the plan elsewhere."""
+
+
+def save_plan(path: Path, plan: Plan, *, place: str = PYTHON) -> None:
+    """Write a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
+
+    Args:
+        place: What the user would say to have it elsewhere, for the hint.
+
+    Raises:
+        PlanFileError, OutputFolderError: see :func:`check_place`; nothing that was there is lost.
+    """
+    check_place(path, place)
+    write_json(_file(path), plan.to_json(), place=place)
+
+
+def check_place(path: Path, place: str = PYTHON) -> None:
+    """What :func:`save_plan` would refuse, as far as it can be told before there is a plan.
+
+    Raises:
+        PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind.
+        OutputFolderError: its folder is not there, or may not be written.
+    """
+    file = _file(path)
+    try:
+        if not file.parent.is_dir():
+            raise OSError(errno.ENOENT, "")
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+        taken = file.exists() and not _may_be_replaced(file)
+    except OSError as error:
+        raise refusal(file, error, place) from error
+    if taken:
+        message = f"{file} is there and is no plan, so it is not written over."
+        raise PlanFileError(message, hint=f"Move it away, or give {place} elsewhere.")
+
+
+def _file(path: Path) -> Path:
+    return path / PLAN_NAME if path.is_dir() else path
+
+
+def _may_be_replaced(file: Path) -> bool:
+    """Whether it is a plan, of whichever version, or empty."""
+    text = file.read_bytes()
+    try:
+        values = json.loads(text) if text.strip() else {"schema": PLAN_SCHEMA}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and str(values.get("schema")).startswith(_FAMILY)
 
 
 def load_plan(path: Path) -> Plan:
     """The plan of a file, or of the one in an output folder. Raises PlanFileError."""
-    file = path / PLAN_NAME if path.is_dir() else path
+    file = _file(path)
     try:
         return read_plan(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError as error:
@@ -98,7 +152,7 @@ def _plan_values(payload: Any, name: str) -> dict[str, Any]:
     schema = values.get("schema") if isinstance(values, dict) else None
     if isinstance(values, dict) and schema == PLAN_SCHEMA:
         return values
-    if isinstance(schema, str) and schema.startswith(PLAN_SCHEMA.partition("/")[0] + "/"):
+    if isinstance(schema, str) and schema.startswith(_FAMILY):
         message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
         raise PlanFileError(message, hint=_plan_again(values))
     holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
@@ -109,7 +163,7 @@ def _plan_again(values: Mapping[str, Any]) -> str:
     """The command, as far as the file tells it."""
     method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
     named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
-    return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --json > plan.json"
+    return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
 
 
 def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
@@ -132,11 +186,13 @@ def _wrong_types(value: Any, kind: Any, path: str) -> str:
     if origin in (typing.Union, types.UnionType):
         tried = [_wrong_types(value, each, path) for each in arguments]
         return "" if "" in tried else tried[0]
-    if not _is_of(value, origin if origin in (tuple, Mapping) else kind):
+    if not _is_of(value, origin if origin in (tuple, Mapping, frozenset) else kind):
         return f"{path} is {reprlib.repr(value)}"
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         inner = [(getattr(value, field.name), hints[field.name], _join(path, field.name)) for field in fields(kind)]
+    elif origin is frozenset:
+        inner = [(each, arguments[0], path) for each in value]
     elif origin is tuple:
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         inner = [(each, of, path) for each, of in zip(value, kinds, strict=True)]

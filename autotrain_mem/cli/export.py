@@ -1,0 +1,77 @@
+"""``--dry_run`` and ``--export TOOL``: the plan as a file on stdout, in place of training with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from autotrain_mem import api
+from autotrain_mem.cli import flags
+from autotrain_mem.errors import UsageError
+from autotrain_mem.exports.dry_run import dry_run
+from autotrain_mem.exports.tools import check_method, export
+from autotrain_mem.report.plan import plan_view
+from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.plan import as_recorded
+
+
+def stops(own: flags.Own) -> bool:
+    """Whether a file is asked for, after which nothing is trained."""
+    return own.dry_run or own.export is not None
+
+
+def check(own: flags.Own, method: str) -> None:
+    """Refuse before minutes of planning what no file can be written for.
+
+    Raises:
+        UsageError: a method that the tool does not have; many cards; two things on stdout.
+    """
+    if not stops(own) or own.help:
+        return
+    asked = "--dry_run" if own.export is None else f"--export {own.export}"
+    if api.several(own.gpu or ""):
+        raise UsageError(
+            f"{asked} writes one plan, and --gpu {own.gpu} asks for many.", hint="Give --gpu one card (autofit gpus)."
+        )
+    if own.export is None:
+        return
+    if own.json:
+        raise UsageError(
+            f"{asked} and --json exclude each other: stdout holds one of them.",
+            hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
+        )
+    check_method(own.export, method)
+
+
+def write(rehearsals: api.Rehearsals, chosen: Plan, own: flags.Own) -> int:
+    """Print the file, with the plan beside it on stderr. ``--export`` wins over ``--dry_run``, which it refines."""
+    Console(stderr=True).print(plan_view(chosen))
+    job = _spelled_out(rehearsals, chosen)
+    if own.export is not None:
+        sys.stdout.write(export(own.export, chosen, job))
+        return 0
+    public = replace(rehearsals, job=as_recorded(job))
+    made = dry_run(chosen, job, api.training_environment(public, chosen, simulate=own.simulate))
+    sys.stdout.write(json.dumps(made.to_json(), indent=2) + "\n" if own.json else made.to_text())
+    return 0
+
+
+def _spelled_out(rehearsals: api.Rehearsals, chosen: Plan) -> Job:
+    """The job with what TRL and PEFT would choose by themselves, and other tools otherwise."""
+    job = rehearsals.job
+    said: dict[str, Any] = {"output_dir": api.output_dir(job)}
+    if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
+        said["lora_target_modules"] = _named(rehearsals.describe().lora_targets)
+    given = {name: value for name, value in job.arguments.items() if value is not None}
+    return replace(job, arguments={**said, **given})
+
+
+def _named(targets: str | tuple[str, ...] | None) -> list[str]:
+    """As a flag takes them, which makes a regular expression for whole names of a single one."""
+    if targets is None or isinstance(targets, str):
+        return [targets or "all-linear"]
+    return [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)

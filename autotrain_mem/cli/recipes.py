@@ -1,0 +1,68 @@
+"""``autofit recipes``, and what ``--recipe NAME`` reads in place of ``--config FILE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from autotrain_mem.cli.terminal import whole_lines
+from autotrain_mem.cookbook import recipe, recipes
+from autotrain_mem.errors import UsageError
+from autotrain_mem.report.recipes import recipes_view
+
+HELP = """\
+usage: autofit recipes [--json]
+
+The recipes that come along: name, method, the card that its header speaks of, and what it is. --json tells where the
+files lie, too.
+
+  autofit sft --recipe NAME                             plans for the GPU that is here, and trains
+  autofit plan sft --recipe NAME --gpu CARD             the plan for a card that is not here
+"""
+
+
+def list_recipes(argv: Sequence[str]) -> int:
+    """``autofit recipes``. Raises UsageError for a flag that it does not take."""
+    if {"--help", "-h"} & set(argv):
+        sys.stdout.write(HELP)
+        return 0
+    wrong = [token for token in argv if token not in ("--json", "--debug")]
+    if wrong:
+        raise UsageError(
+            f"autofit recipes takes no {wrong[0]}.",
+            hint="autofit recipes [--json] lists them; autofit METHOD --recipe NAME plans and trains with one.",
+        )
+    if "--json" in argv:
+        told = {"schema": "autofit.recipes/1", "recipes": [each.to_json() for each in recipes()]}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        whole_lines().print(recipes_view(recipes()))
+    return 0
+
+
+def config_file(prog: str, flags: dict[str, Any]) -> str | None:
+    """Take ``--config`` and ``--recipe`` out of the flags: the YAML file that either names, None where neither is.
+
+    Args:
+        prog: The command, whose last word is the method: ``"autofit plan sft"``.
+
+    Raises:
+        UsageError: both are given; no such recipe; a recipe of another method, with the command that takes it.
+    """
+    file, name = flags.pop("config", None), flags.pop("recipe", None)
+    if name is None:
+        return file
+    if file is not None:
+        raise UsageError(
+            "--recipe and --config exclude each other.",
+            hint=f"To change a recipe, add flags, which win over it; or copy {recipe(name).path} and give --config.",
+        )
+    found, method = recipe(name), prog.split()[-1]
+    if found.method != method:
+        raise UsageError(
+            f"The recipe {name} is for {found.method}, not {method}.",
+            hint=f"{prog.removesuffix(method)}{found.method} --recipe {name}",
+        )
+    return str(found.path)

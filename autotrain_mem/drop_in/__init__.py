@@ -1,0 +1,1 @@
+"""TRL's trainers in a script: the same classes, which plan before they load anything."""

@@ -1,0 +1,90 @@
+"""How a drop-in trainer is built: its call is planned, and TRL's own constructor gets the plan's settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotrain_mem.drop_in.device import grow_segments
+from autotrain_mem.drop_in.planning import Asked, make_plan
+from autotrain_mem.drop_in.words import default_config, planned_config
+from autotrain_mem.rehearsal.handed import Call, Keywords, substitution
+from autotrain_mem.rehearsal.keywords import with_knobs
+from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.rehearsal.rehearse import finished
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.autofit import AutoFit
+
+Construct = Callable[..., None]
+"""TRL's constructor, bound to the trainer."""
+
+_CALL = "_autofit_call"
+
+
+def called(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A trainer that was just made remembers how its class was called: perhaps one of the user's own."""
+    setattr(trainer, _CALL, (args, kwargs))
+    return trainer
+
+
+def build(
+    trainer: Any,
+    method: str,
+    construct: Construct,
+    config_class: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    autofit: AutoFit | None,
+) -> None:
+    """Plan, and construct with the plan; what TRL refuses is refused by TRL, before anything is planned.
+
+    Args:
+        construct: TRL's constructor.
+        args: What reached it, as ``kwargs``.
+        autofit: How to plan; None: as :class:`AutoFit` says by itself.
+    """
+    outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
+    keywords = _keywords(construct, args, kwargs)
+    if keywords is None:
+        return construct(*args, **kwargs)
+    if (substitute := substitution.get()) is not None:
+        return construct(**substitute(keywords))
+    if keywords.get("train_dataset") is None:  # nothing to train on, and so to plan for; most of TRL's refuse it
+        trainer.plan = None
+        return construct(**keywords)
+    keywords["args"] = _config(keywords, config_class, method)
+    call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
+    asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit())
+    plan = make_plan(asked)
+    if plan.knobs.expandable_segments:
+        grow_segments()
+    construct(**planned_keywords(keywords, plan))
+    finished(trainer, plan.knobs)
+    trainer.plan = plan
+    return None
+
+
+def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:
+    """The script's keywords with a plan in them; those it changes are made anew, none is altered."""
+    knobs, loads = plan.knobs, isinstance(keywords["model"], str)
+    config = planned_config(keywords["args"], knobs, loads=loads)
+    return {**with_knobs(keywords, plan.method, {**plan.job.arguments, **knobs.to_json()}), "args": config}
+
+
+def _keywords(construct: Construct, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keywords | None:
+    """By TRL's names; None where TRL's constructor takes no such arguments, which it says best itself."""
+    try:
+        return dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return None
+
+
+def _config(keywords: Keywords, config_class: type, method: str) -> Any:
+    """TRL's config: the default where none is given; made of transformers' where that is given, as TRL makes it."""
+    config = keywords.get("args")
+    if config is None:
+        return default_config(config_class, keywords, method_of(method).NAME)
+    if isinstance(config, config_class):
+        return config
+    return config_class(**{**config.to_dict(), "hub_token": config.hub_token})

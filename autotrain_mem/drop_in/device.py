@@ -1,0 +1,97 @@
+"""The device that a trainer of this process will run on, and what this process may still take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.choose import choose
+from autotrain_mem.machine.detect import detect, host
+from autotrain_mem.machine.measure import measured
+from autotrain_mem.spec import Hardware
+from autotrain_mem.store import Store
+
+_START = "Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnUse:
+    """What a process has of a card already."""
+
+    reserved_bytes: int
+    """By torch's allocator."""
+    strangers_bytes: int
+    """Of that, what lives in tensors that are no part of the models to train: it stays."""
+
+
+def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store) -> Hardware:
+    """The card named, or the device of the trainer's config.
+
+    Args:
+        config: TRL's.
+        gpu: A card by name or size; None for the device itself.
+        models: Those that the script hands over: what they hold of the card is theirs to train with.
+        store: Where a measurement of a card is kept.
+
+    Raises:
+        UnknownGpuError: no such card.
+        UsageError: several cards of one process, or a kind of device that is not rehearsed.
+    """
+    if gpu is not None:
+        return choose(gpu, use_cpu=False)
+    if config.device.type == "cpu":
+        return host()
+    if config.device.type != "cuda":
+        raise UsageError(
+            f"A trainer on {config.device.type} cannot be rehearsed: kernels are known for CUDA and the CPU.",
+            hint="Take trl's own class, or name a card to plan for: autofit=AutoFit(gpu=...).",
+        )
+    if config.n_gpu > 1:
+        raise UsageError(
+            f"This process sees {config.n_gpu} GPUs, over which the trainer would split every batch, and plans are for "
+            "one.",
+            hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
+        )
+    card = measured(detect()[config.device.index or 0], store)
+    use = own_use(config.device, models)
+    return card if use is None else with_own_use(card, use)
+
+
+def own_use(device: Any, models: Iterable[Any]) -> OwnUse | None:
+    """What this process has of a card; None before it has opened it."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    held = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
+    trained = sum(each.nbytes for each in held.values() if each.device == device)
+    strangers = max(0, torch.cuda.memory_allocated(device) - trained)
+    return OwnUse(reserved_bytes=torch.cuda.memory_reserved(device), strangers_bytes=strangers)
+
+
+def with_own_use(card: Hardware, use: OwnUse) -> Hardware:
+    """The card as a run in this process finds it: its context and its cache count as free, its other tensors do not."""
+    own_bytes = card.non_torch_bytes + use.reserved_bytes - use.strangers_bytes
+    return replace(card, free_bytes=min(card.total_bytes, card.free_bytes + own_bytes))
+
+
+def lost_levers() -> tuple[str, ...]:
+    """Levers that this process is too late for, each with the reason and the cure."""
+    import torch
+
+    if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
+        return ()
+    return (f"expandable_segments: this process's allocator holds segments of fixed size already. {_START}",)
+
+
+def grow_segments() -> None:
+    """Segments that grow, for what this process allocates from now on; its environment stays as it is.
+
+    ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, which torch.cuda.memory calls too; a later process does not
+    inherit it.
+    """
+    import torch
+
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

@@ -1,0 +1,183 @@
+"""From a trainer's call to a plan: what the command does with flags, done with a script's own objects."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import pathlib
+import tempfile
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from autotrain_mem import api
+from autotrain_mem.drop_in import ranks
+from autotrain_mem.drop_in.device import device_of, lost_levers
+from autotrain_mem.drop_in.words import given_arguments
+from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.rehearsal import handed
+from autotrain_mem.rehearsal.handed import Call
+from autotrain_mem.rehearsal.model_objects import check_model_object
+from autotrain_mem.rehearsal.pool import Workers
+from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.progress import SearchProgress
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.hardware import Hardware
+
+OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
+"""Whose code is known by its version; of any other nothing is kept from one run to the next."""
+
+_OF_RUN = frozenset(
+    {"args", "train_dataset", "eval_dataset", "callbacks", "compute_metrics", "processing_class", "formatting_func"}
+    | {"reward_processing_classes", "preprocess_logits_for_metrics"}
+)
+"""Keywords on which no rehearsal depends, beside what the arguments say of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A trainer's call, and how it is to be planned."""
+
+    method: str
+    config_class: type
+    call: Call
+    autofit: AutoFit
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The model objects that are handed over."""
+        import torch
+
+        return tuple(value for value in self.call.keywords.values() if isinstance(value, torch.nn.Module))
+
+
+def make_plan(asked: Asked) -> Plan:
+    """The plan that every process of this training acts on.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits.
+        UsageError: words that contradict each other, or a device that is not rehearsed.
+        UnsupportedModelError: a model object that cannot be rehearsed.
+        DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    _check_models(asked)
+    store = api.kept_between_runs(_note)
+    config = asked.call.keywords["args"]
+    hardware = ranks.smallest(device_of(config, asked.autofit.gpu, asked.models, store))
+    plan = ranks.agreed(lambda: _planned(asked, hardware, store))
+    if asked.autofit.show and ranks.is_first():
+        Console(stderr=True).print(plan_view(plan))
+    return plan
+
+
+def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
+    with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
+        rehearsals = _rehearsals(asked, hardware, store, workers, pathlib.Path(folder))
+        with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
+            if asked.autofit.plan is None:
+                plan = api.plan(rehearsals, progress.tried, progress.counting, to_train=True)
+            else:
+                plan = api.follow(rehearsals, _given_plan(asked.autofit), progress.tried)
+    return replace(plan, warnings=(*plan.warnings, *_of_process()))
+
+
+def _given_plan(autofit: AutoFit) -> Plan:
+    assert autofit.plan is not None
+    return autofit.plan if isinstance(autofit.plan, Plan) else Plan.load(autofit.plan)
+
+
+def _rehearsals(
+    asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path
+) -> Rehearsals:
+    autofit, keywords = asked.autofit, asked.call.keywords
+    words = given_arguments(dict(keywords), asked.config_class, autofit)
+    words |= {"use_cpu": True} if hardware.origin == "cpu" else {}
+    if lost_levers() and "expandable_segments" not in words:
+        words["expandable_segments"] = False
+    own = {name: getattr(autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
+    defaults = workers.first.accept(asked.method, words, {**own, "forbid": sorted(autofit.forbid)})
+    job = autofit.job(
+        asked.method, _name(keywords["model"]), arguments=words, handed=_handed(asked, folder)
+    )
+    return Rehearsals(
+        workers=workers,
+        job=job,
+        defaults=defaults,
+        hardware=hardware,
+        headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
+        store=store,
+    )
+
+
+def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
+    from datasets import Dataset
+
+    keywords = asked.call.keywords
+    return Handed(
+        path=handed.write(asked.call, folder),
+        holds_model=not isinstance(keywords["model"], str),
+        holds_rows=isinstance(keywords["train_dataset"], Dataset),
+        digest=_digest(asked),
+    )
+
+
+def _digest(asked: Asked) -> str:
+    """Of what a rehearsal depends on beside the arguments; empty where code or a model of the user's own is in it."""
+    relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
+    told = {name: _told(value) for name, value in relevant.items()} | {"": _told(asked.call.trainer)}
+    if None in told.values():
+        return ""
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _told(value: Any) -> str | None:
+    """What a value is, in full; None where that cannot be told."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return repr(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}" if _is_known(value) else None
+    if inspect.isroutine(value):
+        return "a function"  # of rewards: a rehearsal has stand-ins for them
+    if isinstance(value, list | tuple):
+        inner = [_told(each) for each in value]
+        return None if None in inner else repr(inner)
+    if _is_known(type(value)) and hasattr(value, "to_dict"):
+        return json.dumps(value.to_dict(), sort_keys=True, default=_sorted)
+    return None
+
+
+def _sorted(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in OUR_LIBRARIES
+
+
+def _name(model: Any) -> str:
+    """What a model object is called: where it came from, or its class."""
+    return model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
+
+
+def _check_models(asked: Asked) -> None:
+    import torch
+
+    adapts = asked.call.keywords.get("peft_config") is not None
+    for name, value in asked.call.keywords.items():
+        if isinstance(value, torch.nn.Module):
+            check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
+
+
+def _of_process() -> tuple[str, ...]:
+    """What this process cannot do any more, and what a plan for one device leaves out."""
+    count = ranks.processes()
+    several = f"{count} processes: DDP's buckets, as many bytes as the gradients, are not counted."
+    return (*(f"Not to be had in this process: {lost}" for lost in lost_levers()), *([several] if count > 1 else []))
+
+
+def _note(message: str) -> None:
+    Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)

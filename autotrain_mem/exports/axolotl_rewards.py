@@ -1,0 +1,74 @@
+"""Axolotl's GRPO: its ``trl:`` and ``vllm:`` blocks, and rewards.
+
+``src/axolotl/utils/schemas/trl.py: TRLConfig``, ``vllm.py: VllmConfig``; only what ``core/trainers/grpo/__init__.py:
+GRPOStrategy.set_training_args_kwargs`` hands on to TRL's trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotrain_mem.exports.case import Case
+from autotrain_mem.exports.part import Part
+
+SAME = (
+    *("num_generations", "generation_batch_size", "max_completion_length", "beta", "temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "num_iterations", "epsilon", "epsilon_high", "importance_sampling_level"),
+    *("reward_weights", "loss_type", "mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha"),
+    *("ref_model_sync_steps", "log_completions", "num_completions_to_print", "multi_objective_aggregation"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
+    *("off_policy_mask_threshold", "use_bias_correction_kl", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
+    *("vllm_server_host", "vllm_server_port"),
+)
+VLLM = {
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "tensor_parallel_size",
+    "vllm_max_model_length": "max_model_len",
+}
+_BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""What ``trl/scripts/grpo.py`` knows by a short name, of ``trl.rewards``; one more of them takes arguments."""
+_OWN_ARGUMENTS = "get_soft_overlong_punishment"
+
+
+def grpo(case: Case) -> Part:
+    """Whatever is not said stays TRL's default: the trainer is TRL's own."""
+    settings = case.settings
+    block: dict[str, Any] = {name: settings[name] for name in SAME if settings.get(name) is not None}
+    block["beta"] = case.get("beta")
+    answered = {*SAME, *VLLM}
+    functions = [*_judge(case), *(settings.get("reward_funcs") or ())]
+    if functions:
+        block["reward_funcs"] = [_function(name) for name in functions if name != _OWN_ARGUMENTS]
+        answered |= {"reward_funcs", "reward_model_name_or_path"}
+    scales = settings.get("scale_rewards")
+    if scales in (True, False, "group", "none"):
+        block["scale_rewards"] = scales in (True, "group")
+        answered.add("scale_rewards")
+    if settings.get("use_liger_kernel") is not None:
+        block["use_liger_loss"] = settings["use_liger_kernel"]
+        answered.add("use_liger_kernel")
+    if settings.get("vllm_server_timeout") is not None:
+        block["vllm_server_timeout"] = int(settings["vllm_server_timeout"])
+        answered.add("vllm_server_timeout")
+    vllm = {VLLM[name]: settings[name] for name in VLLM if settings.get(name) is not None}
+    return Part(
+        keys={"trl": block, **({"vllm": vllm} if vllm else {})},
+        answered=frozenset(answered),
+        notes=tuple(_notes(functions)),
+    )
+
+
+def _judge(case: Case) -> list[str]:
+    model = case.settings.get("reward_model_name_or_path")
+    return [model] if model else []
+
+
+def _function(name: str) -> str:
+    return f"trl.rewards.{name}" if name in _BUILT_IN else name
+
+
+def _notes(functions: Sequence[str]) -> list[str]:
+    if _OWN_ARGUMENTS in functions:
+        return [f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it"]
+    return [] if functions else ["reward_funcs: none was given to plan with, and Axolotl needs one to train"]

@@ -1,0 +1,133 @@
+"""What is to be said to another tool: the settings that would train, under TRL's names, and where the data are."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.job import EXAMPLE_DATASETS
+from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.spec.length import MAX_LENGTH, without_wish
+from autotrain_mem.spec.plan import as_recorded
+
+LEARNING_RATES = {"sft": 2e-5, "reward": 1e-4, "dpo": 1e-6, "grpo": 1e-6, "rloo": 1e-6, "ppo": 3e-6}
+"""TRL's default of ``learning_rate`` (``trl/trainer/*_config.py``, ``trl/experimental/ppo/ppo_config.py``)."""
+BETAS = {"dpo": 0.1, "grpo": 0.0}
+"""TRL's default of ``beta`` (``trl/trainer/dpo_config.py``, ``grpo_config.py``)."""
+TRAINER_DEFAULTS: Mapping[str, Any] = {
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "logging_steps": 10,
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "seed": 42,
+}
+"""What every TRL config takes where nothing is given (transformers ``training_args.py: TrainingArguments`` and
+``trl/trainer/base_config.py``), and other tools take otherwise."""
+LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+"""``trl/trainer/model_config.py: ModelConfig``."""
+
+NO_LIMIT_TOKENS = 1 << 20
+"""Stands for "no limit" where a tool takes a number only: longer than any row that fits a card."""
+
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+"""What ``datasets.load_dataset`` calls the kinds of files."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where both are set the first counts (``c10/cuda/CUDAAllocatorConfig.h: instance``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the rows come from."""
+
+    path: str
+    """A hub id, a folder or a file."""
+    kind: str | None
+    """What ``load_dataset`` calls the kind of a file; None for a hub id or a folder."""
+    subset: str | None
+    train_split: str
+    test_split: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One plan and its job, as the exports read them."""
+
+    plan: Plan
+    job: Job
+    """As a file may hold it."""
+    hidden: tuple[str, ...]
+    """Names of the user's arguments and variables whose values no file may hold."""
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.plan.knobs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
+        knobs = {name: getattr(self.knobs, name) for name in knob_names(self.job.method, self.knobs)}
+        merged = {**without_wish(self.job.arguments), **knobs}
+        told = {name: value for name, value in merged.items() if name not in OWN_KNOBS}
+        return {name: value for name, value in told.items() if value is not None or name == MAX_LENGTH}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As given or planned, else TRL's default where this module knows it."""
+        known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, "learning_rate": LEARNING_RATES[self.job.method]}
+        if self.job.method in BETAS:
+            known["beta"] = BETAS[self.job.method]
+        return self.settings.get(name, known.get(name, default))
+
+    @property
+    def precision(self) -> str:
+        """What is computed in: ``bf16`` (TRL's default), ``fp16`` or ``no`` mixed precision."""
+        if self.knobs.fp16 or self.settings.get("fp16"):
+            return "fp16"
+        return "no" if self.settings.get("bf16") is False else "bf16"
+
+    @property
+    def data(self) -> Data | None:
+        """None for a mixture of datasets, which only TRL reads."""
+        if self.job.dataset is None and self.settings.get("datasets"):
+            return None
+        path = str(self.job.dataset or self.settings.get("dataset_name") or EXAMPLE_DATASETS[self.job.method])
+        return Data(
+            path=path,
+            kind=FILE_KINDS.get(pathlib.PurePath(path).suffix.lower()),
+            subset=self.settings.get("dataset_config"),
+            train_split=self.settings.get("dataset_train_split", "train"),
+            test_split=self.settings.get("dataset_test_split", "test"),
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens that a row is cut to, as a number."""
+        if self.job.is_online:
+            return (self.plan.prompt_length or NO_LIMIT_TOKENS) + self.knobs.completion_length
+        return self.knobs.max_length or NO_LIMIT_TOKENS
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What must be set before the training process starts: the job's own words and the plan's allocator."""
+        given = dict(self.job.environment)
+        if not self.knobs.expandable_segments:
+            return given
+        variable = next((name for name in ALLOCATOR_VARIABLES if name in given), ALLOCATOR_VARIABLES[-1])
+        settings = [text for text in given.get(variable, "").split(",") if text]
+        if "expandable_segments:True" not in settings:
+            settings.append("expandable_segments:True")
+        return {**given, variable: ",".join(settings)}
+
+
+def case_of(plan: Plan, job: Job) -> Case:
+    """The case without the user's secrets, and the names of these."""
+    public = as_recorded(job)
+    hidden = (*(job.arguments.keys() - public.arguments.keys()), *(job.environment.keys() - public.environment.keys()))
+    return Case(plan=plan, job=public, hidden=tuple(sorted(hidden)))

@@ -1,0 +1,63 @@
+"""What would run: TRL's config, the command that starts it, and the environment of the process."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.exports.accelerate import TRL_FILE, script
+from autotrain_mem.exports.case import case_of
+from autotrain_mem.exports.trl import trl
+from autotrain_mem.spec import Job, Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRun:
+    """A run that does not take place."""
+
+    config: str
+    """TRL's YAML, with comments."""
+    command: tuple[str, ...] | None
+    """The same training with TRL alone; None where TRL has no script for the method."""
+    short_command: str
+    environment: Mapping[str, str]
+    """What autofit would set for the training process."""
+
+    def to_text(self) -> str:
+        """All of it as one YAML file, which TRL reads: what is no config is a comment."""
+        lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
+        if self.command is not None:
+            lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]
+            lines.append(f"  {shlex.join(self.command)}")
+        lines.append("The environment that autofit would set for the process:")
+        lines += [f"  {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return self.config + "".join(f"# {line}\n" for line in lines)
+
+    def to_json(self) -> dict[str, Any]:
+        import yaml
+
+        return {
+            "schema": "autofit.dry_run/1",
+            "config": yaml.safe_load(self.config),
+            "command": None if self.command is None else list(self.command),
+            "environment": dict(self.environment),
+        }
+
+
+def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
+    """What ``autofit METHOD`` would start with this plan.
+
+    Args:
+        environment: What it would set for the training process.
+    """
+    case = case_of(plan, job)
+    launch = ("accelerate", "launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision")
+    has_script = job.method != "ppo"
+    return DryRun(
+        config=trl(plan, job),
+        command=(*launch, case.precision, *shlex.split(script(job.method))) if has_script else None,
+        short_command=f"trl {job.method} --config {TRL_FILE}",
+        environment=environment,
+    )

@@ -1,0 +1,319 @@
+"""LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
+
+Keys after https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
+``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py`` and ``training_args.py``, whose
+TrainingArguments are transformers' own; what they become after ``model/loader.py``, ``model/adapter.py`` and ``train``.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, case_of
+from autotrain_mem.exports.notes import allocator, environment, no_limit, optimizer_offload, whole_logits
+from autotrain_mem.exports.part import Part, Tool, document, renamed
+from autotrain_mem.exports.trainer_arguments import TRAINER_ARGUMENTS
+from autotrain_mem.spec import Job, Plan
+
+STAGES = {"sft": "sft", "reward": "rm", "dpo": "dpo", "ppo": "ppo"}
+"""``finetuning_args.py: FinetuningArguments.stage``."""
+RENAMED = {
+    "dataset_num_proc": "preprocessing_num_workers",
+    "use_liger_kernel": "enable_liger_kernel",
+    "model_revision": "model_revision",
+    "trust_remote_code": "trust_remote_code",
+}
+ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+"""``extras/constants.py: AttentionFunction``, after ``model/model_utils/attention.py``."""
+PAIR_LOSSES = ("sigmoid", "hinge", "ipo")
+"""Those of ``pref_loss`` that TRL's DPO calls the same."""
+
+_OWN_WAY = frozenset(
+    {
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "use_liger_kernel", "liger_kernel_config"),
+        *("remove_unused_columns", "label_names", "bf16", "fp16", "output_dir", *TRAINER_DEFAULTS),
+    }
+)
+"""Of transformers' arguments, those that LLaMA-Factory overrides, or that are said elsewhere."""
+
+
+def llamafactory(plan: Plan, job: Job) -> str:
+    """The file for ``llamafactory-cli train FILE``."""
+    case = case_of(plan, job)
+    tool = Tool(name="LLaMA-Factory", command="llamafactory-cli train FILE", trains_with_trl=False)
+    parts = [
+        _model(case),
+        _data(case),
+        _adapter(case),
+        _precision(case),
+        _checkpointing(case),
+        _method(case),
+        _trainer(case),
+        optimizer_offload(case, "its deepspeed key with a ZeRO configuration that offloads is the nearest"),
+        allocator(case),
+        environment(case),
+        whole_logits(case, "LLaMA-Factory", "per_device_train_batch_size"),
+    ]
+    return document(case, tool, parts, case.environment)
+
+
+def _model(case: Case) -> Part:
+    part = renamed(case, RENAMED)
+    asked = case.get("attn_implementation")
+    attention = {"flash_attn": ATTENTION[asked]} if asked in ATTENTION else {}
+    return Part(
+        keys={
+            "model_name_or_path": case.job.model,
+            "stage": STAGES[case.job.method],
+            "do_train": True,
+            "finetuning_type": "lora" if case.knobs.use_peft else "full",
+            **part.keys,
+            **attention,
+        },
+        answered=part.answered
+        | {"model_name_or_path", "use_peft", "do_train"}
+        | ({"attn_implementation"} if attention else frozenset()),
+    )
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+_MESSAGES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "sft": {"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": _MESSAGES},
+    "pairs": {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}},
+    "ppo": {"columns": {"prompt": "prompt"}},
+}
+"""Entries of ``data/dataset_info.json`` (``data/README.md``, ``data/parser.py: DatasetAttr``)."""
+_ROWS = {
+    "sft": "rows with a messages column; rows with other columns name theirs in the entry",
+    "reward": "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt",
+    "dpo": "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt",
+    "ppo": "rows with prompt as text",
+}
+_LONG = {
+    "reward": ("cutoff_len: LLaMA-Factory cuts both sides of a pair that is longer; TRL drops the pair",),
+    "ppo": ("cutoff_len: of a prompt; TRL's PPO takes it as long as it is",),
+}
+
+
+def _data(case: Case) -> Part:
+    """Data have a name in ``dataset_info.json``, with what is to be read of them."""
+    data, method, packs = case.data, case.job.method, case.knobs.packing
+    length = (case.plan.prompt_length or case.length) if method == "ppo" else case.length
+    masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
+    of_sft = {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks} if method == "sft" else {}
+    masked = (
+        "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on "
+        "the completions, which is train_on_prompt false",
+    )
+    names = {"dataset": _name(case)} if data else {}
+    if data and case.job.is_evaluated:
+        names["eval_dataset"] = f"{names['dataset']}_eval"
+    return Part(
+        keys={**names, "cutoff_len": length, **of_sft},
+        answered=frozenset(
+            {
+                *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"),
+                *("max_length", "packing", "assistant_only_loss", "completion_only_loss"),
+                *(() if data else ("datasets",)),
+            }
+        ),
+        notes=(
+            *(_entries(case) if data else ("datasets: name each of the mixture in dataset, divided by commas",)),
+            *(masked if method == "sft" and not masks else ()),
+            *_LONG.get(method, ()),
+            *no_limit(case, "cutoff_len").notes,
+        ),
+    )
+
+
+def _name(case: Case) -> str:
+    """A comma would divide it in two."""
+    data = case.data
+    return "" if data is None else pathlib.PurePath(data.path).stem.replace(",", "_")
+
+
+def _entries(case: Case) -> list[str]:
+    """What to add to ``data/dataset_info.json``, in one line for each split."""
+    data = case.data
+    if data is None:
+        return []
+    source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
+    subset = {} if data.subset is None else {"subset": data.subset}
+    splits = {_name(case): data.train_split}
+    if case.job.is_evaluated:
+        splits[f"{_name(case)}_eval"] = data.test_split
+    columns = _COLUMNS["pairs" if case.job.method in ("reward", "dpo") else case.job.method]
+    entries = {name: {**source, **subset, "split": split, **columns} for name, split in splits.items()}
+    rows = _ROWS[case.job.method]
+    made = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]
+    return [f"dataset: a name in data/dataset_info.json, to which this is added, for {rows}: {text}" for text in made]
+
+
+# -- what is trained, and in which numbers -------------------------------------------------------------------------
+
+_LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+_SWITCHES = {"use_rslora": "use_rslora", "use_dora": "use_dora"}
+_OF_ADAPTER = frozenset(
+    {
+        *(*_LORA, *_SWITCHES, "lora_target_modules", "lora_modules_to_save", "load_in_4bit", "load_in_8bit"),
+        *("use_bnb_nested_quant", "bnb_4bit_quant_type"),
+    }
+)
+
+
+def _adapter(case: Case) -> Part:
+    if not case.knobs.use_peft:
+        return Part(answered=_OF_ADAPTER | {"bnb_4bit_quant_storage", "lora_target_parameters", "lora_task_type"})
+    targets, saved = _targets(case), case.get("lora_modules_to_save")
+    return Part(
+        keys={
+            **{_LORA[name]: case.get(name) for name in LORA_DEFAULTS},
+            **targets.keys,
+            **({"additional_target": ",".join(saved)} if saved else {}),
+            **renamed(case, _SWITCHES).keys,
+            **_quantized(case),
+        },
+        answered=_OF_ADAPTER,
+        notes=(
+            *targets.notes,
+            "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes",
+        ),
+    )
+
+
+def _targets(case: Case) -> Part:
+    """``model/adapter.py: _setup_lora_tuning``; PEFT reads a single text as a regular expression, this divides it."""
+    asked = case.get("lora_target_modules")
+    if asked in ("all-linear", ["all-linear"]):
+        return Part(keys={"lora_target": "all"})
+    if isinstance(asked, list) and len(asked) > 1:
+        return Part(keys={"lora_target": ",".join(asked)})
+    if asked:
+        pattern = asked if isinstance(asked, str) else asked[0]
+        name = re.fullmatch(r"\.\*(?:\\\.)?(\w+)", pattern)
+        if name is not None:
+            return Part(keys={"lora_target": name[1]})
+        return Part(
+            notes=(f"lora_target_modules {pattern}: a regular expression; lora_target takes names, with commas",)
+        )
+    return Part(notes=("lora_target_modules: TRL leaves them to PEFT; LLaMA-Factory takes all linear layers",))
+
+
+def _quantized(case: Case) -> dict[str, Any]:
+    """``model/model_utils/quantization.py: configure_quantization``."""
+    knobs = case.knobs
+    if knobs.load_in_4bit:
+        return {
+            "quantization_method": "bnb",
+            "quantization_bit": 4,
+            "quantization_type": case.get("bnb_4bit_quant_type", "nf4"),
+            "double_quantization": knobs.use_bnb_nested_quant,
+        }
+    return {"quantization_method": "bnb", "quantization_bit": 8} if knobs.load_in_8bit else {}
+
+
+def _precision(case: Case) -> Part:
+    """Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32
+    unless it is told to be pure (``model/adapter.py: init_adapter``)."""
+    wanted, full = case.knobs.dtype, not case.knobs.use_peft
+    as_wanted = case.knobs.load_in_4bit or case.knobs.load_in_8bit or (full and wanted == "float32")
+    note = f"dtype {wanted}: LLaMA-Factory loads weights in the checkpoint's own dtype"
+    return Part(
+        keys={
+            "bf16": case.precision == "bf16",
+            "fp16": case.precision == "fp16",
+            "pure_bf16": full and wanted == "bfloat16",
+        },
+        answered=frozenset({"bf16", "fp16", "dtype"}),
+        notes=() if as_wanted else (note,),
+    )
+
+
+def _checkpointing(case: Case) -> Part:
+    """``model/model_utils/checkpointing.py: prepare_model_for_training``; reentrant by default, which TRL's is not."""
+    details = dict(case.get("gradient_checkpointing_kwargs") or {})
+    reentrant = bool(details.pop("use_reentrant", False))
+    notes = [f"gradient_checkpointing_kwargs {json.dumps(details)}: no key"] if details else []
+    if case.knobs.activation_offloading:
+        nearest = "use_unsloth_gc true keeps what recomputing starts from on the host, which is the nearest"
+        notes.append(f"activation_offloading true: no key, so that it needs more than is predicted; {nearest}")
+    return Part(
+        keys={
+            "disable_gradient_checkpointing": not case.knobs.gradient_checkpointing,
+            "use_reentrant_gc": reentrant,
+        },
+        answered=frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading"}),
+        notes=tuple(notes),
+    )
+
+
+# -- the method and the course of the run --------------------------------------------------------------------------
+
+
+def _method(case: Case) -> Part:
+    by_method = {"dpo": _pairs, "ppo": _ppo, "reward": _judge}
+    return by_method[case.job.method](case) if case.job.method in by_method else Part(answered=_of_loss(case))
+
+
+def _of_loss(case: Case) -> frozenset[str]:
+    """Whole logits are what TRL calls nll."""
+    return frozenset({"loss_type"} if case.get("loss_type") in (None, "nll") else ())
+
+
+def _judge(case: Case) -> Part:
+    return Part(
+        notes=("the model: LLaMA-Factory trains a causal model with a value head; TRL a classifier with one score",)
+    )
+
+
+def _pairs(case: Case) -> Part:
+    """``train/dpo/trainer.py: CustomDPOTrainer``."""
+    asked = case.get("loss_type", "sigmoid")
+    loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
+    known = loss in PAIR_LOSSES
+    more = renamed(case, {"label_smoothing": "dpo_label_smoothing", "ld_alpha": "ld_alpha"})
+    return Part(
+        keys={"pref_beta": case.get("beta"), **({"pref_loss": loss} if known else {}), **more.keys},
+        answered=more.answered | {"beta"} | ({"loss_type"} if known else frozenset()),
+        notes=("the loss: logits of policy and reference are whole in float32, whatever TRL's does",),
+    )
+
+
+_PPO = {
+    "num_ppo_epochs": "ppo_epochs",
+    "whiten_rewards": "ppo_whiten_rewards",
+    "reward_model_path": "reward_model",
+    "response_length": "max_new_tokens",
+}
+
+
+def _ppo(case: Case) -> Part:
+    """``train/ppo/trainer.py: CustomPPOTrainer``; a judge that is an adapter is its default, and TRL's is whole."""
+    part = renamed(case, _PPO)
+    sampled = {"do_sample": True, "temperature": case.get("temperature", 0.7), "top_p": 1.0, "top_k": 0}
+    judge = {"reward_model_type": "full"} if "reward_model" in part.keys else {}
+    return Part(
+        keys={**part.keys, **judge, **sampled},
+        answered=part.answered | {"temperature"},
+        notes=(
+            "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has a "
+            "value model of its own, so that the prediction is only a rough guide",
+        ),
+    )
+
+
+def _trainer(case: Case) -> Part:
+    """transformers' arguments, as they are; TRL's defaults where they differ from transformers'."""
+    told = {name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY}
+    part = renamed(case, told)
+    output = {"output_dir": case.settings["output_dir"]} if case.settings.get("output_dir") else {}
+    defaults = {name: case.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
+    return Part(
+        keys={**output, **part.keys, **defaults, "report_to": case.get("report_to", "none")},
+        answered=part.answered | {"output_dir", *TRAINER_DEFAULTS},
+    )

@@ -1,0 +1,54 @@
+"""TRL's own YAML: what ``trl METHOD --config FILE`` reads, and ``autofit METHOD --config FILE`` as well.
+
+Keys are the fields of four dataclasses, and ``env`` (``trl/scripts/utils.py: TrlParser.parse_args_and_config``, which
+sets it before the model is loaded).
+"""
+
+from __future__ import annotations
+
+from autotrain_mem.exports.case import Case, case_of
+from autotrain_mem.exports.notes import optimizer_offload
+from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.spec import Job, Plan
+
+DATA_NAMES = ("dataset_name", "datasets")
+
+
+def trl(plan: Plan, job: Job) -> str:
+    """The file for ``trl METHOD --config FILE``."""
+    case = case_of(plan, job)
+    tool = Tool(name="TRL", command=trl_command(job.method), trains_with_trl=True)
+    return document(case, tool, trl_parts(case), {})
+
+
+def trl_command(method: str) -> str:
+    """TRL has no script for PPO; autofit reads the same file."""
+    return f"{'autofit' if method == 'ppo' else 'trl'} {method} --config FILE"
+
+
+def trl_parts(case: Case) -> list[Part]:
+    """Everything as it is: nothing but optimizer offload is ours alone."""
+    told = case.settings
+    first = {"model_name_or_path": case.job.model, **_data(case)}
+    rest = {name: value for name, value in told.items() if name not in DATA_NAMES and name not in first}
+    environment = {"env": case.environment} if case.environment else {}
+    whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*told, *DATA_NAMES}))
+    return [whole, optimizer_offload(case, "autofit METHOD --config FILE --optimizer_offload has it"), _of_ppo(case)]
+
+
+def _data(case: Case) -> dict[str, object]:
+    """A file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up."""
+    data = case.data
+    if data is None:
+        return {"datasets": case.settings["datasets"]}
+    if data.kind is None:
+        return {"dataset_name": data.path}
+    return {"datasets": [{"path": data.kind, "data_files": data.path}]}
+
+
+def _of_ppo(case: Case) -> Part:
+    if case.job.method != "ppo":
+        return Part()
+    return Part(
+        notes=("TRL has PPOConfig and no script for it: autofit ppo reads this file, trl does not have the command",)
+    )

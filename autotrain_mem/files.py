@@ -1,0 +1,92 @@
+"""Files that are whole or not there, also when the disk fills up or the power goes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.errors import OutputFolderError
+
+OUTPUT_FOLDER = "--output_dir a folder"
+"""The flag that says where a run's records go, with what it takes."""
+
+_ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
+_WRITABLE = "Give {place} that you may write to."
+_THERE = "Give {place} that is there."
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", _ON_ANOTHER_DISK),
+    errno.EDQUOT: ("the disk quota is used up", _ON_ANOTHER_DISK),
+    errno.EFBIG: ("it is larger than the largest file allowed", "Raise the limit that ulimit -f shows."),
+    errno.EACCES: ("writing there is not permitted", _WRITABLE),
+    errno.EPERM: ("writing there is not permitted", _WRITABLE),
+    errno.EROFS: ("the disk is read-only", _WRITABLE),
+    errno.ENOENT: ("its folder is not there or is a file", _THERE),
+    errno.ENOTDIR: ("its folder is not there or is a file", _THERE),
+    errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
+}
+"""What the operating system's refusals mean to the user, and what to do about them."""
+
+
+def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
+    """Replace ``path`` in one step; a write that fails leaves what was there.
+
+    Loss may be NaN, which JSON has no number for: it is written as the text ``"nan"``, so that any reader can parse
+    the file and none takes a diverged loss for one that was not measured (null).
+
+    Args:
+        place: What the user would say to have it elsewhere, for the hint.
+
+    Raises:
+        OutputFolderError: the file cannot be written; the hint says what to do.
+    """
+    text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise refusal(path, error, place) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _write_through(unfinished, content)
+        os.replace(unfinished, path)
+    finally:
+        _remove(unfinished)
+
+
+def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
+    """The operating system's words in the user's: why a file cannot be written, and where it could be."""
+    unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
+    reason, hint = _REASONS.get(error.errno or 0, unforeseen)
+    return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write and wait for the disk: without fsync the new name may outlive a power cut and its content not."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _remove(unfinished: Path) -> None:
+    with contextlib.suppress(OSError):  # the error that matters is already on its way
+        unfinished.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,162 @@
+"""What our own flags say, as one value: how the command, the drop-in trainers and the verbs of Python are asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, Job
+from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.plan import Plan
+from autotrain_mem.units import format_bytes, parse_bytes
+
+_HEADROOM = "It takes a size such as 500MiB or a share such as 8%, less than the device has."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoFit:
+    """How to plan. Every field may be left out.
+
+    ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
+    changes nothing but speed.
+
+    Raises:
+        UsageError: a value that no plan can be made with; all of them in one message.
+    """
+
+    gpu: str | None = None
+    """A card by name (``rtx4090``) or a size (``6GiB``) to plan for; None: the device that the trainer runs on."""
+    headroom: str | None = None
+    """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
+    effective_batch_size: int | None = None
+    """Rows per optimizer step on one device; None: as the batch size and the accumulation say."""
+    prompt_length: int | None = None
+    """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
+    fit: Fit = "all"
+    """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
+    forbid: frozenset[str] = frozenset()
+    """Levers that may not be pulled, by name; any iterable of names is taken."""
+    max_slowdown: float = MAX_SLOWDOWN
+    """A plan slower than so many times the best of the next level of harm is passed over."""
+    optimizer_offload: bool = False
+    """Optimizer state and step on the host."""
+    expandable_segments: bool = False
+    """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
+    plan: Plan | str | Path | None = None
+    """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
+    other versions or other words."""
+    pin: frozenset[str] = frozenset()
+    """Drop-in trainers: settings that are kept as the config has them although they are TRL's defaults."""
+    tune: frozenset[str] = frozenset()
+    """Drop-in trainers: settings that may be changed although the config gives them; ``max_length`` among them asks for
+    the longest row."""
+    show: bool = True
+    """Drop-in trainers: tell the search and the plan on stderr."""
+
+    def __post_init__(self) -> None:
+        for name in ("forbid", "pin", "tune"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        problems = [*self._problems()]
+        if problems:
+            said, cures = zip(*problems, strict=True)
+            raise UsageError(f"AutoFit: {'; '.join(said)}.", hint="\n".join(cures))
+
+    def _problems(self) -> Iterable[tuple[str, str]]:
+        if self.fit not in FITS:
+            yield f"fit takes no {self.fit!r}", f"It takes {', '.join(FITS)}."
+        if not self.max_slowdown >= 1:  # NaN is not either
+            yield f"max_slowdown {self.max_slowdown:g} is less than 1", "It takes 1 or more: so many times as long."
+        if self.headroom is not None and size_or_share(self.headroom, 1) is None:
+            yield f"headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
+        if both := self.pin & self.tune:
+            yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
+
+    def headroom_bytes(self, total_bytes: int) -> int | None:
+        """The headroom on a device of this size; None for the default.
+
+        Raises:
+            UsageError: nothing would be left.
+        """
+        if self.headroom is None:
+            return None
+        size_bytes = size_or_share(self.headroom, total_bytes)
+        if size_bytes is None or not 0 <= size_bytes < total_bytes:
+            device = f"a device of {format_bytes(total_bytes)}"
+            raise UsageError(f"A headroom of {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
+        return size_bytes
+
+    def job(
+        self,
+        method: str,
+        model: str,
+        *,
+        dataset: str | None = None,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        handed: Handed | None = None,
+    ) -> Job:
+        """The job that these words ask for.
+
+        Args:
+            arguments: Exactly what the user gave of TRL's.
+        """
+        return Job(
+            method=method,
+            model=model,
+            dataset=dataset,
+            arguments=arguments,
+            environment=environment or {},
+            effective_batch_size=self.effective_batch_size,
+            prompt_length=self.prompt_length,
+            fit=self.fit,
+            forbid=self.forbid,
+            max_slowdown=self.max_slowdown,
+            handed=handed,
+        )
+
+    def over(self, plan: Plan, *, here: bool) -> AutoFit:
+        """These words, and where they leave something open those that a plan was made with.
+
+        Args:
+            here: On the device that is here; else on the plan's card, unless ``gpu`` names another.
+        """
+        job, card = plan.job, plan.estimate.hardware
+        has_name = card.origin in ("named", "imagined")
+        return replace(
+            self,
+            gpu=self.gpu or (card.name if has_name and not here else None),
+            effective_batch_size=self.effective_batch_size or job.effective_batch_size,
+            prompt_length=self.prompt_length or job.prompt_length,
+            fit=job.fit if self.fit == "all" else self.fit,
+            forbid=self.forbid or job.forbid,
+            max_slowdown=job.max_slowdown if self.max_slowdown == MAX_SLOWDOWN else self.max_slowdown,
+            optimizer_offload=self.optimizer_offload or bool(job.arguments.get("optimizer_offload")),
+            expandable_segments=self.expandable_segments or bool(job.arguments.get("expandable_segments")),
+        )
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Knobs that TRL does not have and that are turned on."""
+        return tuple(name for name in OWN_KNOBS if getattr(self, name))
+
+
+def _names(field_name: str, names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise UsageError(f"AutoFit: {field_name} takes names, not one text.", hint=f'Write {field_name}=["{names}"].')
+    return frozenset(names)
+
+
+def size_or_share(text: str, total_bytes: int) -> int | None:
+    """``"8%"`` of the device, or ``"500MiB"``; None for what is neither."""
+    try:
+        if not text.endswith("%"):
+            return parse_bytes(text)
+        share = float(text[:-1]) / 100
+    except ValueError:
+        return None
+    return int(total_bytes * share) if math.isfinite(share) else None

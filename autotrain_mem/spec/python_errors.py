@@ -1,0 +1,44 @@
+"""What an error tells a reader who writes Python: its cures name flags, and these have other names there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.spec.autofit import AutoFit
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
+_OURS = {each.name: f"AutoFit({each.name}=...)" for each in fields(AutoFit)}
+_OTHERWISE = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
+"""What is no keyword in Python."""
+_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "help", "json", "recipe", "snapshot", "sweep"})
+"""Flags that Python has no need of, or not."""
+
+
+@contextmanager
+def python_errors() -> Iterator[None]:
+    """Errors that leave the block say, in a note, what their flags are called in Python."""
+    try:
+        yield
+    except AutofitError as error:
+        if note := python_words(f"{error.message}\n{error.hint}"):
+            error.add_note(note)
+        raise
+
+
+def python_words(text: str) -> str:
+    """What the flags of a text are in Python; empty where it has none.
+
+    >>> python_words("Give --max-length 512, or --gpu l4.")
+    'In Python --max_length is max_length=..., --gpu is AutoFit(gpu=...).'
+    """
+    names = dict.fromkeys(found.replace("-", "_") for found in _FLAG.findall(text))
+    said = [f"--{name} is {_in_python(name)}" for name in names if name not in _OF_THE_COMMAND]
+    return f"In Python {', '.join(said)}." if said else ""
+
+
+def _in_python(name: str) -> str:
+    return _OTHERWISE.get(name) or _OURS.get(name) or f"{name}=..."

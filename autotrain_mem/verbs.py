@@ -1,0 +1,376 @@
+"""The verbs of Python: what the command does, as functions that take and return values.
+
+Each takes a method (``sft``, ``reward``, ``dpo``, ``grpo``, ``rloo`` or ``ppo``), a model, and TRL's own arguments by
+name. What is given is law and never changed; what is not given may be decided by the plan. Nothing is printed, no
+environment variable is set in this process, and no process of ours outlives a call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from autotrain_mem import api
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec import Estimate, Hardware, Plan, Report
+from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.job import METHODS
+from autotrain_mem.spec.python_errors import python_errors
+
+Environment = Mapping[str, str]
+Event = Mapping[str, Any]
+
+
+def estimate(
+    method: str,
+    model: str | os.PathLike[str],
+    *,
+    dataset: str | os.PathLike[str] | None = None,
+    autofit: AutoFit | None = None,
+    environment: Environment | None = None,
+    **arguments: Any,
+) -> Estimate:
+    """What one configuration needs, exactly as given, with TRL's defaults for the rest; no search.
+
+    It takes seconds, no GPU and no weights: a folder with ``config.json`` is enough.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> found.knobs.per_device_train_batch_size, found.knobs.max_length
+    (8, 512)
+    >>> found.fits, found.required_bytes <= found.budget_bytes
+    (True, True)
+
+    Args:
+        method: A trainer of TRL's, by the name of its command: ``sft``, ``reward``, ``dpo``, ``grpo``, ``rloo``, ``ppo``.
+        model: A hub id or a folder.
+        dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only where a length
+            must be counted (``max_length="auto"``, prompts). None: TRL's example for the method.
+        autofit: The device above all, ``AutoFit(gpu="rtx4090")``; None: the GPU that is here.
+        environment: Variables for the processes that load the model, such as ``PYTORCH_ALLOC_CONF``.
+        **arguments: TRL's own, by name, with values as in Python or as in flags: ``learning_rate=1e-4``,
+            ``dtype="bfloat16"``, ``use_peft=True``, ``lora_target_modules=["q_proj"]``. ``max_length`` also takes
+            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows keep within.
+
+    Returns:
+        Peaks in bytes by phase and by owner, the budget in bytes, seconds of one optimizer step.
+
+    Raises:
+        UsageError: an argument that TRL does not know (with the nearest) or refuses, or that cannot be rehearsed.
+        NoGpuError, UnknownGpuError: no GPU is here and none is named; a name that no card has.
+        ModelError, DatasetError: not found, not readable, or not for this method.
+        BatchSplitError, ContextLengthError: sizes that do not divide; more tokens than the model's context.
+        RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
+    """
+    with python_errors():
+        ours = _ours(autofit, "estimate")
+        _refuse_plan(ours, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
+        words = _words(method, model, dataset, ours, environment, arguments)
+        with api.Workers(1) as workers:
+            return api.estimate(_rehearsals(workers, words))
+
+
+def plan(
+    method: str,
+    model: str | os.PathLike[str],
+    *,
+    dataset: str | os.PathLike[str] | None = None,
+    autofit: AutoFit | None = None,
+    environment: Environment | None = None,
+    **arguments: Any,
+) -> Plan:
+    """The fastest settings that fit, of the least harmful level that holds any; nothing is loaded.
+
+    It takes seconds to minutes, no GPU and no weights. With ``AutoFit(plan=...)`` that plan is followed in place of a
+    search: its own words stand where these leave something open.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060", effective_batch_size=64), max_length=512)
+    >>> chosen.level, chosen.knobs.effective_batch_size, chosen.estimate.fits
+    ('lossless', 64, True)
+
+    Args:
+        method, model, environment, **arguments: As :func:`estimate`'s.
+        dataset: As :func:`estimate`'s; read unless ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a
+            number and no data are named.
+        autofit: How to plan: device, effective batch, how far to go.
+
+    Returns:
+        The settings, their prediction, what was tried and what else there would be; ``save(path)`` writes it.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits; the message holds the nearest that would.
+        PlanFileError: ``AutoFit(plan=...)`` names a file that holds none.
+        UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`estimate`.
+    """
+    with python_errors():
+        ours = _ours(autofit, "plan")
+        made = _given_plan(ours, method, dataset)
+        words = _words(method, model, dataset, ours, environment, arguments, over=made)
+        with api.Workers() as workers:
+            return _decide(_rehearsals(workers, words), made)
+
+
+def fit(
+    method: str,
+    model: str | os.PathLike[str],
+    *,
+    dataset: str | os.PathLike[str] | None = None,
+    autofit: AutoFit | None = None,
+    environment: Environment | None = None,
+    simulate: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+    **arguments: Any,
+) -> Report:
+    """Plan, or follow ``AutoFit(plan=...)``, and train with the plan in a process of its own.
+
+    The output folder then holds the model, ``plan.json`` (``Plan.load(report.output_dir)``), ``run.json`` and
+    ``train.log``. Ctrl-C ends the training after its step.
+
+    >>> from autotrain_mem import AutoFit, fit
+    >>> report = fit(
+    ...     "sft",
+    ...     "Qwen/Qwen2.5-0.5B",
+    ...     dataset="data.jsonl",
+    ...     autofit=AutoFit(gpu="rtx3060", fit="lossless"),
+    ...     simulate=True,
+    ...     per_device_train_batch_size=2,
+    ...     max_length=64,
+    ...     max_steps=2,
+    ...     output_dir="first-run",
+    ... )
+    >>> report.steps, report.measured.peak_reserved_bytes <= 12 * 2**30
+    (2, True)
+
+    Args:
+        method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; the data are always read.
+        simulate: Train on the CPU, while a simulated card of the name in ``AutoFit(gpu=...)`` keeps account and runs
+            out of memory where that card would.
+        on_event: Hears of the training as it goes: mappings with ``event`` ``start`` (``total_steps``), ``step``
+            (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them) or ``interrupted``.
+
+    Returns:
+        Steps, loss, seconds, and the peaks predicted and measured in bytes.
+
+    Raises:
+        OutputFolderError: ``output_dir`` cannot be written, or holds another run.
+        GpuOutOfMemoryError: the card, real or simulated, was full.
+        TrainingError, RewardFunctionError: the trainer or a reward function raised.
+        InterruptedByUser: Ctrl-C while it trained; what was written is whole. Before that it is KeyboardInterrupt.
+        DoesNotFitError and the others of :func:`plan`.
+    """
+    with python_errors():
+        ours = _ours(autofit, "fit")
+        made = _given_plan(ours, method, dataset)
+        words = _words(method, model, dataset, ours, environment, arguments, over=made, here=not simulate)
+        with api.Workers() as workers:
+            rehearsals = _rehearsals(workers, words, simulate=simulate)
+            api.check_can_train(rehearsals, simulate=simulate)
+            chosen = _decide(rehearsals, made, to_train=True, simulate=simulate)
+        return api.fit(rehearsals, chosen, simulate=simulate, on_event=on_event)
+
+
+def cards(
+    method: str,
+    model: str | os.PathLike[str],
+    *,
+    dataset: str | os.PathLike[str] | None = None,
+    autofit: AutoFit | None = None,
+    environment: Environment | None = None,
+    **arguments: Any,
+) -> Cards:
+    """What each of many cards can do for a job: which one to rent or to buy. None of them needs to be here.
+
+    >>> from autotrain_mem import AutoFit, cards
+    >>> compared = cards("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx4090,rtx3060"), max_length=512)
+    >>> [(each.hardware.name, each.level) for each in compared.verdicts]
+    [('rtx3060', 'lossless'), ('rtx4090', 'lossless')]
+
+    Args:
+        method, model, dataset, environment, **arguments: As :func:`plan`'s.
+        autofit: ``AutoFit(gpu="rtx3060,l4")`` names the cards; without a name it is all of the catalog, in minutes.
+
+    Returns:
+        A verdict for each, smallest card first, with its best settings, their bytes and their speed.
+
+    Raises:
+        UsageError, UnknownGpuError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`plan`. A
+            card on which nothing fits is a verdict, not an error.
+    """
+    with python_errors():
+        ours = _ours(autofit, "cards")
+        _refuse_plan(ours, "a plan is for one card, and cards(...) makes one for each")
+        devices = _devices(ours.gpu or "all")
+        words = _words(method, model, dataset, replace(ours, gpu=devices[0].name), environment, arguments)
+        with api.Workers() as workers:
+            return api.cards(_rehearsals(workers, words), devices)
+
+
+def gpus() -> tuple[Hardware, ...]:
+    """The cards that are known by name, in the order of their names; ``AutoFit(gpu=...)`` takes these.
+
+    >>> from autotrain_mem import gpus
+    >>> [card.total_bytes // 2**20 for card in gpus() if card.name == "rtx4090"]
+    [24081]
+
+    Returns:
+        For each what torch reports as its memory in bytes, and its speeds in bytes or FLOP per second.
+    """
+    return api.gpus()
+
+
+# -- from keywords to words ----------------------------------------------------------------------------------------
+
+
+def _ours(autofit: AutoFit | None, verb: str) -> AutoFit:
+    ours = autofit or AutoFit()
+    if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
+        raise UsageError(
+            f"AutoFit({given[0]}=...) is for trainers, whose config does not tell what was given; {verb}(...) does.",
+            hint="Give an argument to keep it; leave it away to have it tuned.",
+        )
+    return ours
+
+
+def _refuse_plan(ours: AutoFit, why: str) -> None:
+    if ours.plan is not None:
+        raise UsageError(f"AutoFit(plan=...) has no place here: {why}.", hint="Leave plan away.")
+
+
+def _given_plan(ours: AutoFit, method: str, dataset: object) -> Plan | None:
+    """The plan to follow; None where one is to be made."""
+    if ours.plan is None:
+        return None
+    made = ours.plan if isinstance(ours.plan, Plan) else Plan.load(ours.plan)
+    if made.method != method:
+        raise UsageError(
+            f"The plan is for {made.method}, not for {method}.", hint=f'Give "{made.method}", or plan anew without it.'
+        )
+    if made.objects is not None and dataset is None:
+        raise UsageError(
+            "The plan was made for data or a model that a script held, and no file does.",
+            hint="Follow it with the trainer that it was made for, or name dataset=... here.",
+        )
+    return made
+
+
+def _words(
+    method: str,
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str] | None,
+    ours: AutoFit,
+    environment: Environment | None,
+    arguments: Mapping[str, Any],
+    *,
+    over: Plan | None = None,
+    here: bool = False,
+) -> api.Words:
+    """Everything that can be told to be wrong without TRL is refused here, before any process starts.
+
+    Args:
+        over: A plan to follow, whose own words stand where these leave something open.
+        here: It is to be followed on the device that is here, not on its own card.
+    """
+    _check_method(method)
+    _check_misplaced(arguments)
+    job = None if over is None else over.job
+    return api.Words(
+        method=method,
+        model=_path("model", model, "model=..., train_dataset=..."),
+        dataset=_dataset(dataset) or (job and job.dataset),
+        autofit=ours if over is None else ours.over(over, here=here),
+        config={**(job.trl_arguments if job else {}), **{name: _plain(name, each) for name, each in arguments.items()}},
+        environment={**(job.environment if job else {}), **(environment or {})},
+        also_known=_KEYWORDS,
+    )
+
+
+_OURS = tuple(each.name for each in fields(AutoFit))
+_KEYWORDS = ("dataset", "environment", "simulate", *_OURS)
+"""What is no argument of TRL's, for did-you-mean."""
+
+
+def _check_method(method: str) -> None:
+    if method in METHODS:
+        return
+    near = difflib.get_close_matches(str(method), METHODS, n=1)
+    meant = f'Did you mean "{near[0]}"? ' if near else ""
+    raise UsageError(f"Unknown method {method!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
+
+
+def _check_misplaced(arguments: Mapping[str, Any]) -> None:
+    ours = [name for name in arguments if name in _OURS]
+    if ours:
+        written = ", ".join(f"{name}={arguments[name]!r}" for name in ours)
+        raise UsageError(
+            f"{', '.join(ours)} {'is' if len(ours) == 1 else 'are'} not TRL's to take.",
+            hint=f"Write autofit=AutoFit({written}).",
+        )
+    if "model_name_or_path" in arguments:
+        raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Leave one away.")
+
+
+def _dataset(dataset: object) -> str | None:
+    return None if dataset is None else _path("dataset", dataset, "train_dataset=...")
+
+
+def _path(name: str, value: object, keywords: str) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(
+            f"{name} takes a hub id or a path, not a {type(value).__name__}.",
+            hint=f"Objects go to a trainer: from autotrain_mem import SFTTrainer; SFTTrainer({keywords}).",
+        )
+    return os.fsdecode(value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As JSON has it, which goes to another process: an enumeration's value, a path's text, a dtype's name.
+
+    Raises:
+        UsageError: a function or an object.
+    """
+    if value is None or isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum):
+        return value
+    if isinstance(value, enum.Enum):
+        return _plain(name, value.value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(name, each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(name, each) for each in value)
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    raise UsageError(
+        f"{name} takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
+        hint="Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
+    )
+
+
+def _devices(names: str) -> tuple[Hardware, ...]:
+    return api.several(names) or (api.choose(names, use_cpu=False),)
+
+
+# -- from words to a plan ------------------------------------------------------------------------------------------
+
+
+def _rehearsals(workers: api.Workers, words: api.Words, *, simulate: bool = False) -> api.Rehearsals:
+    return api.rehearsals_for(workers, replace(words, simulate=simulate), words.autofit.headroom_bytes, _warn)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _decide(rehearsals: api.Rehearsals, made: Plan | None, *, to_train: bool = False, simulate: bool = False) -> Plan:
+    if made is None:
+        return api.plan(rehearsals, to_train=to_train, simulate=simulate)
+    return api.follow(rehearsals, made, to_train=to_train, simulate=simulate)

@@ -1,0 +1,1 @@
+"""What ``scripts/recipes`` and the tests of the recipes are made of."""

@@ -1,0 +1,64 @@
+"""Which cards each recipe is planned for, and whose config stands for a model that is named otherwise."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+from autotrain_mem.cookbook import Recipe, recipes
+
+OTHER_CARD = {
+    "dpo-qwen2.5-7b-lora": "a100-80gb",
+    "grpo-qwen3-8b-qlora": "rtx4090",
+    "ppo-qwen2.5-0.5b": "a100-80gb",
+    "ppo-qwen2.5-7b-lora": "h200",
+    "reward-gemma3-1b-lora-8k": "rtx4090",
+    "reward-gemma3-1b-lora-16k": "rtx4090",
+    "reward-gemma3-1b-lora-32k": "l40s",
+    "rloo-qwen2.5-0.5b": "rtx4090",
+    "sft-llama3.1-8b-full": "h200",
+    "sft-llama3.1-8b-lora-8bit": "l40s",
+    "sft-qwen2.5-0.5b": "rtx4090",
+}
+"""Beside the one that its header speaks of."""
+
+SAME_SIZES = {
+    "Qwen/Qwen2.5-0.5B-Instruct": "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B",
+    "trl-lib/Qwen2-0.5B-Reward": "Qwen/Qwen2.5-0.5B",
+}
+"""A model trained on has its base's sizes, and Qwen2-0.5B has those of Qwen2.5-0.5B."""
+
+_MODELS = ("model_name_or_path", "reward_model_path", "reward_model_name_or_path")
+
+
+def cards(recipe: Recipe) -> tuple[str, str]:
+    """Its own, and another."""
+    return recipe.card, OTHER_CARD[recipe.name]
+
+
+def all_rows() -> Iterator[tuple[Recipe, str]]:
+    """Every recipe with each of its cards."""
+    return ((recipe, card) for recipe in recipes() for card in cards(recipe))
+
+
+def settings(recipe: Recipe) -> dict[str, object]:
+    """The keys of the file, ``autofit`` among them."""
+    import yaml
+
+    read: dict[str, object] = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
+    return read
+
+
+def flags(recipe: Recipe, models: pathlib.Path) -> list[str]:
+    """What puts folders of configs in the place of hub ids.
+
+    Example: ``["--model_name_or_path", "models/Qwen/Qwen2.5-0.5B"]``.
+    """
+    named = {name: str(value) for name, value in settings(recipe).items() if name in _MODELS}
+    return [word for name, value in named.items() for word in (f"--{name}", str(folder(models, value)))]
+
+
+def folder(models: pathlib.Path, name: str) -> pathlib.Path:
+    """Where the config of a hub id lies."""
+    return models / SAME_SIZES.get(name, name)

@@ -1,0 +1,71 @@
+"""Drop-in trainers in this process, planned by workers that all of these tests share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotrain_mem.drop_in import planning
+from autotrain_mem.quickstart import data, model
+from autotrain_mem.rehearsal.pool import Workers
+from tests.tiny import tiny_config, tiny_folder
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    with Workers(1) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _shared_workers(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting two for each test would take longer than all else in it."""
+    monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(workers))
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+
+
+@pytest.fixture(scope="session")
+def tiny_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judge of one score, with the tokenizer of the model that it judges."""
+    from transformers import AutoModelForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("models") / "judge"
+    model.train_tokenizer(data.texts(data.problems(100, seed=0))).save_pretrained(folder)
+    config = tiny_config("qwen2")
+    config.num_labels = 1
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def texts(count: int = 24) -> Any:
+    """Rows of 10 to 90 words."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"text": [f"row {index} " + "of some more words " * (2 + index % 20) for index in range(count)]})
+
+
+def pairs(count: int = 24) -> Any:
+    from datasets import Dataset
+
+    rows = [("what is it ? ", "it is this " * (1 + index % 9), "it is that " * (1 + index % 5)) for index in range(count)]
+    prompts, chosen, rejected = zip(*rows, strict=True)
+    return Dataset.from_dict({"prompt": prompts, "chosen": chosen, "rejected": rejected})
+
+
+def prompts(count: int = 24) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": ["count to " + "ten " * (1 + index % 7) for index in range(count)]})
+
+
+def shortness(completions: list[Any], **_: Any) -> list[float]:
+    """A reward for short completions."""
+    return [-float(len(each)) for each in completions]

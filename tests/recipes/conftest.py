@@ -1,0 +1,55 @@
+"""The command, with one worker for all tests of the recipes, on a machine without a GPU and without network."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autotrain_mem import api
+from autotrain_mem.machine import choose
+
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS.parent / "scripts"))  # recipe_plans: scripts are no package
+
+
+class SharedWorkers(api.Workers):
+    """Outlive the ``with`` block of a command."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="session")
+def workers(place: pathlib.Path) -> Iterator[SharedWorkers]:
+    """Started in ``place``, where relative paths lead; one, since the suite runs in two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("AUTOFIT_CACHE", "")
+        patch.setattr(choose, "detect", lambda: ())
+        shared = SharedWorkers(1)
+        patch.setattr(api, "Workers", lambda count=None: shared)
+        yield shared
+    api.Workers.__exit__(shared)
+
+
+@pytest.fixture(scope="session")
+def printed(workers: SharedWorkers) -> Callable[..., str]:
+    """``printed(commands.plan, "sft", ["--recipe", ...])``: what the command wrote on stdout."""
+
+    def run(command: Callable[..., int], *words: object) -> str:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            assert command(*words) == 0
+        return said.getvalue()
+
+    return run

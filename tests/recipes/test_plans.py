@@ -1,0 +1,73 @@
+"""Recipe x card: what a plan chose, held to one rehearsal each; and two cards planned whole.
+
+A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and writes the golden
+files with ``--write``. Here the chosen point is rehearsed on copies of few layers, which is what a search trusts until
+it confirms its choice.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import architectures
+import pytest
+from recipe_plans.rows import all_rows, cards, flags
+from recipe_plans.statements import Golden
+
+from autotrain_mem import api
+from autotrain_mem.cli import commands
+from autotrain_mem.cli import flags as own_flags
+from autotrain_mem.cookbook import Recipe, recipe
+from autotrain_mem.engine.predictions import Predictions
+from autotrain_mem.engine.rehearsals import Lengths
+from autotrain_mem.spec import Plan
+from autotrain_mem.units import MIB
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+FEW_LAYERS = 0.005
+"""Copies of few layers, expanded, against the whole model that a golden file holds: ``scripts/expansion``."""
+ROWS = list(all_rows())
+
+
+@pytest.fixture(scope="session")
+def models(place: pathlib.Path) -> pathlib.Path:
+    for name in architectures.FACTS:
+        architectures.write_config(place / "real", name)
+    return place / "real"
+
+
+def golden(recipe: Recipe, card: str) -> Golden:
+    return Golden.read((GOLDEN / f"{recipe.name}.{card}.txt").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("recipe", "card"), ROWS, ids=[f"{recipe.name}-{card}" for recipe, card in ROWS])
+def test_what_a_plan_chose_needs_what_it_did(
+    recipe: Recipe, card: str, models: pathlib.Path, workers: api.Workers
+) -> None:
+    expected = golden(recipe, card)
+    words = ["--recipe", recipe.name, "--gpu", card, *flags(recipe, models)]
+    own = own_flags.read(f"autofit plan {recipe.method}", words)
+    rehearsals = commands._rehearsals(workers, own, recipe.method)
+    predictions = Predictions(rehearsals, rehearsals.describe(), Lengths(longest=own.prompt_length))
+    (found,) = predictions.rehearse([expected.knobs], whole=False)
+    assert found.fits
+    assert found.budget_bytes == pytest.approx(expected.budget_mib * MIB, abs=MIB)
+    assert found.required_bytes == pytest.approx(expected.required_mib * MIB, rel=FEW_LAYERS)
+
+
+@pytest.mark.parametrize("card", cards(recipe("sft-qwen2.5-0.5b")))
+def test_a_whole_plan_is_the_one_that_is_kept(
+    card: str, models: pathlib.Path, place: pathlib.Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both cards are of one kernel class, and share what was rehearsed."""
+    monkeypatch.setenv("AUTOFIT_CACHE", str(place / "cache"))
+    one = recipe("sft-qwen2.5-0.5b")
+    words = ["--recipe", one.name, "--gpu", card, "--json", *flags(one, models)]
+    plan = Plan.from_json(json.loads(printed(commands.plan, one.method, words)))
+    assert str(Golden.of(plan)) == str(golden(one, card))
+    (warning,) = plan.warnings
+    assert "trl-lib/Capybara could not be looked at" in warning

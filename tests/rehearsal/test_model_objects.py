@@ -1,0 +1,159 @@
+"""Model objects that cannot be rehearsed are refused with the reason; all others are not."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_config
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.rehearsal.model_objects import check_model_object
+
+
+def tiny() -> Any:
+    return AutoModelForCausalLM.from_config(tiny_config("qwen2"))
+
+
+def changed(model: Any, change: Callable[[Any], Any]) -> Any:
+    change(model)
+    return model
+
+
+def on_meta() -> Any:
+    return changed(tiny(), lambda model: model.model.layers[1].to("meta"))
+
+
+def compiled_in_place() -> Any:
+    return changed(tiny(), lambda model: model.compile())
+
+
+def placed(**places: Any) -> Any:
+    return changed(tiny(), lambda model: setattr(model, "hf_device_map", places))
+
+
+def quantized_by_another() -> Any:
+    return changed(tiny(), lambda model: setattr(model.config, "quantization_config", {"quant_method": "gptq"}))
+
+
+def lazy() -> Any:
+    return changed(tiny(), lambda model: model.register_module("more", torch.nn.LazyLinear(2)))
+
+
+class DDP(torch.nn.Module):
+    """As torch's, which cannot be made without a process group."""
+
+    __module__ = "torch.nn.parallel.distributed"
+
+
+class Engine(torch.nn.Module):
+    __module__ = "deepspeed.runtime.engine"
+
+
+class Sharded(torch.nn.Module):
+    __module__ = "torch.distributed.fsdp._fully_shard._fully_shard"
+
+
+def not_quantized_yet() -> Any:
+    import bitsandbytes
+
+    return changed(tiny(), lambda model: model.register_module("more", bitsandbytes.nn.Linear4bit(8, 8)))
+
+
+def keeps_float16() -> Any:
+    import bitsandbytes
+
+    return changed(tiny(), lambda model: model.register_module("more", bitsandbytes.nn.Linear8bitLt(8, 8)))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor subclass with tensors inside, as torchao's are."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, *_: Any) -> Any:
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(args[0].inner) if function is torch.ops.aten.detach.default else NotImplemented
+
+
+def of_a_form_of_its_own() -> Any:
+    weight = torch.nn.Parameter(Wrapped(torch.zeros(2)))
+    return changed(tiny(), lambda model: model.register_parameter("more", weight))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no module": (dict, "is not a torch.nn.Module"),
+    "on meta": (on_meta, r"has no weights: model.layers.1.\S+ is on the meta device"),
+    "compiled": (lambda: torch.compile(tiny()), "OptimizedModule is compiled"),
+    "compiled in place": (compiled_in_place, "is compiled"),
+    "offloaded": (lambda: placed(a=0, b="disk"), "device_map over 0, disk"),
+    "on the host by a map": (lambda: placed(a="cpu"), "device_map over cpu"),
+    "two cards": (lambda: placed(a=0, b=1), "device_map over 0, 1"),
+    "gptq": (quantized_by_another, "quantized with gptq"),
+    "lazy": (lazy, r"lazy parameter without a shape: more.weight"),
+    "ddp": (DDP, r"wrapped for several devices \(DistributedDataParallel\)"),
+    "data parallel": (lambda: torch.nn.DataParallel(tiny()), r"several devices \(DataParallel\)"),
+    "deepspeed": (Engine, r"several devices \(DeepSpeed\)"),
+    "fsdp2 within": (lambda: torch.nn.Sequential(Sharded()), r"several devices \(FSDP\)"),
+    "4 bits to be": (not_quantized_yet, "not quantized yet: more.weight"),
+    "float16 beside 8 bits": (keeps_float16, "keeps the float16 weights of 8-bit layers: more.weight"),
+    "a tensor subclass": (of_a_form_of_its_own, "keeps more as a Wrapped"),
+    "frozen": (lambda: tiny().requires_grad_(False), "all its parameters are frozen"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_rehearsal_would_tell_wrongly_is_refused_with_the_reason(kind: str) -> None:
+    make, reason = REFUSED[kind]
+    with pytest.raises(UnsupportedModelError, match=reason) as raised:
+        check_model_object(make(), gets_adapter=False)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_device_whose_allocator_is_not_known_is_refused_by_name(device: str) -> None:
+    class Elsewhere(torch.nn.Module):
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            return iter([("weight", type("Weight", (), {"device": torch.device(device)})())])
+
+    with pytest.raises(UnsupportedModelError, match=f"is on {device}"):
+        check_model_object(Elsewhere(), gets_adapter=True)
+
+
+def test_a_frozen_model_that_gets_an_adapter_is_not_refused() -> None:
+    check_model_object(tiny().requires_grad_(False), gets_adapter=True)
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_a_model_that_bitsandbytes_quantized_is_not_refused(
+    bits: str, model_folder: Callable[[str], pathlib.Path]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder("qwen2"), device_map=None, quantization_config=BitsAndBytesConfig(**{bits: True})
+    )
+    check_model_object(model, gets_adapter=True)
+    model.hf_device_map = {"": 0}
+    check_model_object(model, gets_adapter=True)
+
+
+def test_looking_does_not_change_the_model() -> None:
+    model = tiny()
+    before = [(id(module), list(vars(module))) for module in model.modules()]
+    check_model_object(model, gets_adapter=False)
+    assert [(id(module), list(vars(module))) for module in model.modules()] == before

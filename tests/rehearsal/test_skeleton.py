@@ -1,0 +1,438 @@
+"""Objects of the user's process in the rehearsal's: the same in everything but the values of their tensors."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from object_trainer import sft_trainer
+from tiny import FAMILIES, tiny_config
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal import stage
+from autotrain_mem.rehearsal.quantized import statistics
+from autotrain_mem.rehearsal.skeleton import pack, unpack
+from autotrain_mem.spec import Trace
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def model_of(family: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(tiny_config(family))
+
+
+def with_lora(model: Any, **options: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
+
+
+def quantized(folder: pathlib.Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, device_map=None, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(**options)
+    )
+
+
+def tensors(model: Any) -> dict[str, torch.Tensor]:
+    """By all their names: of one that is tied, each."""
+    return dict(
+        itertools.chain(
+            model.named_parameters(remove_duplicate=False),
+            model.named_buffers(remove_duplicate=False),
+            statistics(model),
+        )
+    )
+
+
+def facts(model: Any) -> dict[str, tuple[Any, ...]]:
+    """All that memory depends on, with the first name of the same tensor, and of the same storage."""
+    first: dict[Any, str] = {}
+    return {
+        name: (
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            tensor.requires_grad,
+            isinstance(tensor, torch.nn.Parameter),
+            tensor.untyped_storage().nbytes(),
+            first.setdefault(id(tensor), name),
+            first.setdefault(tensor.untyped_storage()._cdata, name),
+        )
+        for name, tensor in tensors(model).items()
+    }
+
+
+def there(value: Any) -> Any:
+    """As it is in a rehearsal."""
+    with stage.fake_tensors():
+        return unpack(pack(value))
+
+
+class Gate(torch.nn.Module):
+    """A layer of the user's own, with a buffer that is not saved, and a tensor that is neither."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.gate = torch.nn.Parameter(torch.zeros(64))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.scale = torch.full((7,), 2.0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) * self.gate.tanh()
+
+
+class WithValue(torch.nn.Module):
+    """As TRL's models with a value head were built: a causal model, and a layer beside it."""
+
+    def __init__(self, pretrained_model: Any) -> None:
+        super().__init__()
+        self.pretrained_model = pretrained_model
+        self.v_head = torch.nn.Linear(64, 1)
+
+
+def gated() -> Any:
+    model = model_of("llama")
+    model.model.layers[1].mlp = Gate(model.model.layers[1].mlp)
+    return model
+
+
+def resized() -> Any:
+    model = model_of("qwen2")
+    model.resize_token_embeddings(model.config.vocab_size + 40)
+    return model
+
+
+def half_frozen() -> Any:
+    model = model_of("gpt2").to(torch.bfloat16).eval()
+    model.transformer.wte.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    **{family: lambda family=family: model_of(family) for family in FAMILIES},
+    "lora": lambda: with_lora(model_of("qwen3"), modules_to_save=["lm_head"]),
+    "a layer of the user's own": gated,
+    "resized": resized,
+    "a value head": lambda: WithValue(model_of("qwen2")),
+    "half frozen, bfloat16, evaluating": half_frozen,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_is_the_same_in_all_but_its_values(kind: str) -> None:
+    model = MODELS[kind]()
+    packed = pack(model)
+    with stage.fake_tensors():
+        fake = unpack(packed)
+    for copied in (unpack(packed), fake):
+        assert facts(copied) == facts(model)
+        assert [type(module) for module in copied.modules()] == [type(module) for module in model.modules()]
+        assert [module.training for module in copied.modules()] == [module.training for module in model.modules()]
+    assert {tensor.device.type for tensor in tensors(unpack(packed)).values()} == {"meta"}
+    assert all(isinstance(tensor, FakeTensor) for tensor in tensors(fake).values())
+
+
+def test_a_tensor_that_no_module_registers_is_fake_too() -> None:
+    scale = there(gated()).model.layers[1].mlp.scale
+    assert isinstance(scale, FakeTensor)
+    assert scale.shape == (7,)
+
+
+def test_a_config_is_one_object_for_all_modules_again() -> None:
+    model = unpack(pack(model_of("qwen2")))
+    assert model.model.config is model.config
+    assert model.model.layers[0].self_attn.config is model.config
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "bfloat16"},
+        {"load_in_8bit": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_quantized_model_keeps_its_bytes(
+    options: dict[str, Any], model_folder: Callable[[str], pathlib.Path]
+) -> None:
+    model = with_lora(quantized(model_folder("qwen2"), **options))
+    fake = there(model)
+    assert facts(fake) == facts(model)
+    weight = fake.base_model.model.model.layers[1].mlp.up_proj.base_layer.weight
+    held = weight.quant_state.absmax if "load_in_4bit" in options else weight.SCB
+    assert isinstance(held, FakeTensor)
+
+
+def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Callable[[str], pathlib.Path]) -> None:
+    model = quantized(model_folder("qwen2"), load_in_8bit=True)
+    with torch.no_grad():
+        model(torch.ones(1, 4, dtype=torch.int64))
+    layer = there(model).model.layers[0].mlp.up_proj
+    assert layer.weight.CB is None
+    assert layer.state.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
+
+
+# -- what is packed is left as it is ---------------------------------------------------------------------------------
+
+
+def test_packing_leaves_the_model_and_the_process_as_they_were() -> None:
+    model = with_lora(gated())
+    calls: list[str] = []
+    model.base_model.model.lm_head.register_forward_hook(lambda *_: calls.append("called"))
+    model.train()
+    model(torch.ones(1, 4, dtype=torch.int64)).logits.sum().backward()
+    calls.clear()
+
+    def state() -> Any:
+        modules = list(model.modules())
+        return (
+            {
+                name: (tensor.data_ptr(), tensor.requires_grad, id(tensor.grad))
+                for name, tensor in tensors(model).items()
+            },
+            [(id(module), list(vars(module)), module.training, len(module._forward_hooks)) for module in modules],
+            torch.get_rng_state().tolist(),
+            sys.getrecursionlimit(),
+            list(sys.path),
+        )
+
+    before, values = state(), copy.deepcopy(model.state_dict())
+    pack(model)
+    assert state() == before
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert not calls
+
+
+def test_no_value_of_a_tensor_is_packed() -> None:
+    model = gated()
+    before = pack(model)
+    with torch.no_grad():
+        for tensor in (*tensors(model).values(), model.model.layers[1].mlp.scale):
+            tensor.fill_(13)
+    assert pack(model) == before
+
+
+def test_a_view_that_repeats_few_bytes_is_told_with_all_that_it_would_take_on_a_gpu() -> None:
+    virtual = torch.empty(1).expand(1 << 28)
+    packed = pack(virtual)
+    assert len(packed) < 10_000
+    assert unpack(packed).untyped_storage().nbytes() == 1 << 30
+
+
+# -- other things than models ----------------------------------------------------------------------------------------
+
+
+SCRIPT = """
+    import sys
+
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, BitsAndBytesConfig, Qwen2ForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    import beside
+    from autotrain_mem.rehearsal.skeleton import pack
+
+    folder, out = sys.argv[1:]
+    WEIGHTS = torch.ones(3)
+    huge = (line for line in ())  # a generator among the globals that nothing below uses
+
+
+    class MyModel(Qwen2ForCausalLM):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+
+    def weighted(outputs, labels, num_items_in_batch=None):
+        return outputs.logits.float().mean() * WEIGHTS.sum()
+
+
+    class MyTrainer(SFTTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return loss * WEIGHTS.sum()
+
+
+    handed = {
+        "trainer": MyTrainer,
+        "model": MyModel.from_pretrained(folder, dtype=torch.bfloat16),
+        "args": SFTConfig(output_dir=out + ".d", use_cpu=True, report_to="none", save_strategy="no", max_steps=2),
+        "train_dataset": Dataset.from_list([{"input_ids": [5] * 48}] * 8),
+        "processing_class": AutoTokenizer.from_pretrained(folder),
+        "peft_config": LoraConfig(r=8),
+        "quantization_config": BitsAndBytesConfig(load_in_4bit=True),
+        "compute_loss_func": weighted,
+        "callback": beside.Callback(),
+        "module": beside,
+    }
+    with open(out, "wb") as file:
+        file.write(pack(handed))
+"""
+
+BESIDE = """
+    import threading
+
+    LOCK = threading.local()  # cannot be pickled: a module of the user's own goes by reference
+
+    class Callback:
+        steps = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def handed(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a user's script packed, with a module beside it that this process does not know."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    (folder / "beside.py").write_text(textwrap.dedent(BESIDE))
+    command = [sys.executable, str(folder / "train.py"), str(model_folder("qwen2")), str(folder / "packed")]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder)
+    return (folder / "packed").read_bytes()
+
+
+@pytest.fixture
+def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpacking is left without effect on the other tests."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+
+
+@pytest.mark.usefixtures("search_path")
+def test_what_a_script_defines_itself_arrives_with_what_it_uses(handed: bytes) -> None:
+    from trl import SFTConfig, SFTTrainer
+
+    there = unpack(handed)
+    assert issubclass(there["trainer"], SFTTrainer)
+    assert there["trainer"].__qualname__ == "MyTrainer"
+    assert type(there["model"]).__qualname__ == "MyModel"
+    assert isinstance(there["args"], SFTConfig)
+    assert there["args"].max_steps == 2
+    assert there["train_dataset"][0]["input_ids"] == [5] * 48
+    assert there["peft_config"].r == 8
+    assert there["quantization_config"].load_in_4bit
+    assert there["processing_class"]("2+2").input_ids
+    assert there["compute_loss_func"].__globals__["WEIGHTS"].device.type == "meta"
+    assert "huge" not in there["compute_loss_func"].__globals__
+    assert type(there["callback"]) is sys.modules["beside"].Callback
+    assert there["module"] is sys.modules["beside"]
+
+
+@pytest.mark.usefixtures("search_path")
+def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
+    handed: bytes, tmp_path: pathlib.Path
+) -> None:
+    def build(kind: Any) -> Any:
+        there = unpack(handed)
+        there["args"].output_dir = str(tmp_path)
+        names = ("model", "args", "train_dataset", "processing_class", "peft_config")
+        return (kind or there["trainer"])(**{name: there[name] for name in names})
+
+    from trl import SFTTrainer
+
+    own, trls = (births(stage.rehearse_play(stage.Play(build=partial(build, kind)))) for kind in (None, SFTTrainer))
+    assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
+
+
+class Watched:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def test_what_cannot_be_sent_is_named_with_what_holds_it() -> None:
+    lines = (line for line in ())
+    with pytest.raises(UsageError, match=r"A generator \(held by Watched\) cannot be sent") as raised:
+        pack({"callbacks": [Watched([lines])]})
+    assert raised.value.hint
+
+
+def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus() -> None:
+    there = unpack(pack([torch.Generator(), torch.device("cuda:1")]))
+    assert isinstance(there[0], torch.Generator)
+    assert there[1] == torch.device("cpu")
+
+
+def test_where_a_model_was_placed_is_left_out() -> None:
+    model = model_of("qwen2")
+    model.hf_device_map = {"": 0}
+    assert not hasattr(unpack(pack(model)), "hf_device_map")
+    assert model.hf_device_map == {"": 0}
+
+
+def test_deep_nesting_is_packed() -> None:
+    value: list[Any] = []
+    for _ in range(1000):
+        value = [value]
+    there = unpack(pack(value))
+    for _ in range(1000):
+        (there,) = there
+    assert there == []
+
+
+# -- training on it --------------------------------------------------------------------------------------------------
+
+
+CASES: dict[str, Callable[[pathlib.Path], Any]] = {
+    "full": lambda folder: gated(),
+    "lora in bfloat16": lambda folder: with_lora(model_of("qwen3").to(torch.bfloat16)),
+    "lora on 4 bits": lambda folder: with_lora(quantized(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True)),
+    "lora on 8 bits": lambda folder: with_lora(quantized(folder, load_in_8bit=True)),
+}
+
+
+Births = list[tuple[str, str, int, str]]
+
+
+def births(trace: Trace) -> Births:
+    return [(p.value, b.owner.value, b.size_bytes, b.module) for p, sign, b in trace.walk() if sign > 0]
+
+
+def train(model: Any, output_dir: pathlib.Path) -> Trace:
+    torch.manual_seed(0)
+    watch = stage.Watch()
+    with watch.curtain():
+        watch.train(sft_trainer(model, output_dir))
+    return watch.recorder.trace()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
+    case: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    model = CASES[case](model_folder("qwen2"))
+    packed = pack(model)
+    rehearsed = births(stage.rehearse_play(stage.Play(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake"))))
+    real = births(train(model, tmp_path / "real"))
+    assert len(real) > 100
+    assert first_difference(rehearsed, real) is None
+
+
+def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: pathlib.Path) -> None:
+    model = gated()
+    train(model, tmp_path)
+    packed = pack(model)
+    rehearsed = births(stage.rehearse_play(stage.Play(build=lambda: sft_trainer(unpack(packed), tmp_path))))
+    assert first_difference(rehearsed, births(train(model, tmp_path))) is None
+
+
+def first_difference(rehearsed: Births, real: Births) -> tuple[int, Any, Any] | None:
+    pairs = enumerate(itertools.zip_longest(rehearsed, real, fillvalue=("", "", 0, "nothing more")))
+    return next(((at, ours, theirs) for at, (ours, theirs) in pairs if ours[:3] != theirs[:3]), None)

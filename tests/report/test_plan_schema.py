@@ -1,0 +1,96 @@
+"""The JSON schema that the package carries describes exactly the files that are written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import resources
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from report_examples import AS_GIVEN, EXPANDED_PLAN, GRPO_PLAN, LONG_SEARCH, PASSED_OVER, PLAN, PPO_PLAN, UNCHANGED_PLAN
+from test_plan_file import OBJECTS, PLACES, parent
+
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.knobs import Knobs
+from autotrain_mem.spec.plan import PLAN_SCHEMA
+
+SCHEMA = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]
+WRITTEN = json.loads(json.dumps(PLAN.to_json()))
+OPEN = [("job", "arguments"), ("job", "environment"), ("versions",)]
+BY_PHASE_OR_OWNER = [("estimate", "owners_at_peak"), ("estimate", "time", "phases")]
+"""Objects with a key for each that there is."""
+FIXED = [path for path in PLACES if isinstance(path[-1], str) and path[:-1] not in (*OPEN, *BY_PHASE_OR_OWNER)]
+
+
+def is_valid(values: Any) -> bool:
+    return bool(VALIDATOR.is_valid(values))
+
+
+def test_it_is_a_schema_of_the_version_that_is_written() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$id"].endswith(f":{PLAN_SCHEMA}")
+    assert SCHEMA["properties"]["schema"]["const"] == PLAN_SCHEMA
+    assert SCHEMA["$defs"]["estimate"]["properties"]["schema"]["const"] == ESTIMATE_SCHEMA
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
+def test_what_is_written_is_valid(plan: Plan) -> None:
+    assert [error.message for error in VALIDATOR.iter_errors(json.loads(json.dumps(plan.to_json())))] == []
+
+
+def test_each_optional_part_is_there_in_one_example_and_absent_in_another() -> None:
+    written = [plan.to_json() for plan in PLANS]
+    for name in ("data", "prompt_length", "optimizer_steps", "objects", "step_seconds"):
+        assert {each[name] is None for each in written} == {True, False}, name
+    for name in ("levers", "attempts", "alternatives", "proposals", "warnings", "allocator"):
+        assert {bool(each[name]) for each in written} == {True, False}, name
+
+
+@pytest.mark.parametrize("path", FIXED, ids=lambda path: ".".join(map(str, path)))
+def test_no_field_may_be_missing_renamed_or_of_another_type(path: tuple[Any, ...]) -> None:
+    missing, renamed, mistyped = (copy.deepcopy(WRITTEN) for _ in range(3))
+    del parent(missing, path)[path[-1]]
+    parent(renamed, path)[f"{path[-1]}_"] = parent(renamed, path).pop(path[-1])
+    parent(mistyped, path)[path[-1]] = [{}]
+    assert not is_valid(missing)
+    assert not is_valid(renamed)
+    assert not is_valid(mistyped)
+
+
+@pytest.mark.parametrize("path", [path for path in OBJECTS if isinstance(parent(WRITTEN, (*path, "")), dict)])
+def test_no_field_may_be_added(path: tuple[Any, ...]) -> None:
+    more = copy.deepcopy(WRITTEN)
+    parent(more, (*path, ""))["colour"] = 7
+    assert not is_valid(more)
+
+
+def described(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every property with the way to it."""
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}", inner
+        yield from described(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from described(schema["items"], path)
+    for name, inner in schema.get("$defs", {}).items():
+        yield from described(inner, name)
+
+
+def test_every_field_is_described_and_every_size_says_that_it_is_in_bytes() -> None:
+    every = dict(described(SCHEMA))
+    assert len(every) > 120
+    assert [path for path, inner in every.items() if not inner.get("description")] == []
+    sizes = {path: inner for path, inner in every.items() if path.endswith("_bytes")}
+    assert [path for path, inner in sizes.items() if not inner["description"].endswith("In bytes.")] == []
+
+
+@pytest.mark.parametrize(("name", "noun"), [("knobs", Knobs), ("hardware", Hardware)])
+def test_it_knows_every_field_of_a_noun_also_of_those_that_no_example_uses(name: str, noun: Any) -> None:
+    assert SCHEMA["$defs"][name]["properties"].keys() == {field.name for field in fields(noun)}
