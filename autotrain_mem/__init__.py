@@ -8,45 +8,59 @@ TRL's trainers under their own names, planned::
     print(trainer.plan.knobs)
     trainer.train()
 
-The three verbs, which need no GPU::
+The verbs, which need no GPU::
 
     import autotrain_mem
+    from autotrain_mem import AutoFit
 
     plan = autotrain_mem.plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=1024)
+    plan.save("plan.json")
 
-The command is ``autofit`` (``autotrain_mem.cli``). Importing this package loads no torch; a trainer's class loads TRL
-when it is first named.
+``estimate`` tells what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
+compares cards, ``gpus`` lists those that are known. The command is ``autofit`` (``autotrain_mem.cli``). Errors are
+those of ``autotrain_mem.errors``. Importing this package loads no torch; a trainer's class loads TRL when it is first
+named.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from autotrain_mem.drop_in.ppo import PPOTrainer
-    from autotrain_mem.drop_in.trainers import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer
-    from autotrain_mem.errors import AutofitError
-    from autotrain_mem.spec import Estimate, Hardware, Knobs, Plan, Report
-    from autotrain_mem.spec.autofit import AutoFit
-    from autotrain_mem.verbs import estimate, fit, gpus, plan
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alternative",
+    "Attempt",
     "AutoFit",
     "AutofitError",
+    "CardVerdict",
+    "Cards",
     "DPOTrainer",
+    "DataSummary",
+    "DoesNotFitError",
     "Estimate",
     "GRPOTrainer",
     "Hardware",
+    "Harm",
+    "Job",
     "Knobs",
+    "Lever",
+    "MemoryEstimate",
+    "MemoryReading",
+    "Owner",
     "PPOTrainer",
+    "Phase",
     "Plan",
+    "Proposal",
     "RLOOTrainer",
     "Report",
+    "ReservedEstimate",
     "RewardTrainer",
     "SFTTrainer",
+    "StepTime",
+    "UsageError",
     "__version__",
+    "cards",
     "estimate",
     "fit",
     "gpus",
@@ -54,19 +68,37 @@ __all__ = [
 ]
 
 _PLACES = {
+    "Alternative": "spec",
+    "Attempt": "spec",
     "AutoFit": "spec.autofit",
     "AutofitError": "errors",
+    "CardVerdict": "spec.cards",
+    "Cards": "spec.cards",
     "DPOTrainer": "drop_in.trainers",
+    "DataSummary": "spec",
+    "DoesNotFitError": "errors",
     "Estimate": "spec",
     "GRPOTrainer": "drop_in.trainers",
     "Hardware": "spec",
+    "Harm": "spec",
+    "Job": "spec",
     "Knobs": "spec",
+    "Lever": "spec",
+    "MemoryEstimate": "spec",
+    "MemoryReading": "spec.report",
+    "Owner": "spec",
     "PPOTrainer": "drop_in.ppo",
+    "Phase": "spec",
     "Plan": "spec",
+    "Proposal": "spec",
     "RLOOTrainer": "drop_in.trainers",
     "Report": "spec",
+    "ReservedEstimate": "spec",
     "RewardTrainer": "drop_in.trainers",
     "SFTTrainer": "drop_in.trainers",
+    "StepTime": "spec",
+    "UsageError": "errors",
+    "cards": "verbs",
     "estimate": "verbs",
     "fit": "verbs",
     "gpus": "verbs",
@@ -75,12 +107,41 @@ _PLACES = {
 """Name -> the module that has it, imported when the name is first asked for."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+if TYPE_CHECKING:
+    from autotrain_mem.drop_in.ppo import PPOTrainer
+    from autotrain_mem.drop_in.trainers import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer
+    from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
+    from autotrain_mem.spec import (
+        Alternative,
+        Attempt,
+        DataSummary,
+        Estimate,
+        Hardware,
+        Harm,
+        Job,
+        Knobs,
+        Lever,
+        MemoryEstimate,
+        Owner,
+        Phase,
+        Plan,
+        Proposal,
+        Report,
+        ReservedEstimate,
+        StepTime,
+    )
+    from autotrain_mem.spec.autofit import AutoFit
+    from autotrain_mem.spec.cards import Cards, CardVerdict
+    from autotrain_mem.spec.report import MemoryReading
+    from autotrain_mem.verbs import cards, estimate, fit, gpus, plan
+else:  # hidden from type checkers, to whom it would say that there is every name
 
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    def __getattr__(name: str) -> object:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
 def __dir__() -> list[str]:

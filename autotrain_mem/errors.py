@@ -34,8 +34,8 @@
     │   └── OutputFolderError       62   the output folder cannot be written, or holds another run
     └── InterruptedByUser          130   Ctrl-C or SIGTERM
 
-An error says what happened; its ``hint`` says what to do, with the exact flag; ``str(error)`` says both. Of this package
-only ``cli.main`` catches them.
+An error says what happened; its ``hint`` says what to do, with the exact flag; ``str(error)`` says both. Of this
+package only ``cli.main`` catches them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,15 @@ from typing import Any, ClassVar
 
 
 class AutofitError(Exception):
-    """The root of the tree.
+    """The root of the tree; ``autotrain_mem.errors`` draws it.
+
+    >>> from autotrain_mem import AutoFit, AutofitError, plan
+    >>> try:
+    ...     plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_lenght=512)
+    ... except AutofitError as error:
+    ...     print(error)
+    Unknown key: max_lenght.
+      max_lenght: did you mean max_length?
 
     Args:
         message: What is wrong, in one sentence with the values that matter.
@@ -68,6 +76,16 @@ class AutofitError(Exception):
 
 
 class UsageError(AutofitError):
+    """What was asked for is unknown, malformed or contradicts itself; all that is wrong is said at once.
+
+    >>> from autotrain_mem import AutoFit, UsageError
+    >>> try:
+    ...     AutoFit(headroom="much")
+    ... except UsageError as error:
+    ...     print(error.message)
+    AutoFit: headroom 'much' is neither a size nor a share.
+    """
+
     exit_code = 2
 
 
@@ -152,6 +170,17 @@ class BatchSplitError(PlanError):
 
 
 class DoesNotFitError(PlanError):
+    """Nothing that is allowed fits the budget; the message says what is missing and what would fit.
+
+    >>> from autotrain_mem import AutoFit, DoesNotFitError, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> try:
+    ...     plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="1MiB", plan=chosen))
+    ... except DoesNotFitError as error:
+    ...     print(error.message.splitlines()[0])
+    Qwen/Qwen2.5-0.5B with the settings of its plan does not fit 1MiB.
+    """
+
     exit_code = 41
 
 

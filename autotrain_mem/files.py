@@ -18,7 +18,7 @@ OUTPUT_FOLDER = "--output_dir a folder"
 
 _ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."
-_THERE = "Give {place} that is there."
+_THERE = "Make the folder first, or give {place} elsewhere."
 _REASONS = {
     errno.ENOSPC: ("the disk is full", _ON_ANOTHER_DISK),
     errno.EDQUOT: ("the disk quota is used up", _ON_ANOTHER_DISK),

@@ -48,7 +48,7 @@ def estimate(
     (True, True)
 
     Args:
-        method: A trainer of TRL's, by the name of its command: ``sft``, ``reward``, ``dpo``, ``grpo``, ``rloo``, ``ppo``.
+        method: A trainer of TRL's, by name: ``sft``, ``reward``, ``dpo``, ``grpo``, ``rloo`` or ``ppo``.
         model: A hub id or a folder.
         dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only where a length
             must be counted (``max_length="auto"``, prompts). None: TRL's example for the method.
@@ -91,9 +91,9 @@ def plan(
     search: its own words stand where these leave something open.
 
     >>> from autotrain_mem import AutoFit, plan
-    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060", effective_batch_size=64), max_length=512)
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
     >>> chosen.level, chosen.knobs.effective_batch_size, chosen.estimate.fits
-    ('lossless', 64, True)
+    ('lossless', 8, True)
 
     Args:
         method, model, environment, **arguments: As :func:`estimate`'s.
@@ -134,12 +134,14 @@ def fit(
     ``train.log``. Ctrl-C ends the training after its step.
 
     >>> from autotrain_mem import AutoFit, fit
+    >>> heard = []
     >>> report = fit(
     ...     "sft",
     ...     "Qwen/Qwen2.5-0.5B",
     ...     dataset="data.jsonl",
     ...     autofit=AutoFit(gpu="rtx3060", fit="lossless"),
     ...     simulate=True,
+    ...     on_event=heard.append,
     ...     per_device_train_batch_size=2,
     ...     max_length=64,
     ...     max_steps=2,
@@ -147,6 +149,8 @@ def fit(
     ... )
     >>> report.steps, report.measured.peak_reserved_bytes <= 12 * 2**30
     (2, True)
+    >>> [event["step"] for event in heard if event["event"] == "step"]
+    [1, 2]
 
     Args:
         method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; the data are always read.
@@ -283,7 +287,7 @@ def _words(
     return api.Words(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
-        dataset=_dataset(dataset) or (job and job.dataset),
+        dataset=_dataset(dataset) or (job.dataset if job else None),
         autofit=ours if over is None else ours.over(over, here=here),
         config={**(job.trl_arguments if job else {}), **{name: _plain(name, each) for name, each in arguments.items()}},
         environment={**(job.environment if job else {}), **(environment or {})},
@@ -335,7 +339,7 @@ def _plain(name: str, value: Any) -> Any:
     Raises:
         UsageError: a function or an object.
     """
-    if value is None or isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, enum.Enum):
         return _plain(name, value.value)

@@ -47,8 +47,8 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 FOUNDATION = "errors units"
 NOUNS = "errors units spec"
 EVERYTHING_BELOW = (
-    "errors units files store versions host processes spec allocator planner trainers rehearsal estimator machine training "
-    "report quickstart"
+    "errors units files store versions host processes spec allocator planner trainers rehearsal estimator machine "
+    "training report quickstart"
 )
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
@@ -61,7 +61,7 @@ LAYERS = {
     "versions": part(0),
     "cookbook": part(1, "errors"),
     "host": part(0, "", "psutil"),
-    "__init__": part(0),
+    "__init__": part(0, "errors spec verbs drop_in"),
     "spec": part(1, f"{FOUNDATION} files"),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
@@ -77,6 +77,8 @@ LAYERS = {
     "api": part(6, f"{EVERYTHING_BELOW} engine"),
     "train_process": part(5, EVERYTHING_BELOW, "torch"),
     "cli": part(7, f"__init__ {NOUNS} api cookbook exports report quickstart", "rich yaml"),
+    "verbs": part(7, f"{NOUNS} api"),
+    "drop_in": part(7, f"{EVERYTHING_BELOW} engine api", "torch transformers trl datasets rich"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -107,6 +109,8 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
         "autotrain_mem.rehearsal.phases",
         "autotrain_mem.rehearsal.stage",
         "autotrain_mem.training.callback",
+        "autotrain_mem.drop_in.trainers",
+        "autotrain_mem.drop_in.ppo",
     }
 )
 
@@ -288,6 +292,8 @@ def _is_declaration(node: ast.stmt) -> bool:
         return True
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)):
         return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+    if isinstance(node, ast.If) and _is_type_checking(node):
+        return all(map(_is_declaration, (*node.body, *node.orelse)))
     return isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
 
 

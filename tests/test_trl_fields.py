@@ -89,9 +89,14 @@ def test_every_argument_that_a_rehearsal_leaves_out_is_a_field_of_the_installed_
 
 
 def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() -> None:
-    """The dicts with ``use_cpu`` in them are arguments for TRL's dataclasses: all of their keys must exist."""
+    """The dicts with ``use_cpu`` in them are arguments for TRL's dataclasses: all of their keys must exist.
+
+    But for accelerate's, which have a test of their own.
+    """
     known = every_trl_field()
     for module, tree in TREES.items():
+        if module == "autotrain_mem.exports.accelerate":
+            continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Dict):
                 keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}

@@ -21,6 +21,9 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
 
   autofit METHOD --model MODEL [--dataset DATA]      plan and train
   autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
+  autofit plan METHOD ... --out FILE                 the same, written to a file;
+  autofit METHOD --plan FILE                         trains with it, here or on another machine
+  autofit plan METHOD ... --export TOOL              the plan in the keys of trl, accelerate, axolotl or llamafactory
   autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table

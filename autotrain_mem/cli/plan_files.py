@@ -62,7 +62,7 @@ def _check_one_card(own: flags.Own) -> None:
     given = "--plan" if own.plan is not None else "--out" if own.out is not None else ""
     if given and api.several(own.gpu or ""):
         raise UsageError(
-            f"{given} takes one plan, and --gpu {own.gpu} asks for many.", hint="Give --gpu one card (autofit gpus)."
+            f"{given} is about one plan, and --gpu {own.gpu} asks for many.", hint="Give --gpu one card (autofit gpus)."
         )
 
 

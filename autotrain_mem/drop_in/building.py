@@ -9,6 +9,7 @@ from typing import Any
 from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.drop_in.planning import Asked, make_plan
 from autotrain_mem.drop_in.words import default_config, planned_config
+from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.handed import Call, Keywords, substitution
 from autotrain_mem.rehearsal.keywords import with_knobs
 from autotrain_mem.rehearsal.methods.method import method_of
@@ -20,6 +21,19 @@ Construct = Callable[..., None]
 """TRL's constructor, bound to the trainer."""
 
 _CALL = "_autofit_call"
+
+
+class Shown:
+    """A class's ``__signature__``: what its constructor takes, and not what ``__new__`` does, which is asked first."""
+
+    def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
+        ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))
+        if kind.__init__ is not ours.__init__:  # type: ignore[misc]
+            _, *own = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+            return inspect.Signature(own)
+        _, *trls = inspect.signature(ours.__mro__[1].__init__).parameters.values()  # type: ignore[misc]
+        autofit = inspect.Parameter("autofit", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AutoFit | None)
+        return inspect.Signature([*trls, autofit])
 
 
 def called(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -56,13 +70,24 @@ def build(
     keywords["args"] = _config(keywords, config_class, method)
     call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
     asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit())
-    plan = make_plan(asked)
+    plan = _made(asked)
     if plan.knobs.expandable_segments:
         grow_segments()
     construct(**planned_keywords(keywords, plan))
     finished(trainer, plan.knobs)
     trainer.plan = plan
     return None
+
+
+def _made(asked: Asked) -> Plan:
+    """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
+    try:
+        return make_plan(asked)
+    except RehearsalError as error:
+        refusal = error.__cause__
+        if refusal is None or refusal.__cause__ is None:  # no more than where it happened
+            raise
+        raise refusal from error
 
 
 def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from autotrain_mem import api
 from autotrain_mem.drop_in import ranks
+from autotrain_mem.drop_in.anew import with_reloaded
 from autotrain_mem.drop_in.device import device_of, lost_levers
 from autotrain_mem.drop_in.words import given_arguments
 from autotrain_mem.engine.rehearsals import Rehearsals
@@ -23,7 +24,7 @@ from autotrain_mem.rehearsal.model_objects import check_model_object
 from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress
-from autotrain_mem.spec import Plan
+from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.hardware import Hardware
@@ -78,11 +79,20 @@ def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
         rehearsals = _rehearsals(asked, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
-            if asked.autofit.plan is None:
-                plan = api.plan(rehearsals, progress.tried, progress.counting, to_train=True)
+            hear = (progress.tried, progress.counting)
+
+            def plan_job(job: Job) -> Plan:
+                return api.plan(replace(rehearsals, job=job), *hear, to_train=True)
+
+            if asked.autofit.plan is not None:
+                plan = api.follow(rehearsals, _given_plan(asked.autofit), *hear, to_train=True, again=_AGAIN)
             else:
-                plan = api.follow(rehearsals, _given_plan(asked.autofit), progress.tried)
+                plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
     return replace(plan, warnings=(*plan.warnings, *_of_process()))
+
+
+_AGAIN = "leave plan= away"
+"""How to plan anew, for the hints of errors."""
 
 
 def _given_plan(autofit: AutoFit) -> Plan:

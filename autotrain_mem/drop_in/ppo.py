@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.drop_in.building import build, called
+from autotrain_mem.drop_in.building import Shown, build, called
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.trainers.ppo import ppo_config_class, ppo_trainer_class
@@ -19,6 +19,8 @@ class PPOTrainer(_PPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
     """
 
     plan: Plan | None
+
+    __signature__ = Shown()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)

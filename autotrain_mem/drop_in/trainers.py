@@ -9,7 +9,7 @@ from typing import Any
 
 import trl
 
-from autotrain_mem.drop_in.building import build, called
+from autotrain_mem.drop_in.building import Shown, build, called
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
 
@@ -27,6 +27,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to myp
     plan: Plan | None
     """None where there are no rows to train on."""
 
+    __signature__ = Shown()
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)
 
@@ -38,6 +40,8 @@ class RewardTrainer(trl.RewardTrainer):  # type: ignore[misc]
     """TRL's RewardTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
     plan: Plan | None
+
+    __signature__ = Shown()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)
@@ -51,6 +55,8 @@ class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
 
     plan: Plan | None
 
+    __signature__ = Shown()
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)
 
@@ -63,6 +69,8 @@ class GRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]
 
     plan: Plan | None
 
+    __signature__ = Shown()
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)
 
@@ -74,6 +82,8 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
     plan: Plan | None
+
+    __signature__ = Shown()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return called(super().__new__(cls), args, kwargs)

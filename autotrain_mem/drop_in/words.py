@@ -143,14 +143,20 @@ def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     adapter = keywords.get("peft_config")
     if adapter is None:
         return {}
-    targets = getattr(adapter, "target_modules", None)
     said = {
         "lora_r": getattr(adapter, "r", None),
         "lora_alpha": getattr(adapter, "lora_alpha", None),
         "lora_dropout": getattr(adapter, "lora_dropout", None),
-        "lora_target_modules": sorted(targets) if isinstance(targets, set) else targets,
+        "lora_target_modules": _targets(getattr(adapter, "target_modules", None)),
     }
     return {"use_peft": True} | {name: value for name, value in said.items() if value is not None}
+
+
+def _targets(targets: Any) -> Any:
+    """TRL takes a single name of a list for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
+    if not isinstance(targets, set | list | tuple):
+        return targets
+    return sorted(targets) if len(targets) > 1 else [rf".*\.{name}" for name in targets]
 
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:

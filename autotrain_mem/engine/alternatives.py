@@ -28,7 +28,7 @@ Predict = Callable[[Job, Knobs], Estimate]
 
 def with_alternatives(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
     """The error, whose hint for PPO also says what each other method would need at least: one rehearsal each."""
-    if job.method != "ppo":
+    if job.method != "ppo" or job.handed is not None:  # other trainers are called otherwise
         return error
     lines = [line for method in ALTERNATIVES if (line := _line(method, job, space, predict))]
     return DoesNotFitError(error.message, hint="\n".join([error.hint, *lines]))

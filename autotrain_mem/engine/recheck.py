@@ -33,9 +33,10 @@ LENGTHS = (MAX_LENGTH, "max_completion_length", "response_length")
 """Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length is
 another question for the same settings. All others are what a plan decides, or what it was decided around."""
 
-_KNOBS = frozenset(field.name for field in fields(Knobs))
-_DIGESTS = {"autotrain_mem": "autofit's own code", "trl files": "trl's files"}
-"""Versions that say nothing to a reader, and what to call them."""
+_SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
+"""Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
+_FILES = " files"
+"""Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
 
 
 def follow_plan(
@@ -207,6 +208,8 @@ def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts
     ]
     if facts.digest != plan.model_digest:
         found.append(f"the config of {job.model}")
+    if job.arguments.get("trust_remote_code"):
+        found.append("perhaps the model's own code")
     if (setting := environment_setting(job.environment)) != plan.allocator:
         found.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
     return tuple(found)
@@ -214,10 +217,15 @@ def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts
 
 def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
     """Builds of one version for another kind of device, such as ``2.13.0+cpu``, rehearse the same."""
-    for name in sorted(before.keys() | now.keys()):
-        old, new = _public(before.get(name)), _public(now.get(name))
-        if old != new:
-            yield _DIGESTS.get(name, f"{name} {old or 'not installed'} -> {new or 'not installed'}")
+    differing = [name for name in sorted({*before, *now}) if _public(before.get(name)) != _public(now.get(name))]
+    for name in differing:
+        package, old, new = name.removesuffix(_FILES), _public(before.get(name)), _public(now.get(name))
+        if name == "autotrain_mem":
+            yield "autofit's own code"
+        elif package == name:
+            yield f"{name} {old or 'not installed'} -> {new or 'not installed'}"
+        elif package not in differing:
+            yield f"{package}'s files"
 
 
 def _public(version: str | None) -> str | None:
@@ -244,12 +252,12 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
     for name in LENGTHS:
         if getattr(knobs, name) != getattr(plan.knobs, name):
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
-    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _KNOBS):
+    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
         if before.arguments.get(name) != now.arguments.get(name):
             yield f"{name} {_word(before, name)} -> {_word(now, name)}"
     for name in sorted(before.environment.keys() | now.environment.keys()):
         if before.environment.get(name) != now.environment.get(name):
-            yield f"{name} in env:"
+            yield f"the variable {name}"
 
 
 def _word(job: Job, name: str) -> str:

@@ -87,7 +87,7 @@ def axolotl(plan: Plan, job: Job) -> str:
         _reporting(case),
         optimizer_offload(case, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"),
         environment(case),
-        *([whole_logits(case, "Axolotl", "micro_batch_size")] if case.job.method == "sft" else []),
+        whole_logits(case, "Axolotl", "micro_batch_size"),
     ]
     return document(case, tool, parts, _environment(case))
 
@@ -117,8 +117,6 @@ _ROWS = {
     "sft": (
         "type: for rows with a messages column; text rows take type completion with field text, prompts with "
         "completions need a user-defined type",
-        "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it "
-        "trains on the completions, which is train_on_inputs false",
     ),
     "reward": ("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
     "dpo": (
@@ -127,6 +125,12 @@ _ROWS = {
     ),
     "grpo": ("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
 }
+
+
+_UNMASKED = (
+    "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it trains "
+    "on the completions, which is train_on_inputs false",
+)
 
 
 def _data(case: Case) -> Part:
@@ -153,20 +157,28 @@ def _data(case: Case) -> Part:
         answered=_DATA_NAMES
         | {"max_length", "packing", "eval_packing", "assistant_only_loss", "completion_only_loss"}
         | (frozenset() if case.data else {"datasets"}),
-        notes=(*mixture, *_ROWS[method], *no_limit(case, "sequence_len").notes),
+        notes=(
+            *mixture,
+            *(() if case.get("dataset_text_field") else _ROWS[method]),
+            *(_UNMASKED if method == "sft" and not masks else ()),
+            *no_limit(case, "sequence_len").notes,
+        ),
     )
 
 
 def _dataset(case: Case, *, train: bool) -> dict[str, Any]:
     data = case.data
     assert isinstance(data, Data)
-    of_sft = {"field_messages": "messages"} if case.job.method == "sft" else {}
+    text = case.get("dataset_text_field")
+    rows = {"type": _TYPES[case.job.method]} if case.job.method in _TYPES else {}
+    if case.job.method == "sft":
+        rows = {"type": "completion", "field": text} if text else {**rows, "field_messages": "messages"}
     return {
         "path": data.path,
         **({} if data.kind is None else {"ds_type": data.kind}),
         **({} if data.subset is None else {"name": data.subset}),
         "split": data.train_split if train else data.test_split,
-        **({"type": _TYPES[case.job.method], **of_sft} if case.job.method in _TYPES else {}),
+        **rows,
     }
 
 
@@ -242,12 +254,12 @@ def _targets(case: Case) -> Part:
 def _precision(case: Case) -> Part:
     """Weights come in what is computed in (``utils/config/__init__.py``, where cfg.torch_dtype is set)."""
     computes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[case.precision]
-    wanted, is_rounded = case.knobs.dtype, case.knobs.load_in_4bit or case.knobs.load_in_8bit
+    wanted = case.knobs.dtype
     note = f"dtype {wanted}: Axolotl loads weights in {computes}, the precision that it computes in"
     return Part(
         keys={"bf16": case.precision == "bf16", "fp16": case.precision == "fp16", "tf32": bool(case.get("tf32"))},
         answered=frozenset({"bf16", "fp16", "tf32", "dtype"}),
-        notes=() if is_rounded or wanted == computes else (note,),
+        notes=() if wanted == computes else (note,),
     )
 
 

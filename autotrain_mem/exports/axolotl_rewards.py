@@ -6,7 +6,7 @@ GRPOStrategy.set_training_args_kwargs`` hands on to TRL's trainer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.exports.case import Case
@@ -26,6 +26,10 @@ VLLM = {
     "vllm_tensor_parallel_size": "tensor_parallel_size",
     "vllm_max_model_length": "max_model_len",
 }
+VLLM_DEFAULTS: Mapping[str, Any] = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
+VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1}
+"""TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
+
 _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """What ``trl/scripts/grpo.py`` knows by a short name, of ``trl.rewards``; one more of them takes arguments."""
 _OWN_ARGUMENTS = "get_soft_overlong_punishment"
@@ -52,6 +56,8 @@ def grpo(case: Case) -> Part:
         block["vllm_server_timeout"] = int(settings["vllm_server_timeout"])
         answered.add("vllm_server_timeout")
     vllm = {VLLM[name]: settings[name] for name in VLLM if settings.get(name) is not None}
+    if settings.get("use_vllm"):
+        block, vllm = {**VLLM_DEFAULTS, **block}, {**{VLLM[name]: VLLM_SHARE[name] for name in VLLM_SHARE}, **vllm}
     return Part(
         keys={"trl": block, **({"vllm": vllm} if vllm else {})},
         answered=frozenset(answered),

@@ -108,10 +108,11 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Tokens that a row is cut to, as a number."""
+        """Tokens that a row is cut to, as a number; of the longest row where there is no limit."""
         if self.job.is_online:
             return (self.plan.prompt_length or NO_LIMIT_TOKENS) + self.knobs.completion_length
-        return self.knobs.max_length or NO_LIMIT_TOKENS
+        longest = NO_LIMIT_TOKENS if self.plan.data is None else self.plan.data.longest
+        return self.knobs.max_length or longest
 
     @property
     def environment(self) -> dict[str, str]:

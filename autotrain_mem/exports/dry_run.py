@@ -31,7 +31,7 @@ class DryRun:
         if self.command is not None:
             lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]
             lines.append(f"  {shlex.join(self.command)}")
-        lines.append("The environment that autofit would set for the process:")
+        lines.append(f"The environment that autofit would set for the process:{'' if self.environment else ' nothing'}")
         lines += [f"  {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return self.config + "".join(f"# {line}\n" for line in lines)
 

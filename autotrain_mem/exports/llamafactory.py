@@ -117,7 +117,7 @@ def _data(case: Case) -> Part:
         keys={**names, "cutoff_len": length, **of_sft},
         answered=frozenset(
             {
-                *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"),
+                *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
                 *("max_length", "packing", "assistant_only_loss", "completion_only_loss"),
                 *(() if data else ("datasets",)),
             }
@@ -221,7 +221,6 @@ def _precision(case: Case) -> Part:
     """Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32
     unless it is told to be pure (``model/adapter.py: init_adapter``)."""
     wanted, full = case.knobs.dtype, not case.knobs.use_peft
-    as_wanted = case.knobs.load_in_4bit or case.knobs.load_in_8bit or (full and wanted == "float32")
     note = f"dtype {wanted}: LLaMA-Factory loads weights in the checkpoint's own dtype"
     return Part(
         keys={
@@ -230,7 +229,7 @@ def _precision(case: Case) -> Part:
             "pure_bf16": full and wanted == "bfloat16",
         },
         answered=frozenset({"bf16", "fp16", "dtype"}),
-        notes=() if as_wanted else (note,),
+        notes=() if full and wanted == "float32" else (note,),
     )
 
 

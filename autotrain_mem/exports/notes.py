@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotrain_mem.exports.case import Case
+from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
 from autotrain_mem.exports.part import Part
 
 
@@ -34,13 +34,13 @@ def whole_logits(case: Case, tool: str, batch: str) -> Part:
     if case.job.method != "sft" or case.settings.get("loss_type") == "nll" or case.settings.get("use_liger_kernel"):
         return Part()
     why = f"the loss: TRL makes logits for some tokens at a time, {tool} for all of a micro-batch at once, which takes"
-    return Part(
-        notes=(f"{why} rows x {case.length} x vocabulary floats more than is predicted: lower {batch} if full",)
-    )
+    rows = case.knobs.per_device_train_batch_size
+    tokens = "longest row" if case.length == NO_LIMIT_TOKENS else case.length
+    return Part(notes=(f"{why} at least {rows} x {tokens} x vocabulary x 4 bytes more: lower {batch} if full",))
 
 
 def no_limit(case: Case, key: str) -> Part:
     """A tool that takes a number only."""
     if case.job.is_online or case.knobs.max_length is not None:
         return Part()
-    return Part(notes=(f"max_length none: {key} takes a number only, so it is larger than any row",))
+    return Part(notes=(f"max_length none: {key} takes a number only, so it is that of the longest row or larger",))

@@ -77,7 +77,7 @@ def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str
     yield f"Planned for one {_one_line(estimate.hardware.name)}, level of harm: {plan.level}."
     needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
     yield f"Predicted peak: {needs}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
-    yield f"Run: {command_line(tool.command, environment)}"
+    yield f"Run: {_one_line(command_line(tool.command, environment))}"
     if notes:
         yield f"What {tool.name} cannot say of this plan, or does otherwise:"
     yield from (f"- {_one_line(note)}" for note in notes)

@@ -202,6 +202,7 @@ _SWITCHED_ON = {
 
 
 def budget_line(least: Estimate) -> str:
+    """What there is of the device, and what of it is not the run's."""
     hardware = least.hardware
     others = hardware.total_bytes - hardware.free_bytes
     parts = [f"{format_bytes(hardware.total_bytes)} total"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -231,10 +232,21 @@ class Worker:
             ) from timeout
         if "error" in answer:
             error = errors.from_json(answer)
-            error.__cause__ = RuntimeError(answer["traceback"])
+            error.__cause__ = _cause(answer)
             raise error
         ok: dict[str, Any] = answer["ok"]
         return ok
+
+
+def _cause(answer: Mapping[str, Any]) -> Exception:
+    """Where it happened; what TRL itself raised is raised by its own name, where that is one of Python's."""
+    where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
+    kind = getattr(builtins, raised.get("kind", ""), None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return where
+    cause: Exception = kind(raised["text"])
+    cause.__cause__ = where
+    return cause
 
 
 def _config_options(job: Job) -> dict[str, Any]:

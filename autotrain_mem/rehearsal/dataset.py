@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from autotrain_mem.errors import (
+    DatasetError,
     DatasetFormatError,
     DatasetNotFoundError,
     EmptyDatasetError,

@@ -125,5 +125,7 @@ def _unseen(job: Job) -> Finding:
 
 
 def _lora(flight: Flight) -> Iterator[Finding]:
+    if flight.job.handed is not None:
+        return  # PEFT looks at the script's own config, and at its model
     if flight.job.arguments.get("use_peft") and flight.job.arguments.get("lora_target_modules"):
         yield from unmatched_targets(flight.job, flight.filled, flight.config)

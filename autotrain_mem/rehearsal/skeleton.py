@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.own_classes import is_own, reduce_class
 
 MOST_NESTED = 20_000
 """Frames that packing may be deep in: a value in a value takes up to eight (``pickle.py`` and ``dill/_dill.py: save``),
@@ -76,6 +78,8 @@ def unpack(data: bytes) -> Any:
 _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.device: lambda device: (torch.device, ("cpu",)),
     torch.Generator: lambda generator: (torch.Generator, ()),  # its state is a tensor
+    type(threading.Lock()): lambda lock: (threading.Lock, ()),
+    type(threading.RLock()): lambda lock: (threading.RLock, ()),  # dill's own is held by nobody, for ever
     torch.autocast: lambda autocast: (
         torch.autocast,
         ("cpu", autocast.fast_dtype, autocast._enabled, autocast._cache_enabled),
@@ -134,6 +138,8 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
             return self._reduce_tensor(value)
+        if issubclass(kind, type) and is_own(value):
+            return reduce_class(value)
         if issubclass(kind, types.ModuleType):  # dill would send what is in one of the user's own
             return _module, (value.__name__,)
         if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pathlib
 import tempfile
 import traceback
 import warnings
@@ -185,7 +186,8 @@ def answer(request: dict[str, Any], hear: Hear = lambda counting: None) -> dict[
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
-        return {**_failure(request["operation"], error).to_json(), "traceback": traceback.format_exc()}
+        failure = _failure(request["operation"], error).to_json()
+        return {**failure, "raised": _raised(error), "traceback": traceback.format_exc()}
 
 
 def _failure(operation: str, error: Exception) -> RehearsalError:
@@ -194,6 +196,15 @@ def _failure(operation: str, error: Exception) -> RehearsalError:
     if isinstance(error, ImportError):
         return RehearsalError(message, hint="Install what it names, or leave away the flag that asks for it.")
     return RehearsalError(message, hint="Change the flag that it names, if it names one. --debug shows the traceback.")
+
+
+def _raised(error: Exception) -> dict[str, str] | None:
+    """What TRL itself refused, in its own words, for callers who speak to TRL as well."""
+    import trl
+
+    frames = traceback.extract_tb(error.__traceback__)
+    is_trls = bool(frames) and pathlib.Path(frames[-1].filename).is_relative_to(pathlib.Path(trl.__file__).parent)
+    return {"kind": type(error).__name__, "text": str(error)} if is_trls else None
 
 
 def import_ahead() -> None:

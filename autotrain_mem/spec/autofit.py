@@ -23,7 +23,11 @@ class AutoFit:
     """How to plan. Every field may be left out.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
-    changes nothing but speed.
+    changes nothing but speed; so does ``plan("sft", model, autofit=...)``.
+
+    >>> from autotrain_mem import AutoFit
+    >>> AutoFit(gpu="rtx4090", headroom="8%", fit="rounding").headroom_bytes(24 * 2**30)
+    2061584302
 
     Raises:
         UsageError: a value that no plan can be made with; all of them in one message.

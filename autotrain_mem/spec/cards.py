@@ -16,7 +16,13 @@ NOTHING_FITS = "nothing fits"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """What one card can do for a job."""
+    """What one card can do for a job.
+
+    >>> from autotrain_mem import CardVerdict, gpus
+    >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
+    >>> verdict.estimate is None
+    True
+    """
 
     hardware: Hardware
     level: str = ""
@@ -43,7 +49,11 @@ class CardVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cards:
-    """All of them, smallest first."""
+    """All of them, smallest first.
+
+    >>> from autotrain_mem import Cards, CardVerdict, gpus
+    >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
+    """
 
     verdicts: tuple[CardVerdict, ...]
 

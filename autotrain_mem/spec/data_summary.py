@@ -13,7 +13,14 @@ PERCENTILES = (0.5, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """Token lengths of the rows that are trained on, and what a plan's ``max_length`` and micro-batch make of them."""
+    """Token lengths of the rows that are trained on, and what a plan's ``max_length`` and micro-batch make of them.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> ours = AutoFit(gpu="rtx3060")
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", dataset="data.jsonl", autofit=ours, max_length=512)
+    >>> chosen.data.rows, chosen.data.longest > 512, chosen.data.truncated_rows_fraction
+    (60, True, 0.016666666666666666)
+    """
 
     rows: int
     tokens: int

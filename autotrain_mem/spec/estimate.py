@@ -17,7 +17,20 @@ ESTIMATE_SCHEMA = "autofit.estimate/1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedEstimate:
-    """What the caching allocator takes of the device in one of its two modes, for one rehearsed run."""
+    """What the caching allocator takes of the device in one of its two modes, for one rehearsed run.
+
+    >>> from autotrain_mem import ReservedEstimate
+    >>> reserved = ReservedEstimate(
+    ...     peak_allocated_bytes=7 * 2**30,
+    ...     peak_reserved_bytes=9 * 2**30,
+    ...     peak_limited_bytes=8 * 2**30,
+    ...     slack_bytes=2 * 2**30,
+    ...     num_alloc_retries=1,
+    ...     largest_refused_bytes=None,
+    ... )
+    >>> reserved.fits  # it would have to give its cache back on the way
+    False
+    """
 
     peak_allocated_bytes: int
     """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
@@ -46,7 +59,13 @@ class ReservedEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds."""
+    """Peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> memory = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).memory
+    >>> max(memory.phases.values()) == memory.phases[memory.peak_phase] == memory.peak_allocated_bytes
+    True
+    """
 
     peak_allocated_bytes: int
     """Largest sum of live blocks, each rounded as CUDA's allocator rounds it (512 bytes)."""
@@ -117,7 +136,13 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One configuration against one device."""
+    """One configuration against one device, in bytes and seconds.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> found.required_bytes == found.reserved.peak_reserved_bytes + found.outside_bytes
+    True
+    """
 
     knobs: Knobs
     hardware: Hardware

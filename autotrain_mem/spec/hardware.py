@@ -29,7 +29,15 @@ def kernel_class(compute_capability: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One device, as the planner sees it. All sizes are bytes."""
+    """One device, as the planner sees it. All sizes are bytes, speeds are per second.
+
+    >>> from autotrain_mem import gpus
+    >>> (card,) = (each for each in gpus() if each.name == "rtx3060")
+    >>> card.total_bytes // 2**20, card.compute_capability
+    (11910, (8, 6))
+    >>> card.budget_bytes() == card.total_bytes - card.default_headroom_bytes()
+    True
+    """
 
     name: str
     """The catalog's key (``rtx3060``), what NVML calls the card, ``cpu``, or an imagined card's size (``300MiB``)."""

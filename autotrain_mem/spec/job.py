@@ -50,6 +50,11 @@ PPO, whose example needs a split of its own, takes GRPO's prompts); taken when n
 class Job:
     """One training job in the user's own words.
 
+    >>> from autotrain_mem import Job
+    >>> job = Job(method="sft", model="Qwen/Qwen2.5-0.5B", dataset=None, arguments={"max_length": 512})
+    >>> job.pins_length, job.row_tokens
+    (True, 512)
+
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
@@ -85,7 +90,7 @@ class Job:
 
     @property
     def row_tokens(self) -> int | None:
-        """Tokens of the longest row, or prompt, as far as the job itself says: a number, not a wish and not no limit."""
+        """Tokens of the longest row, or prompt, as far as the job itself says: a number, no wish and not no limit."""
         if not self.pins_length:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]

@@ -12,6 +12,20 @@ from typing import Any
 class Knobs:
     """One point of the search. Everything not named here stays as the user or TRL set it.
 
+    Batch sizes count rows, lengths tokens.
+
+    >>> from autotrain_mem import Knobs
+    >>> knobs = Knobs(
+    ...     per_device_train_batch_size=4,
+    ...     gradient_accumulation_steps=16,
+    ...     gradient_checkpointing=True,
+    ...     use_peft=False,
+    ...     dtype="bfloat16",
+    ...     optim="adamw_torch_fused",
+    ... )
+    >>> knobs.effective_batch_size
+    64
+
     Fields without a default exist in every method. The others are left alone by methods whose TRL config lacks them.
     """
 
@@ -97,7 +111,12 @@ def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
 
 
 class Harm(IntEnum):
-    """What a lever costs the training it is pulled on; the ladder is climbed in this order."""
+    """What a lever costs the training it is pulled on; the ladder is climbed in this order.
+
+    >>> from autotrain_mem import Harm
+    >>> Harm.TIME < Harm.WHAT_IS_TRAINED
+    True
+    """
 
     NONE = 0
     TIME = 1
@@ -108,7 +127,13 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One change of a plan against TRL's defaults."""
+    """One change of a plan against TRL's defaults.
+
+    >>> from autotrain_mem import Harm, Lever
+    >>> lever = Lever(name="dtype", before="float32", after="bfloat16", harm=Harm.ROUNDING, why="halves the weights")
+    >>> f"{lever.name}: {lever.before} -> {lever.after}"
+    'dtype: float32 -> bfloat16'
+    """
 
     name: str
     """The knob that was changed, or the lever's own name where it moves several (``micro_batch``)."""

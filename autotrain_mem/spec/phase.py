@@ -6,7 +6,12 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where in the run an event happened."""
+    """Where in the run an event happened.
+
+    >>> from autotrain_mem import Phase
+    >>> Phase("backward") is Phase.BACKWARD
+    True
+    """
 
     LOAD = "load"
     GENERATE = "generate"

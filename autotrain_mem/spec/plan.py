@@ -19,14 +19,20 @@ PLAN_NAME = "plan.json"
 """Of the plan in an output folder."""
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
-_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
 """Of the environment, as services name what lets somebody in: HF_TOKEN, WANDB_API_KEY. A plan is made to be passed on,
 so it holds none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One point that the search rehearsed."""
+    """One point that the search rehearsed.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> any(attempt.fits for attempt in chosen.attempts)
+    True
+    """
 
     knobs: Knobs
     required_bytes: int
@@ -59,7 +65,13 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative:
-    """What another level of harm has to offer on this device: its best plan, or the least that it would need."""
+    """What another level of harm has to offer on this device: its best plan, or the least that it would need.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> [other.level for other in chosen.alternatives if other.fits]
+    ['rounding']
+    """
 
     level: str
     knobs: Knobs
@@ -96,7 +108,12 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """What would pay and a plan may not do by itself, since it changes the batches or their order."""
+    """What would pay and a plan may not do by itself, since it changes the batches or their order.
+
+    >>> from autotrain_mem import Proposal
+    >>> Proposal(flags="--packing", why="41 % of what a micro-batch computes is padding").flags
+    '--packing'
+    """
 
     flags: str
     """As they would be added to the command: ``--packing``."""
@@ -110,8 +127,13 @@ class Proposal:
 class Plan:
     """Settings that fit the budget, with the way they were found, and all that they were found for.
 
-    ``Plan.load("plan.json").knobs.per_device_train_batch_size`` is what a plan on disk decided; ``plan.save(path)``
-    writes one. ``plan.schema.json`` in this package describes the file.
+    ``plan.schema.json`` in this package describes the file that it can be written to.
+
+    >>> from autotrain_mem import AutoFit, Plan, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> chosen.save("plan.json")
+    >>> Plan.load("plan.json").knobs == chosen.knobs
+    True
     """
 
     job: Job

@@ -32,12 +32,12 @@ def python_errors() -> Iterator[None]:
 def python_words(text: str) -> str:
     """What the flags of a text are in Python; empty where it has none.
 
-    >>> python_words("Give --max-length 512, or --gpu l4.")
-    'In Python --max_length is max_length=..., --gpu is AutoFit(gpu=...).'
+    Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
+    AutoFit(gpu=...)``.
     """
     names = dict.fromkeys(found.replace("-", "_") for found in _FLAG.findall(text))
     said = [f"--{name} is {_in_python(name)}" for name in names if name not in _OF_THE_COMMAND]
-    return f"In Python {', '.join(said)}." if said else ""
+    return f"In Python {', '.join(said)}" if said else ""
 
 
 def _in_python(name: str) -> str:

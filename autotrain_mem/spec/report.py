@@ -16,7 +16,12 @@ RUN_NAME = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """What a device's allocator says of itself, in bytes."""
+    """What a device's allocator says of itself, in bytes.
+
+    >>> from autotrain_mem import MemoryReading
+    >>> MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152}).peak_reserved_bytes
+    2097152
+    """
 
     allocated_bytes: int
     peak_allocated_bytes: int
@@ -46,7 +51,23 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """One finished run: predicted against measured. Sizes in bytes, time in seconds."""
+    """One finished run: predicted against measured. Sizes in bytes, time in seconds.
+
+    >>> from autotrain_mem import MemoryReading, Report
+    >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
+    >>> report = Report(
+    ...     output_dir="run",
+    ...     steps=60,
+    ...     first_loss=6.3,
+    ...     last_loss=1.0,
+    ...     predicted_peak_bytes=1010,
+    ...     predicted_peak_reserved_bytes=2000,
+    ...     measured=measured,
+    ...     seconds=44.0,
+    ... )
+    >>> report.prediction_error, report.reserved_prediction_error
+    (0.01, 0.0)
+    """
 
     output_dir: str
     steps: int

@@ -18,7 +18,12 @@ CACHE_EMPTIED = 0
 
 
 class Owner(StrEnum):
-    """To whom the bytes of a block belong."""
+    """To whom the bytes of a block belong.
+
+    >>> from autotrain_mem import Owner
+    >>> Owner.OPTIMIZER_STATE.value
+    'optimizer_state'
+    """
 
     WEIGHTS = "weights"
     """Parameters and buffers of the model, adapters included."""

@@ -109,7 +109,12 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """How long one optimizer step takes, as predicted."""
+    """How long one optimizer step takes, as predicted.
+
+    >>> from autotrain_mem import Phase, StepTime
+    >>> StepTime(step_seconds=0.5, tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second
+    8192.0
+    """
 
     step_seconds: float
     tokens: float

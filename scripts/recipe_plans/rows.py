@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from autotrain_mem.cookbook import Recipe, recipes
 
 OTHER_CARD = {
-    "dpo-qwen2.5-7b-lora": "a100-80gb",
+    "dpo-qwen2.5-7b-lora": "l40s",
     "grpo-qwen3-8b-qlora": "rtx4090",
-    "ppo-qwen2.5-0.5b": "a100-80gb",
-    "ppo-qwen2.5-7b-lora": "h200",
+    "ppo-qwen2.5-0.5b": "l40s",
+    "ppo-qwen2.5-7b-lora": "a100-40gb",
     "reward-gemma3-1b-lora-8k": "rtx4090",
     "reward-gemma3-1b-lora-16k": "rtx4090",
     "reward-gemma3-1b-lora-32k": "l40s",
     "rloo-qwen2.5-0.5b": "rtx4090",
-    "sft-llama3.1-8b-full": "h200",
+    "sft-llama3.1-8b-full": "a100-40gb",
     "sft-llama3.1-8b-lora-8bit": "l40s",
     "sft-qwen2.5-0.5b": "rtx4090",
 }
-"""Beside the one that its header speaks of."""
+"""Beside the one that its header speaks of; of its kernels, so that the two share most of what is rehearsed."""
 
 SAME_SIZES = {
     "Qwen/Qwen2.5-0.5B-Instruct": "Qwen/Qwen2.5-0.5B",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotrain_mem.cookbook import Recipe
 from autotrain_mem.report import wording
-from autotrain_mem.spec import Knobs, Plan
+from autotrain_mem.spec import Attempt, Knobs, Plan
 from autotrain_mem.units import MIB, format_bytes
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
@@ -40,16 +40,53 @@ def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]
 
 
 def why(plan: Plan) -> Iterator[str]:
-    """Each lever with its reason, and what the levels below would need."""
+    """Where the bytes are, each lever with its reason, and what stands beside the choice."""
+    yield _at_the_peak(plan)
     for lever in plan.levers:
         before, after = wording.value(lever.before), wording.value(lever.after)
         yield f"{lever.name} {before} -> {after}: {lever.why}"
-    if not plan.levers:
-        yield "it fits as it stands: nothing is changed"
-    for other in plan.alternatives:
-        if not other.fits:
-            needed = format_bytes(other.required_bytes)
-            yield f"{other.level} would need {needed}: {wording.settings(other.knobs)}"
+    yield from _other_points(plan)
+    for other in filter(lambda level: level.fits, plan.alternatives):
+        faster = "" if other.ratio is None else f", at {other.ratio:.1f} x the speed"
+        yield f"{other.level} would fit too{faster}"
+
+
+def _at_the_peak(plan: Plan) -> str:
+    """``at the peak, in the backward phase: weights 1.84 GiB, optimizer state 3.68 GiB``; a tenth of it and more."""
+    memory = plan.estimate.memory
+    held = sorted(memory.owners_at_peak.items(), key=lambda each: -each[1])
+    owners = [
+        f"{wording.OWNERS[owner]} {format_bytes(size_bytes)}"
+        for owner, size_bytes in held
+        if size_bytes >= 0.1 * memory.peak_allocated_bytes
+    ]
+    return f"at the peak, in the {wording.PHASES[memory.peak_phase]} phase: {', '.join(owners)}"
+
+
+def _other_points(plan: Plan) -> Iterator[str]:
+    """The next larger micro-batch, and the same one with its activations kept, where the search has met them."""
+    chosen, met = plan.knobs, {attempt.knobs: attempt for attempt in plan.attempts}
+    larger = [knobs for knobs in met if knobs == _with_rows_of(knobs, chosen) and _rows(knobs) > _rows(chosen)]
+    kept = replace(chosen, gradient_checkpointing=False)
+    for knobs in [*sorted(larger, key=_rows)[:1], *([kept] if kept != chosen else [])]:
+        if knobs in met:
+            without = "" if knobs.gradient_checkpointing == chosen.gradient_checkpointing else " without checkpointing"
+            yield f"{wording.batch(knobs)}{without} {_outcome(met[knobs])}"
+
+
+def _rows(knobs: Knobs) -> int:
+    return knobs.per_device_train_batch_size
+
+
+def _with_rows_of(other: Knobs, knobs: Knobs) -> Knobs:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "local_rollout_forward_batch_size")
+    return replace(knobs, **{name: getattr(other, name) for name in names})
+
+
+def _outcome(attempt: Attempt) -> str:
+    if not attempt.fits:
+        return f"would need {format_bytes(attempt.required_bytes)}"
+    return f"would fit too, at {wording.rate(attempt.tokens_per_second or 0.0)} tokens/s"
 
 
 def _labelled(label: str, said: str) -> list[str]:

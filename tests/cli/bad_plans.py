@@ -1,4 +1,4 @@
-"""Files that ``autofit explain`` cannot explain, and how it is mistyped, by the name of the golden file."""
+"""Files that hold no plan to explain or to follow, and how that is mistyped, by the name of the golden file."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ CASES = {
     "plan_given_twice": (2, "explain a.json b.json"),
     "plan_with_a_flag": (2, "explain a.json --gpu rtx3060"),
     "plan_as_json": (2, "explain a.json --json"),
+    "plan_to_follow_missing": (42, "sft --plan nowhere.json"),
+    "plan_to_follow_cut_short": (42, "sft --plan cut_short_plan.json --simulate"),
+    "plan_to_follow_old": (42, "plan sft --plan old_plan.json --gpu rtx3060"),
+    "plan_to_estimate": (2, "estimate sft --plan old_plan.json"),
+    "plan_for_all_cards": (2, "plan sft --plan old_plan.json --gpu all"),
+    "out_for_all_cards": (2, "plan sft --model tiny --gpu rtx3060,l4 --out cards.json"),
+    "out_of_an_estimate": (2, "estimate sft --model tiny --gpu rtx3060 --out plan.json"),
+    "out_is_no_plan": (42, "plan sft --model tiny --gpu rtx3060 --out data.jsonl"),
+    "out_folder_missing": (62, "plan sft --model tiny --gpu rtx3060 --out nowhere/plan.json"),
 }
 
 

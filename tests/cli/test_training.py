@@ -101,6 +101,18 @@ def test_a_second_run_over_the_first_is_refused(finished: Ran, autofit_once: Aut
     assert (files / "finished" / "run.json").read_bytes() == before
 
 
+def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autofit_once: Autofit) -> None:
+    argv = shlex.split("sft --plan finished --simulate --max_steps 3 --output_dir followed --json")
+    followed = autofit_once(*argv)
+    assert followed.code == 0, followed.err
+    assert "rehearsing" not in followed.err
+    told, before = json.loads(followed.out), json.loads(finished.out)["plan"]
+    assert told["run"]["steps"] == 3
+    assert told["plan"]["job"]["arguments"] == before["job"]["arguments"] | {"max_steps": 3, "output_dir": "followed"}
+    same = ("knobs", "estimate", "versions", "model_digest", "warnings")
+    assert {name: told["plan"][name] for name in same} == {name: before[name] for name in same}
+
+
 def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path) -> None:
     """The whole process group gets the signal, as from a terminal."""
     argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")

@@ -16,6 +16,8 @@ from autotrain_mem.machine import choose
 TESTS = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS.parent / "scripts"))  # recipe_plans: scripts are no package
 
+from tiny_runs import Place  # noqa: E402
+
 
 class SharedWorkers(api.Workers):
     """Outlive the ``with`` block of a command."""
@@ -27,6 +29,13 @@ class SharedWorkers(api.Workers):
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="session")
+def rows(place: pathlib.Path) -> Place:
+    made = Place(place)
+    made.write_rows()
+    return made
 
 
 @pytest.fixture(scope="session")

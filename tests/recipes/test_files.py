@@ -8,12 +8,12 @@ import pathlib
 import re
 from typing import Any
 
+import architectures
 import pytest
 import yaml
 from recipe_plans.rows import OTHER_CARD, SAME_SIZES, settings
 from recipe_plans.statements import VERSIONED, WIDTH, Golden
 
-import architectures
 from autotrain_mem.cookbook import Recipe, recipes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.spec.job import METHODS, REWARD_MODELS

@@ -1,8 +1,8 @@
 """Recipe x card: what a plan chose, held to one rehearsal each; and two cards planned whole.
 
-A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and writes the golden
-files with ``--write``. Here the chosen point is rehearsed on copies of few layers, which is what a search trusts until
-it confirms its choice.
+A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and with ``--write``
+the golden files. Here the chosen point is rehearsed on copies of few layers, which is what a search trusts until it
+confirms its choice.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
     def rehearsed(layers: int) -> Trace:
         return rehearse_play(Play(build=lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path)))
 
-    depths = Depths(short=1, long=3, whole=DEPTH)
+    depths = Depths(short=1, long=3, whole=5)
     told = expand(rehearsed(depths.short), rehearsed(depths.long), depths)
     whole = rehearsed(depths.whole)
     assert told is not None

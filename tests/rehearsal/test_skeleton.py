@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import itertools
 import os
@@ -11,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -241,12 +242,17 @@ def test_a_view_that_repeats_few_bytes_is_told_with_all_that_it_would_take_on_a_
 
 
 SCRIPT = """
+    from __future__ import annotations
+
+    import enum
     import sys
+    import threading
+    from dataclasses import dataclass, field
 
     import torch
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoTokenizer, BitsAndBytesConfig, Qwen2ForCausalLM
+    from transformers import AutoTokenizer, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
     from trl import SFTConfig, SFTTrainer
 
     import beside
@@ -257,7 +263,14 @@ SCRIPT = """
     huge = (line for line in ())  # a generator among the globals that nothing below uses
 
 
+    class MyModelConfig(Qwen2Config):
+        pass
+
+
     class MyModel(Qwen2ForCausalLM):
+        config: MyModelConfig
+        config_class = MyModelConfig
+
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)
 
@@ -272,10 +285,23 @@ SCRIPT = """
             return loss * WEIGHTS.sum()
 
 
+    class Scale(enum.Enum):
+        SMALL = 1
+        LARGE = 2
+
+        def doubled(self):
+            return self.value * 2
+
+
+    @dataclass
+    class MyConfig(SFTConfig):
+        scales: list[Scale] = field(default_factory=lambda: [Scale.LARGE])
+
+
     handed = {
         "trainer": MyTrainer,
         "model": MyModel.from_pretrained(folder, dtype=torch.bfloat16),
-        "args": SFTConfig(output_dir=out + ".d", use_cpu=True, report_to="none", save_strategy="no", max_steps=2),
+        "args": MyConfig(output_dir=out + ".d", use_cpu=True, report_to="none", save_strategy="no", max_steps=2),
         "train_dataset": Dataset.from_list([{"input_ids": [5] * 48}] * 8),
         "processing_class": AutoTokenizer.from_pretrained(folder),
         "peft_config": LoraConfig(r=8),
@@ -283,6 +309,7 @@ SCRIPT = """
         "compute_loss_func": weighted,
         "callback": beside.Callback(),
         "module": beside,
+        "locks": [threading.Lock(), threading.RLock()],
     }
     with open(out, "wb") as file:
         file.write(pack(handed))
@@ -326,6 +353,7 @@ def test_what_a_script_defines_itself_arrives_with_what_it_uses(handed: bytes) -
     assert type(there["model"]).__qualname__ == "MyModel"
     assert isinstance(there["args"], SFTConfig)
     assert there["args"].max_steps == 2
+    assert [scale.doubled() for scale in there["args"].scales] == [4]
     assert there["train_dataset"][0]["input_ids"] == [5] * 48
     assert there["peft_config"].r == 8
     assert there["quantization_config"].load_in_4bit
@@ -334,6 +362,7 @@ def test_what_a_script_defines_itself_arrives_with_what_it_uses(handed: bytes) -
     assert "huge" not in there["compute_loss_func"].__globals__
     assert type(there["callback"]) is sys.modules["beside"].Callback
     assert there["module"] is sys.modules["beside"]
+    assert all(lock.acquire(timeout=1) for lock in there["locks"])
 
 
 @pytest.mark.usefixtures("search_path")
@@ -350,6 +379,35 @@ def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
 
     own, trls = (births(stage.rehearse_play(stage.Play(build=partial(build, kind)))) for kind in (None, SFTTrainer))
     assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
+
+
+def test_a_class_that_a_function_made_arrives_with_all_that_is_in_it() -> None:
+    class Base(abc.ABC):
+        @abc.abstractmethod
+        def weigh(self) -> int: ...
+
+    class Local(Base):
+        __slots__ = ("weight",)
+        kin: ClassVar[list[Any]] = []
+
+        def __init__(self, weight: int) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def weigh(self) -> int:
+            return self.weight + self.half + len(self.kin)
+
+        @property
+        def half(self) -> int:
+            return self.weight // 2
+
+    Local.kin.append(Local)
+    there = unpack(pack(Local(4)))
+    assert there.weigh() == 7
+    assert type(there) is not Local
+    assert type(there).kin == [type(there)]
+    with pytest.raises(TypeError, match="abstract"):
+        type(there).__base__()
 
 
 class Watched:

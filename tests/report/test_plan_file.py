@@ -180,12 +180,12 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
         model="m",
         dataset="d",
         arguments={"hub_token": "hf_secret", "pad_token": "<pad>", "lora_r": 8},
-        environment={"WANDB_API_KEY": "secret", "hf_token": "secret", "OMP_NUM_THREADS": "1"},
+        environment={"WANDB_API_KEY": "secret", "hf_token": "secret", "TOKENIZERS_PARALLELISM": "false"},
         handed=Handed(path="/tmp/call", holds_model=True, holds_rows=True, digest="d"),
     )
     kept = replace(PLAN, job=job).job
     assert kept == replace(
-        job, arguments={"pad_token": "<pad>", "lora_r": 8}, environment={"OMP_NUM_THREADS": "1"}, handed=None
+        job, arguments={"pad_token": "<pad>", "lora_r": 8}, environment={"TOKENIZERS_PARALLELISM": "false"}, handed=None
     )
     assert "secret" not in json.dumps(replace(PLAN, job=job).to_json())
 

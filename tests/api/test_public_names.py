@@ -1,0 +1,174 @@
+"""What ``autotrain_mem`` offers: complete, importable without torch, documented with examples that run, typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import enum
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import autotrain_mem
+from autotrain_mem.spec.handed import Handed
+
+ROOT = Path(__file__).parents[2]
+TRAINERS = ("DPOTrainer", "GRPOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer")
+"""They load TRL, and have tests of their own."""
+COLD = [name for name in autotrain_mem.__all__ if name not in (*TRAINERS, "__version__")]
+VERBS = [name for name in COLD if inspect.isfunction(getattr(autotrain_mem, name))]
+NOUNS = [name for name in COLD if name not in VERBS]
+
+
+def public(name: str) -> Any:
+    return getattr(autotrain_mem, name)
+
+
+def test_every_name_is_of_the_module_that_the_package_names() -> None:
+    assert sorted(autotrain_mem.__all__) == sorted([*autotrain_mem._PLACES, "__version__"])
+    assert dir(autotrain_mem) == sorted(autotrain_mem.__all__)
+    assert {"plan", "estimate", "fit", "gpus", "cards"} == set(VERBS)
+    assert all(public(name).__name__ == name for name in COLD)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'plann'"):
+        public("plann")
+
+
+def test_importing_the_package_and_its_cold_names_loads_no_torch() -> None:
+    slow = "{'torch', 'transformers', 'trl', 'datasets', 'numpy', 'yaml'}"
+    code = (
+        f"import sys, autotrain_mem\nassert 'autotrain_mem.api' not in sys.modules\n"
+        f"for name in {COLD}: getattr(autotrain_mem, name)\n"
+        f"print(sorted({slow} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def mentioned(kind: Any) -> set[type]:
+    """Classes of ours in an annotation: in ``Mapping[Phase, int] | None`` it is Phase."""
+    found = {kind} if inspect.isclass(kind) and kind.__module__.startswith("autotrain_mem") else set()
+    return found.union(*(mentioned(inner) for inner in typing.get_args(kind)))
+
+
+def nouns_of(name: str) -> set[type]:
+    """Whatever one can get hold of: parameters and results, fields and properties."""
+    target = public(name)
+    hints = [typing.get_type_hints(target)]
+    if inspect.isclass(target):
+        properties = [member.fget for member in vars(target).values() if isinstance(member, property)]
+        hints += [typing.get_type_hints(each) for each in properties if each is not None]
+    return set().union(*(mentioned(kind) for each in hints for kind in each.values()))
+
+
+@pytest.mark.parametrize("name", COLD)
+def test_every_noun_that_a_public_name_takes_or_gives_is_public_too(name: str) -> None:
+    """But what a trainer hands to its planning, which lives no longer than that."""
+    assert {kind.__name__ for kind in nouns_of(name) - {Handed}} <= set(autotrain_mem.__all__)
+
+
+@pytest.mark.parametrize("name", NOUNS)
+def test_nouns_are_frozen_values(name: str) -> None:
+    noun = public(name)
+    if issubclass(noun, enum.Enum | Exception):
+        return
+    assert dataclasses.is_dataclass(noun)
+    assert noun.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs_annotate_everything_and_say_what_they_take_give_and_raise(name: str) -> None:
+    verb = public(name)
+    signature = inspect.signature(verb)
+    unannotated = [each.name for each in signature.parameters.values() if each.annotation is inspect.Parameter.empty]
+    assert not unannotated
+    assert signature.return_annotation is not inspect.Signature.empty
+    said = inspect.getdoc(verb) or ""
+    assert "Returns:" in said
+    if signature.parameters:
+        assert "Raises:" in said
+        assert not [each for each in signature.parameters if each not in said]
+
+
+# -- examples ------------------------------------------------------------------------------------------------------
+
+
+def run_examples(name: str) -> doctest.TestResults:
+    target = public(name)
+    tests = doctest.DocTestFinder(recurse=False).find(target, name, module=False, globs={})
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in tests:
+        runner.run(test, out=said.append)
+    results = runner.summarize(verbose=False)
+    assert not said, "".join(said)
+    return results
+
+
+@pytest.mark.parametrize("name", [name for name in COLD if name != "fit"])
+def test_the_example_of_every_public_name_runs(name: str, here: Path) -> None:
+    assert run_examples(name).attempted >= 2
+
+
+@pytest.mark.slow
+def test_the_example_of_fit_trains_and_leaves_nothing_behind(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Real training under a simulated card, with the process as it was before."""
+    environment, interrupt = dict(os.environ), signal.getsignal(signal.SIGINT)
+    children = set(psutil.Process().children(recursive=True))
+    assert run_examples("fit").attempted >= 3
+    assert dict(os.environ) == environment
+    assert signal.getsignal(signal.SIGINT) is interrupt
+    assert set(psutil.Process().children(recursive=True)) <= children
+    assert capfd.readouterr() == ("", "")
+    assert autotrain_mem.Plan.load(here / "first-run").knobs.per_device_train_batch_size == 2
+
+
+SCRIPT = """\
+from pathlib import Path
+
+import autotrain_mem
+from autotrain_mem import AutoFit, Estimate, Harm, Phase, Plan, Report
+
+chosen = autotrain_mem.plan("sft", Path("tiny"), autofit=AutoFit(gpu="l4"), learning_rate=1e-4, use_peft=True)
+reveal_type(chosen)
+reveal_type(chosen.knobs.per_device_train_batch_size)
+reveal_type(chosen.levers[0].harm)
+reveal_type(chosen.estimate.memory.phases[Phase.BACKWARD])
+reveal_type(autotrain_mem.fit("sft", "tiny", on_event=lambda event: None).prediction_error)
+reveal_type([card.total_bytes for card in autotrain_mem.gpus()])
+reveal_type(autotrain_mem.cards("sft", "tiny").verdicts[0].estimate)
+reveal_type(Plan.load("plan.json"))
+autotrain_mem.plann("sft", "tiny")
+autotrain_mem.plan("sft", 5)
+chosen.knobs.max_length = 5
+"""
+TYPES = (
+    *("autotrain_mem.spec.plan.Plan", "int", "autotrain_mem.spec.knobs.Harm", "int", "float | None", "list[int]"),
+    *("autotrain_mem.spec.estimate.Estimate | None", "autotrain_mem.spec.plan.Plan"),
+)
+REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
+
+
+def test_the_public_names_are_typed_for_a_users_script(tmp_path: Path) -> None:
+    """With the cache of the check of the package itself: the script is all that is new."""
+    pytest.importorskip("mypy")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    argv = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(script)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    of_script = [line for line in done.stdout.splitlines() if "script.py:" in line]
+    revealed = [line.partition("Revealed type is ")[2].strip('"') for line in of_script if "Revealed" in line]
+    errors = [line for line in of_script if "error:" in line]
+    assert revealed == list(TYPES), done.stdout
+    assert len(errors) == len(REFUSED), done.stdout
+    assert all(line.endswith(kind) for line, kind in zip(errors, REFUSED, strict=True)), errors

@@ -1,0 +1,159 @@
+"""``--out`` and ``--plan``: a plan on disk is the plan that was printed, and is followed where it still holds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from command_line import Autofit, Ran
+from jsonschema import Draft202012Validator
+
+from autotrain_mem.cli import flags
+from autotrain_mem.cli.plan_files import command
+from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.spec import Job, Plan
+
+ASKED = shlex.split(
+    "--model tiny --dataset data.jsonl --max_length 64 --per_device_train_batch_size 2 --gradient_checkpointing true "
+    "--learning_rate 3e-4 --optimizer_offload"
+)
+CARD = ("--gpu", "300MiB")
+
+
+@pytest.fixture(scope="module")
+def _plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"folder": tmp_path_factory.mktemp("plans")}
+
+
+@pytest.fixture
+def plan(autofit: Autofit, _plans: dict[str, Path]) -> Path:
+    """One for all tests here."""
+    path = _plans["folder"] / "plan.json"
+    if not path.exists():
+        ran = autofit("plan", "sft", *ASKED, *CARD, "--out", str(path), "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(path.read_text()) == json.loads(ran.out)
+        assert f"autofit sft --plan {path} trains with it." in ran.err
+    return path
+
+
+def test_a_plan_that_was_really_made_is_as_the_schema_says(plan: Path) -> None:
+    schema = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))
+    assert [error.message for error in Draft202012Validator(schema).iter_errors(json.loads(plan.read_text()))] == []
+
+
+def rehearsed(ran: Ran) -> int:
+    return ran.err.count("rehearsing: ")
+
+
+def test_a_plan_that_still_holds_is_taken_as_it_is(autofit: Autofit, plan: Path) -> None:
+    for asked in (("plan", "sft"), ("sft", "--plan_only")):
+        ran = autofit(*asked, "--plan", str(plan), "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out) == json.loads(plan.read_text())
+        assert rehearsed(ran) == 0
+
+
+def test_flags_given_beside_a_plan_are_laid_over_its_words(autofit: Autofit, plan: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    ran = autofit("plan", "sft", "--plan", str(plan), "--learning-rate", "1e-5", "--max_length=32", "--out", str(again))
+    assert ran.code == 0, ran.err
+    assert rehearsed(ran) == 1
+    before, after = Plan.load(plan), Plan.load(again)
+    assert after.job.arguments == {**before.job.arguments, "learning_rate": 1e-5, "max_length": 32}
+    assert after.knobs == replace(before.knobs, max_length=32)
+    assert after.warnings[-1].endswith("since this has changed: max_length 64 -> 32.")
+
+
+def test_a_plan_is_checked_for_another_card(autofit: Autofit, plan: Path) -> None:
+    ran = autofit("plan", "sft", "--plan", str(plan), "--gpu", "rtx3060", "--json")
+    found = json.loads(ran.out)
+    assert (found["estimate"]["gpu"], rehearsed(ran)) == ("rtx3060", 1)
+    assert found["warnings"][-1].endswith("card 300MiB -> rtx3060.")
+    full = autofit("plan", "sft", "--plan", str(plan), "--gpu", "12MiB")
+    assert full.code == 41
+    assert "tiny with the settings of its plan does not fit 12MiB" in full.err
+
+
+def test_the_same_model_and_the_data_may_be_named_as_trl_names_them(autofit: Autofit, plan: Path, files: Path) -> None:
+    ran = autofit("plan", "sft", "--plan", str(plan), "--model_name_or_path", str(files / "tiny"), "--json")
+    assert json.loads(ran.out)["model"] == str(files / "tiny")
+    assert rehearsed(ran) == 0
+    other = autofit("plan", "sft", "--plan", str(plan), "--dataset_name", str(files / "splits"), "--json")
+    assert json.loads(other.out)["job"]["dataset"] is None
+    assert rehearsed(other) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--per_device_train_batch_size 4", "per_device_train_batch_size is 4, and 2 in the plan"),
+        ("--fit lossless", "fit is lossless, and all when it was made"),
+    ],
+)
+def test_what_contradicts_it_is_refused_with_a_command_that_plans_again(
+    flag: str, said: str, autofit: Autofit, plan: Path
+) -> None:
+    ran = autofit("sft", "--plan", str(plan), "--plan_only", *flag.split())
+    assert (ran.code, ran.out, rehearsed(ran)) == (2, "", 0)
+    assert said in ran.err
+    assert "plan again: autofit plan sft --model tiny" in ran.err
+    assert flag in ran.err
+
+
+def test_another_model_is_refused_though_it_might_fit(
+    autofit: Autofit, plan: Path, files: Path, tmp_path: Path
+) -> None:
+    config = json.loads((files / "tiny" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 8}))
+    ran = autofit("plan", "sft", "--plan", str(plan), "--model", str(tmp_path))
+    assert (ran.code, rehearsed(ran)) == (2, 0)
+    assert f"The plan is for tiny, not for {tmp_path}." in ran.err
+    assert f"plan again: autofit plan sft --model {tmp_path}" in ran.err
+
+
+def test_another_method_is_refused_with_the_command_that_takes_it(autofit: Autofit, plan: Path) -> None:
+    ran = autofit("grpo", "--plan", str(plan))
+    assert ran.code == 2
+    assert f"autofit sft --plan {plan}  trains with it" in ran.err
+
+
+def test_training_on_the_plans_card_needs_no_gpu_flag_where_it_is_simulated(autofit: Autofit, plan: Path) -> None:
+    """It comes as far as the output folder, which holds a model."""
+    ran = autofit("sft", "--plan", str(plan), "--simulate", "--output_dir", "tiny")
+    assert (ran.code, "already holds a run" in ran.err) == (62, True), ran.err
+    assert autofit("sft", "--plan", str(plan)).code == 10, "no GPU is here"
+
+
+def test_a_plan_made_of_a_scripts_objects_is_followed_there(autofit: Autofit, plan: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made.json"
+    replace(Plan.load(plan), objects="digest").save(made)
+    ran = autofit("sft", "--plan", str(made), "--plan_only")
+    assert ran.code == 2
+    assert f'AutoFit(plan="{made}")' in ran.err
+    named = autofit("sft", "--plan", str(made), "--plan_only", "--model", "tiny", "--dataset", "data.jsonl", "--json")
+    assert json.loads(named.out)["objects"] is None
+
+
+def test_the_command_that_plans_again_says_every_word_of_the_job(worker: Worker) -> None:
+    job = Job(
+        method="sft",
+        model="my model",
+        dataset="data.jsonl",
+        arguments={"max_length": None, "lora_target_modules": ["q_proj", "v_proj"], "use_peft": True}
+        | {"packing": False, "learning_rate": 1e-5, "expandable_segments": True, "report_to": "none"},
+        effective_batch_size=12,
+        fit="rounding",
+        forbid=frozenset({"lora", "micro_batch"}),
+        max_slowdown=2.5,
+    )
+    typed = shlex.split(command(job, gpu="l4", out="plan.json"))
+    assert typed[:3] == ["autofit", "plan", "sft"]
+    own = flags.read("autofit plan sft", typed[3:])
+    given, _ = worker.parse("sft", own.rest, {}, {}, flags.own_names(), own.autofit.switches)
+    assert own.autofit.job("sft", str(own.model), dataset=own.dataset, arguments=given) == job
+    assert (own.gpu, own.out) == ("l4", "plan.json")

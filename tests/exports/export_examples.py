@@ -1,0 +1,81 @@
+"""One plan as a search would make it, and its job: QLoRA of an 8B model on a card of 24 GB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, MemoryEstimate, Phase, Plan, ReservedEstimate, StepTime
+from autotrain_mem.units import GIB, MIB
+
+CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
+HOST = replace(CARD, name="cpu", origin="cpu")
+QLORA = replace(
+    TRL_DEFAULTS,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=4,
+    max_length=2048,
+    use_peft=True,
+    dtype="bfloat16",
+    load_in_4bit=True,
+    use_bnb_nested_quant=True,
+    expandable_segments=True,
+)
+FULL = replace(TRL_DEFAULTS, gradient_accumulation_steps=2)
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "grpo": {"max_length": None, "max_completion_length": 512, "num_generations": 8},
+    "rloo": {"max_length": None, "max_completion_length": 512, "num_generations": 2},
+    "ppo": {"max_length": None, "response_length": 53, "local_rollout_forward_batch_size": 4},
+}
+TARGETS = {"lora_target_modules": ["q_proj", "v_proj"], "output_dir": "run"}
+RESERVED = ReservedEstimate(
+    peak_allocated_bytes=17 * GIB,
+    peak_reserved_bytes=18 * GIB,
+    peak_limited_bytes=18 * GIB,
+    slack_bytes=GIB,
+    num_alloc_retries=0,
+    largest_refused_bytes=None,
+)
+MEMORY = MemoryEstimate(
+    peak_allocated_bytes=17 * GIB,
+    peak_phase=Phase.BACKWARD,
+    phases={Phase.BACKWARD: 17 * GIB},
+    owners_at_peak={},
+    modules_at_peak=(),
+    native=RESERVED,
+    expandable=RESERVED,
+    not_counted=(),
+    rehearsal_seconds=1.0,
+)
+
+
+def job(method: str = "sft", **changes: Any) -> Job:
+    """With LoRA's targets spelled out, as the command does it; ``arguments`` come beside them."""
+    arguments = {**TARGETS, **changes.pop("arguments", {})}
+    return replace(Job(method=method, model="Qwen/Qwen3-8B", dataset="org/data", arguments=arguments), **changes)
+
+
+def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
+    """Not found by a search: what it says is all there."""
+    own = replace(knobs, **OF_METHOD.get(made_for.method, {}))
+    estimate = Estimate(
+        knobs=own,
+        hardware=card,
+        memory=MEMORY,
+        budget_bytes=card.budget_bytes(),
+        time=StepTime(step_seconds=0.0, tokens=0.0),
+    )
+    return Plan(
+        job=made_for,
+        level="LoRA on a 4-bit base" if own.use_peft else "lossless",
+        estimate=estimate,
+        defaults=TRL_DEFAULTS,
+        levers=(),
+        attempts=(),
+        seconds=1.0,
+        row_tokens=256,
+        versions={},
+        model_digest="",
+    )

@@ -1,0 +1,309 @@
+"""Plans in other tools' keys: the texts, and that every key exists and nothing the user said is lost.
+
+``AUTOFIT_UPDATE_GOLDEN=1`` writes the golden texts anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from allowed_keys import AXOLOTL, AXOLOTL_DATASET, AXOLOTL_TRL, AXOLOTL_VLLM, LLAMAFACTORY
+from export_examples import FULL, HOST, QLORA, job, plan
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.exports.dry_run import dry_run
+from autotrain_mem.exports.tools import EXPORTERS, check_method, export
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.knobs import OWN_KNOBS
+
+GOLDEN = Path(__file__).parent / "golden"
+PAIRS = [(name, method) for name, exporter in EXPORTERS.items() for method in exporter.methods]
+EVERYTHING_ON = dataclasses.replace(
+    QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
+)
+
+
+def written(name: str, made_for: Job, knobs: Knobs = QLORA, **more: Any) -> str:
+    return export(name, plan(made_for, knobs, **more), made_for)
+
+
+def keys(name: str, made_for: Job, knobs: Knobs = QLORA, **more: Any) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(written(name, made_for, knobs, **more))
+    return read
+
+
+def notes(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("# - ")]
+
+
+# -- the texts -----------------------------------------------------------------------------------------------------
+
+GRPO = job("grpo", arguments={"reward_funcs": ["accuracy_reward", "mine.score"], "use_vllm": True, "epsilon": 0.1})
+PPO = job("ppo", arguments={"reward_model_path": "org/judge", "kl_coef": 0.1})
+TEXTS = {
+    **{f"{name}_sft": functools.partial(written, name, job()) for name in EXPORTERS},
+    "axolotl_grpo": functools.partial(written, "axolotl", GRPO),
+    "axolotl_everything": functools.partial(
+        written, "axolotl", job(arguments={"eval_strategy": "epoch"}, environment={"A": "b c"}), EVERYTHING_ON
+    ),
+    "llamafactory_ppo": functools.partial(written, "llamafactory", PPO, FULL),
+    "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), FULL),
+    "dry_run_sft": lambda: dry_run(plan(job()), job(), {"CUDA_VISIBLE_DEVICES": "0"}).to_text(),
+    "dry_run_ppo": lambda: dry_run(plan(PPO, FULL), PPO, {}).to_text(),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_is_the_golden_one(name: str) -> None:
+    text, golden = TEXTS[name](), GOLDEN / f"{name}.yaml"
+    if os.environ.get("AUTOFIT_UPDATE_GOLDEN") == "1":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_every_golden_file_is_still_written() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.yaml")} == TEXTS.keys()
+
+
+# -- every key exists ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def trl_arguments(method: str) -> dict[str, Any]:
+    """Every argument of a method with a value unlike its default, where one can be made up."""
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
+    parts = [filled.script, filled.training, filled.model]
+    fields = [field for part in parts for field in dataclasses.fields(part) if field.init]
+    return {field.name: value for field in fields if (value := _unlike(field.default)) is not None}
+
+
+def _unlike(default: Any) -> Any:
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, (int, float)):
+        return default + 7
+    return "something" if default is None or isinstance(default, str) else None
+
+
+@pytest.mark.parametrize("method", EXPORTERS["axolotl"].methods)
+@pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON])
+def test_axolotl_has_every_key(method: str, knobs: Knobs) -> None:
+    said = keys("axolotl", job(method, arguments=told(method)), knobs)
+    datasets = [*said.pop("datasets"), *said.pop("test_datasets", [])]
+    assert sorted(said.keys() - AXOLOTL) == []
+    assert all(dataset.keys() <= AXOLOTL_DATASET for dataset in datasets)
+    assert said.get("trl", {}).keys() <= AXOLOTL_TRL
+    assert said.get("vllm", {}).keys() <= AXOLOTL_VLLM
+
+
+@pytest.mark.parametrize("method", EXPORTERS["llamafactory"].methods)
+@pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON])
+def test_llamafactory_has_every_key(method: str, knobs: Knobs) -> None:
+    from transformers import TrainingArguments
+
+    known = LLAMAFACTORY | {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert sorted(keys("llamafactory", job(method, arguments=told(method)), knobs).keys() - known) == []
+
+
+def told(method: str) -> dict[str, Any]:
+    """Every argument at once, but for those that an export reads as what they are."""
+    shaped = {"reward_funcs", "report_to", "optim_args", "resume_from_checkpoint", "env", "lora_modules_to_save"}
+    return {
+        name: value
+        for name, value in trl_arguments(method).items()
+        if name not in shaped and not name.startswith(("dataset", "vllm_server", "eval_", "gradient_"))
+    }
+
+
+# -- nothing is lost -----------------------------------------------------------------------------------------------
+
+MEANS_NOTHING = {
+    "bf16": "it is true or false, which another test tries",
+    "do_train": "there is nothing else to do",
+    "eval_packing": "without evaluation",
+    "eval_steps": "without evaluation",
+    "gradient_checkpointing_kwargs": "it is a mapping, and cannot be made up",
+    "lora_modules_to_save": "it is a list, and cannot be made up",
+    "reward_funcs": "it is a list, and cannot be made up",
+    "vllm_server_timeout": "it is a number of seconds, and cannot be made up",
+    "hub_token": "a secret; it has a test of its own",
+    "dataset_name": "the job's dataset wins",
+    "dataset_test_split": "without evaluation",
+    "model_name_or_path": "the job's model",
+}
+"""Arguments that rightly leave no trace here, or that are tested by themselves, and why."""
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [pair for pair in PAIRS if pair[0] in ("axolotl", "llamafactory") and pair[1] != "ppo"]
+)
+def test_nothing_that_the_user_said_is_lost(name: str, method: str) -> None:
+    """Each argument by itself makes another file: a key, or a comment."""
+    knobs = {field.name for field in dataclasses.fields(Knobs)}
+    without = written(name, job(method))
+    lost = [
+        argument
+        for argument, value in trl_arguments(method).items()
+        if argument not in knobs | MEANS_NOTHING.keys() | {"output_dir"}
+        and written(name, job(method, arguments={argument: value})) == without
+    ]
+    assert lost == []
+
+
+def test_a_secret_is_named_and_not_written() -> None:
+    secretive = job(arguments={"hub_token": "hf_abc"}, environment={"WANDB_API_KEY": "xyz", "PLAIN": "1"})
+    for name in EXPORTERS:
+        text = written(name, secretive)
+        assert "hf_abc" not in text
+        assert "xyz" not in text
+        assert {"hub_token", "WANDB_API_KEY"} <= {line.split()[2].rstrip(":") for line in notes(text)}
+    assert keys("trl", secretive)["env"]["PLAIN"] == "1"
+
+
+def test_a_line_break_in_a_value_does_not_end_the_comment() -> None:
+    text = written("axolotl", job(model="a\nb: c", arguments={"data_seed": "x\ny: z"}))
+    assert yaml.safe_load(text).keys() == keys("axolotl", job()).keys()
+
+
+# -- the same settings, read by those who know ---------------------------------------------------------------------
+
+
+def rewritten(tmp_path: Path, name: str, made_for: Job, knobs: Knobs) -> str:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(written(name, made_for, knobs), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's parser sets what ``env`` holds."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+
+
+@pytest.mark.usefixtures("unchanged_environment")
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
+def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> None:
+    from autotrain_mem.rehearsal.methods.method import method_of
+
+    made_for = job(method, arguments={"use_cpu": True, "bf16": False, "learning_rate": 1e-5})
+    path = rewritten(tmp_path, "trl", made_for, QLORA)
+    script, training, model, _ = method_of(method).make_parser().parse_args_and_config(["--config", path])
+    read = {**vars(model), **vars(training)}
+    knobs = plan(made_for).knobs.to_json()
+    expected = {name: value for name, value in knobs.items() if name not in OWN_KNOBS and name in read}
+    assert {name: getattr(value, "value", value) for name in expected for value in [read[name]]} == expected
+    assert read["learning_rate"] == 1e-5
+    assert script.dataset_name == "org/data"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
+    from autotrain_mem.rehearsal import arguments
+
+    config = keys("trl", PPO, FULL)
+    read = arguments.parse("ppo", [], config, ()).given
+    assert read["response_length"] == 53
+    assert read["gradient_accumulation_steps"] == FULL.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize(("card", "kind"), [(None, "0"), (HOST, None)])
+def test_accelerate_reads_its_file(tmp_path: Path, card: Any, kind: str | None) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(written("accelerate", job(), **({"card": card} if card else {})), encoding="utf-8")
+    read = load_config_from_file(str(path))
+    assert (read.num_processes, read.mixed_precision, read.use_cpu, read.gpu_ids) == (1, "bf16", card is not None, kind)
+
+
+def test_mixed_precision_is_what_the_trainer_takes() -> None:
+    assert keys("accelerate", job(arguments={"bf16": False}))["mixed_precision"] == "no"
+    assert keys("accelerate", job(), dataclasses.replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
+
+
+def test_a_files_rows_are_a_mixture_to_trl() -> None:
+    assert keys("trl", job(dataset="a/b.jsonl"))["datasets"] == [{"path": "json", "data_files": "a/b.jsonl"}]
+
+
+def test_segments_are_set_for_axolotl_either_way() -> None:
+    """It grows them unless it is told not to, and the plan's peak is that of the other."""
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:False axolotl train" in written("axolotl", job(), FULL)
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True axolotl train" in written("axolotl", job(), QLORA)
+
+
+@pytest.mark.parametrize(
+    ("asked", "axolotl", "llamafactory"),
+    [
+        (["all-linear"], {"lora_target_linear": True}, "all"),
+        ([r".*\.c_attn"], {"lora_target_modules": r".*\.c_attn"}, "c_attn"),
+        (["k_proj", "v_proj"], {"lora_target_modules": ["k_proj", "v_proj"]}, "k_proj,v_proj"),
+        (["(a|b)"], {"lora_target_modules": "(a|b)"}, None),
+    ],
+)
+def test_lora_finds_the_same_modules(asked: list[str], axolotl: dict[str, Any], llamafactory: str | None) -> None:
+    made_for = job(arguments={"lora_target_modules": asked})
+    assert axolotl.items() <= keys("axolotl", made_for).items()
+    assert keys("llamafactory", made_for).get("lora_target") == llamafactory
+
+
+@pytest.mark.parametrize(
+    ("knobs", "pure", "rounded"),
+    [(FULL, False, True), (dataclasses.replace(FULL, dtype="bfloat16"), True, False)],
+)
+def test_weights_are_held_in_what_the_plan_says_or_a_note_says_in_what(knobs: Knobs, pure: bool, rounded: bool) -> None:
+    assert keys("llamafactory", job(), knobs)["pure_bf16"] is pure
+    assert any("dtype float32" in note for note in notes(written("axolotl", job(), knobs))) is rounded
+
+
+# -- what other tools take otherwise -------------------------------------------------------------------------------
+
+
+@pytest.mark.newest
+def test_trls_defaults_are_those_that_are_written_out() -> None:
+    import trl
+    from transformers import TrainingArguments
+
+    from autotrain_mem.exports.axolotl_rewards import VLLM_DEFAULTS, VLLM_SHARE
+    from autotrain_mem.exports.case import BETAS, LEARNING_RATES, LORA_DEFAULTS, TRAINER_DEFAULTS
+    from autotrain_mem.exports.trainer_arguments import TRAINER_ARGUMENTS
+
+    def defaults(kind: Any) -> dict[str, Any]:
+        return {field.name: field.default for field in dataclasses.fields(kind)}
+
+    kinds = {method: f"{method.upper() if method != 'reward' else 'Reward'}Config" for method in LEARNING_RATES}
+    of_trl = {method: defaults(getattr(trl, kind)) for method, kind in kinds.items() if method != "ppo"}
+    for method, found in of_trl.items():
+        assert found["learning_rate"] == LEARNING_RATES[method]
+        assert TRAINER_DEFAULTS.items() <= found.items()
+    assert {method: of_trl[method]["beta"] for method in BETAS} == BETAS
+    assert {**VLLM_DEFAULTS, **VLLM_SHARE}.items() <= of_trl["grpo"].items()
+    assert LORA_DEFAULTS.items() <= defaults(trl.ModelConfig).items()
+    assert set(TRAINER_ARGUMENTS) <= defaults(TrainingArguments).keys()
+
+
+# -- what a tool does not have -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("axolotl", "rloo"),
+        ("axolotl", "ppo"),
+        ("llamafactory", "grpo"),
+        ("llamafactory", "rloo"),
+        ("accelerate", "ppo"),
+    ],
+)
+def test_a_method_that_a_tool_lacks_is_an_error_with_what_there_is(name: str, method: str) -> None:
+    with pytest.raises(UsageError, match=method.upper()) as caught:
+        check_method(name, method)
+    assert f"--export {name} writes " in caught.value.hint
+    assert "--export trl" in caught.value.hint

@@ -1,0 +1,20 @@
+"""Recipes that sample train for real too; in a file of their own, so that two processes share what takes longest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tiny_runs import Place, check_trains
+
+from autotrain_mem.cookbook import Recipe, recipes
+from autotrain_mem.spec.job import ONLINE_METHODS
+
+pytestmark = pytest.mark.slow
+
+TRAINED = [each for each in recipes() if each.method in ONLINE_METHODS]
+
+
+@pytest.mark.parametrize("recipe", TRAINED, ids=lambda recipe: recipe.name)
+def test_a_recipe_that_samples_trains_three_steps(recipe: Recipe, rows: Place, printed: Callable[..., str]) -> None:
+    check_trains(recipe, rows, printed)
