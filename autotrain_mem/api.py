@@ -44,6 +44,7 @@ from autotrain_mem.spec.cards import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import REWARD_MODELS
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
+from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.training import launch
@@ -261,7 +262,7 @@ def fit(
         on_event,
     )
     report = _report(chosen, str(folder), end)
-    write_run(folder, report_json=report.to_json() | {"job": job.to_json()})
+    write_run(folder, report_json=report.to_json() | {"job": as_recorded(job).to_json()})
     if end["interrupted"]:
         raise InterruptedByUser(
             f"Interrupted after step {report.steps}; what was written is whole.", hint=_how_to_go_on(folder)

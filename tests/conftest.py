@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +15,17 @@ os.environ.update(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: of two processes none is left with one of them when the other is done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
-def _what_is_imported_is_not_looked_at_again() -> Iterator[None]:
-    """As a worker does before it rehearses: every trainer collects garbage, 0.3 s of it among all that is imported."""
+def _imported_modules_are_no_garbage() -> None:
+    """A trainer collects garbage again and again; looking through all that is imported took a third of its time.
+
+    A worker does the same before it rehearses.
+    """
     gc.collect()
     gc.freeze()
-    yield

@@ -16,6 +16,7 @@ from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import finished
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.python_errors import python_errors
 
 Construct = Callable[..., None]
 """TRL's constructor, bound to the trainer."""
@@ -82,7 +83,8 @@ def build(
 def _made(asked: Asked) -> Plan:
     """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
     try:
-        return make_plan(asked)
+        with python_errors():
+            return make_plan(asked)
     except RehearsalError as error:
         refusal = error.__cause__
         if refusal is None or refusal.__cause__ is None:  # no more than where it happened

@@ -7,6 +7,7 @@ import inspect
 import json
 import pathlib
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from autotrain_mem.drop_in.anew import with_reloaded
 from autotrain_mem.drop_in.device import device_of, lost_levers
 from autotrain_mem.drop_in.words import given_arguments
 from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import handed
 from autotrain_mem.rehearsal.handed import Call
 from autotrain_mem.rehearsal.model_objects import check_model_object
@@ -28,9 +30,14 @@ from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.length import MAX_LENGTH
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
 """Whose code is known by its version; of any other nothing is kept from one run to the next."""
+
+_PREPARED = "_is_accelerate_prepared"
+"""``accelerate/accelerator.py: prepare_model``, which leaves a model alone that has it."""
 
 _OF_RUN = frozenset(
     {"args", "train_dataset", "eval_dataset", "callbacks", "compute_metrics", "processing_class", "formatting_func"}
@@ -88,7 +95,7 @@ def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
                 plan = api.follow(rehearsals, _given_plan(asked.autofit), *hear, to_train=True, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
-    return replace(plan, warnings=(*plan.warnings, *_of_process()))
+    return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))
 
 
 _AGAIN = "leave plan= away"
@@ -100,19 +107,16 @@ def _given_plan(autofit: AutoFit) -> Plan:
     return autofit.plan if isinstance(autofit.plan, Plan) else Plan.load(autofit.plan)
 
 
-def _rehearsals(
-    asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path
-) -> Rehearsals:
+def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path) -> Rehearsals:
     autofit, keywords = asked.autofit, asked.call.keywords
     words = given_arguments(dict(keywords), asked.config_class, autofit)
+    _check_stream(asked, words)
     words |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if lost_levers() and "expandable_segments" not in words:
         words["expandable_segments"] = False
     own = {name: getattr(autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
     defaults = workers.first.accept(asked.method, words, {**own, "forbid": sorted(autofit.forbid)})
-    job = autofit.job(
-        asked.method, _name(keywords["model"]), arguments=words, handed=_handed(asked, folder)
-    )
+    job = autofit.job(asked.method, _name(keywords["model"]), arguments=words, handed=_handed(asked, folder))
     return Rehearsals(
         workers=workers,
         job=job,
@@ -121,6 +125,24 @@ def _rehearsals(
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
     )
+
+
+def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
+    """Of rows that nobody has seen only a limit is known."""
+    from datasets import Dataset
+
+    if isinstance(asked.call.keywords["train_dataset"], Dataset):
+        return
+    if asked.method in ONLINE_METHODS and asked.autofit.prompt_length is None:
+        raise UsageError(
+            "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
+            hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
+        )
+    if asked.method not in ONLINE_METHODS and not isinstance(words.get(MAX_LENGTH), int):
+        raise UsageError(
+            "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
+            hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
+        )
 
 
 def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
@@ -182,11 +204,16 @@ def _check_models(asked: Asked) -> None:
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 
 
-def _of_process() -> tuple[str, ...]:
+def _of_process(asked: Asked) -> Iterator[str]:
     """What this process cannot do any more, and what a plan for one device leaves out."""
-    count = ranks.processes()
-    several = f"{count} processes: DDP's buckets, as many bytes as the gradients, are not counted."
-    return (*(f"Not to be had in this process: {lost}" for lost in lost_levers()), *([several] if count > 1 else []))
+    yield from (f"Not to be had in this process: {lost}" for lost in lost_levers())
+    if (count := ranks.processes()) > 1:
+        yield f"{count} processes: DDP's buckets, as many bytes as the gradients, are not counted."
+    if any(getattr(model, _PREPARED, False) for model in asked.models):
+        yield (
+            "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
+            "run it without mixed precision. Load it again."
+        )
 
 
 def _note(message: str) -> None:

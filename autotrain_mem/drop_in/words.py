@@ -167,7 +167,7 @@ def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
 
 def _check_names(autofit: AutoFit) -> None:
     known = [field.name for field in fields(Knobs)]
-    unknown = sorted((autofit.pin | autofit.tune) - set(known))
+    unknown = sorted({*autofit.pin, *autofit.tune} - {*known})
     if not unknown:
         return
     near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
@@ -247,5 +247,3 @@ def _made(config_class: type, said: Mapping[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script's own config has warned already
         return config_class(**said)
-
-

@@ -26,26 +26,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.own_classes import is_own, reduce_class
 
-MOST_NESTED = 20_000
-"""Frames that packing may be deep in: a value in a value takes up to eight (``pickle.py`` and ``dill/_dill.py: save``),
-so Python's usual 1,000 end at a quantized layer with an adapter in a model in a class in a notebook."""
-
 
 def pack(value: Any) -> bytes:
     """A value of any kind, which :func:`unpack` makes anew in another process of the same environment.
 
-    A tensor is written as shape, stride, dtype and whether it trains: 0.5 MB for a model of 1 GB. Classes and functions
-    of ``__main__``, a notebook or another function travel by value, with the globals that they use; those of a module
-    by reference, with this process's search path. A device is written as the CPU, where rehearsals take place; where a
-    model was placed (``hf_device_map``) is left out.
+    A tensor is written as shape, stride, dtype and whether it trains: 58 kB for Qwen2.5-0.5B, 0.4 MB for its 4-bit form
+    with an adapter on every layer. Classes and functions of ``__main__``, a notebook or another function travel by
+    value, with the globals that they use; those of a module by reference, with this process's search path. A device is
+    written as the CPU, where rehearsals take place; where a model was placed (``hf_device_map``) is left out.
 
     Raises:
         UsageError: it holds something that cannot leave its process, such as a generator or an open connection.
     """
     stream = io.BytesIO()
     pickle.dump([os.path.abspath(place) for place in sys.path], stream)
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, MOST_NESTED))
     try:
         _Pickler(stream).dump(value)
     except _StuckError as stuck:
@@ -53,8 +47,6 @@ def pack(value: Any) -> bytes:
             f"A {stuck.kind}{stuck.holder} cannot be sent to the process that rehearses: {stuck.__cause__}",
             hint="Make it inside the function or method that uses it, so that it is none of what the trainer is given.",
         ) from stuck.__cause__
-    finally:
-        sys.setrecursionlimit(limit)
     return stream.getvalue()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class AutoFit:
     """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
     fit: Fit = "all"
     """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
-    forbid: frozenset[str] = frozenset()
+    forbid: Collection[str] = frozenset()
     """Levers that may not be pulled, by name; any iterable of names is taken."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan slower than so many times the best of the next level of harm is passed over."""
@@ -54,9 +54,9 @@ class AutoFit:
     plan: Plan | str | Path | None = None
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""
-    pin: frozenset[str] = frozenset()
+    pin: Collection[str] = frozenset()
     """Drop-in trainers: settings that are kept as the config has them although they are TRL's defaults."""
-    tune: frozenset[str] = frozenset()
+    tune: Collection[str] = frozenset()
     """Drop-in trainers: settings that may be changed although the config gives them; ``max_length`` among them asks for
     the longest row."""
     show: bool = True
@@ -77,7 +77,7 @@ class AutoFit:
             yield f"max_slowdown {self.max_slowdown:g} is less than 1", "It takes 1 or more: so many times as long."
         if self.headroom is not None and size_or_share(self.headroom, 1) is None:
             yield f"headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
-        if both := self.pin & self.tune:
+        if both := {*self.pin} & {*self.tune}:
             yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
@@ -118,7 +118,7 @@ class AutoFit:
             effective_batch_size=self.effective_batch_size,
             prompt_length=self.prompt_length,
             fit=self.fit,
-            forbid=self.forbid,
+            forbid=frozenset(self.forbid),
             max_slowdown=self.max_slowdown,
             handed=handed,
         )

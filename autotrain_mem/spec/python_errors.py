@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
-from autotrain_mem.errors import AutofitError
+from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError
 from autotrain_mem.spec.autofit import AutoFit
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
@@ -20,10 +20,16 @@ _OF_THE_COMMAND = frozenset({"config", "csv", "debug", "help", "json", "recipe",
 
 @contextmanager
 def python_errors() -> Iterator[None]:
-    """Errors that leave the block say, in a note, what their flags are called in Python."""
+    """Errors that leave the block say, in a note, what their flags are called in Python.
+
+    Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
+    libraries raised it stays.
+    """
     try:
         yield
     except AutofitError as error:
+        if not isinstance(error, RehearsalError | TrainingError):
+            error.__cause__ = None  # and with it what was raised before it (PEP 415)
         if note := python_words(f"{error.message}\n{error.hint}"):
             error.add_note(note)
         raise

@@ -50,7 +50,7 @@ def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: b
         try:
             told = _line(record, worker, model) + f"  {verdict}"
         except AutofitError as error:
-            told = f"{record.case.name:48} cannot be rehearsed: {error}; {verdict}"
+            told = f"{record.case.name:48} cannot be rehearsed: {error.message}; {verdict}"
         print(told, flush=True)
         if differing:
             _print_differences(record, folder, worker, model)

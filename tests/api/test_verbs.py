@@ -15,9 +15,9 @@ import pytest
 import autotrain_mem
 from autotrain_mem import AutoFit, AutofitError, Plan, UsageError, api
 from autotrain_mem.cli import main
-from autotrain_mem.errors import PlanFileError
+from autotrain_mem.errors import PlanFileError, RehearsalError
 from autotrain_mem.rehearsal.pool import Workers
-from autotrain_mem.spec.python_errors import python_words
+from autotrain_mem.spec.python_errors import python_errors, python_words
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 PINNED = {"per_device_train_batch_size": 2, "gradient_checkpointing": True, "max_length": 64}
@@ -191,9 +191,17 @@ def test_every_mistake_has_one_clear_message(mistake: str, here: Path) -> None:
 def test_an_error_with_flags_says_what_they_are_in_python(here: Path) -> None:
     with pytest.raises(UsageError, match="--use_cpu and --gpu exclude each other") as raised:
         pinned_plan(use_cpu=True)
+    assert raised.value.__cause__ is None
     assert raised.value.__notes__ == [
         "In Python --use_cpu is use_cpu=..., --gpu is AutoFit(gpu=...), --simulate is fit(..., simulate=True)"
     ]
+
+
+def test_what_the_installed_libraries_raised_keeps_its_traceback() -> None:
+    for kind, kept in ((RehearsalError, True), (UsageError, False)):
+        with pytest.raises(kind) as raised, python_errors():
+            raise kind("Failed.") from RuntimeError("a worker's traceback")
+        assert (raised.value.__cause__ is not None) is kept
 
 
 def test_words_without_flags_get_no_note() -> None:

@@ -49,13 +49,17 @@ def texts(count: int = 24) -> Any:
     """Rows of 10 to 90 words."""
     from datasets import Dataset
 
-    return Dataset.from_dict({"text": [f"row {index} " + "of some more words " * (2 + index % 20) for index in range(count)]})
+    return Dataset.from_dict(
+        {"text": [f"row {index} " + "of some more words " * (2 + index % 20) for index in range(count)]}
+    )
 
 
 def pairs(count: int = 24) -> Any:
     from datasets import Dataset
 
-    rows = [("what is it ? ", "it is this " * (1 + index % 9), "it is that " * (1 + index % 5)) for index in range(count)]
+    rows = [
+        ("what is it ? ", "it is this " * (1 + index % 9), "it is that " * (1 + index % 5)) for index in range(count)
+    ]
     prompts, chosen, rejected = zip(*rows, strict=True)
     return Dataset.from_dict({"prompt": prompts, "chosen": chosen, "rejected": rejected})
 

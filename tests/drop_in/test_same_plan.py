@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drop_in.conftest import pairs, prompts, shortness, texts
 
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import commands, flags
 from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Plan
+from tests.drop_in.conftest import pairs, prompts, shortness, texts
 
 pytestmark = pytest.mark.slow
 
@@ -105,9 +105,7 @@ def test_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_grpo_and_rloo(
-    workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path, method: str
-) -> None:
+def test_grpo_and_rloo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path, method: str) -> None:
     import trl
 
     kind, config_kind = {

@@ -84,19 +84,21 @@ def test_few_layers_tell_every_event_of_a_whole_rehearsal(
 def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_tokens(
     deep_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    one = case("sft", deep_folder, per_device_train_batch_size=8, max_length=500, gradient_checkpointing=False)
+    length = 400
+    one = case("sft", deep_folder, per_device_train_batch_size=8, max_length=length, gradient_checkpointing=False)
 
     def few_chunks(layers: int) -> Trace:
         few, more = (
-            rehearse(one.job, one.knobs, 500, str(tmp_path), layers=layers, chunks=chunks) for chunks in (SHORT, LONG)
+            rehearse(one.job, one.knobs, length, str(tmp_path), layers=layers, chunks=chunks)
+            for chunks in (SHORT, LONG)
         )
-        assert few.loss_chunks == (16,)  # of 256 tokens, of 8 x 499
+        assert few.loss_chunks == (13,)  # of 256 tokens, of 8 x 399
         told = expand_loss(few, more, short=SHORT, long=LONG)
         assert told is not None
         return told
 
-    told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=6))
-    whole = rehearse(one.job, one.knobs, 500, str(tmp_path), layers=6)
+    told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=5))
+    whole = rehearse(one.job, one.knobs, length, str(tmp_path), layers=5)
     assert told is not None
     assert story(told) == story(whole)
     assert told.operators == whole.operators

@@ -1,0 +1,314 @@
+"""What of a config counts as given, and the config with a plan in it. Nothing here rehearses or trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from tests.nouns import TRL_DEFAULTS
+
+from autotrain_mem import AutoFit
+from autotrain_mem.drop_in.words import given_arguments, main_dtype, planned_config
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec import Knobs
+
+HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", *(("ppo",) if HAS_PPO else ()))
+GENERATING = ("grpo", "rloo")
+
+
+def kind_of(method: str) -> Any:
+    if method == "ppo":
+        from trl.experimental.ppo import PPOConfig
+
+        return PPOConfig
+    return {
+        "sft": trl.SFTConfig,
+        "reward": trl.RewardConfig,
+        "dpo": trl.DPOConfig,
+        "grpo": trl.GRPOConfig,
+        "rloo": trl.RLOOConfig,
+    }[method]
+
+
+def config(method: str = "sft", **settings: Any) -> Any:
+    return kind_of(method)("out", use_cpu=True, **settings)
+
+
+def given(args: Any, autofit: AutoFit | None = None, **keywords: Any) -> dict[str, Any]:
+    """What is given beside the output folder and TRL's max_length."""
+    kind = next(kind_of(method) for method in METHODS if isinstance(args, kind_of(method)))
+    words = given_arguments({"model": "NAME", "args": args, **keywords}, kind, autofit or AutoFit())
+    assert json.loads(json.dumps(words)) == words  # as JSON has it
+    default = {"output_dir": "out", "max_length": getattr(kind("out", use_cpu=True), "max_length", None)}
+    return {name: value for name, value in words.items() if name not in default or value != default[name]}
+
+
+def knobs_of(args: Any, **changed: Any) -> Knobs:
+    """The knobs that a config has already, but for these."""
+    names = {field.name for field in fields(Knobs)} - {"fp16"}
+    held = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    plain = {"optim": getattr(args.optim, "value", args.optim), "max_length": getattr(args, "max_length", None)}
+    return replace(TRL_DEFAULTS, **{**held, **plain, "fp16": args.fp16, **changed})
+
+
+def settings(args: Any) -> dict[str, Any]:
+    """All that is on a config, but for what transformers keeps of the process beside it."""
+    return {name: value for name, value in vars(args).items() if name not in ("distributed_state", "_n_gpu")}
+
+
+# -- what counts as given ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_a_default_config_only_the_folder_and_the_length_are_given(method: str) -> None:
+    """On the CPU, which is the device's to say and no word of the config's."""
+    length = {"max_length": 1024} if method in ("sft", "reward", "dpo") else {}
+    words = given_arguments({"model": "NAME", "args": config(method)}, kind_of(method), AutoFit())
+    assert words == {"output_dir": "out", **length}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "word"),
+    [
+        ("learning_rate", 1e-4, 1e-4),
+        ("optim", "adamw_torch", "adamw_torch"),
+        ("lr_scheduler_type", "cosine", "cosine"),
+        ("save_strategy", "no", "no"),
+        ("report_to", ["tensorboard"], ["tensorboard"]),
+        ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
+        ("gradient_checkpointing_kwargs", {"use_reentrant": False}, {"use_reentrant": False}),
+        ("gradient_checkpointing", False, False),
+        ("packing", True, True),
+        ("max_length", None, None),
+        ("max_length", 512, 512),
+        ("per_device_train_batch_size", 3, 3),
+        ("bf16", False, False),
+        ("fp16", True, True),
+    ],
+)
+def test_what_differs_from_the_default_is_given(setting: str, value: Any, word: Any) -> None:
+    assert given(config(**{setting: value})) == {setting: word}
+
+
+def test_a_value_of_the_default_is_not_given() -> None:
+    plain = config()
+    same = {"learning_rate": plain.learning_rate, "optim": "adamw_torch_fused", "gradient_checkpointing": True}
+    assert given(config(**same, bf16=True)) == {}
+
+
+def test_the_older_name_of_checkpointing_is_told_once() -> None:
+    """transformers keeps a second name of the setting, which follows the first."""
+    assert given(config(gradient_checkpointing=False)) == {"gradient_checkpointing": False}
+
+
+@pytest.mark.parametrize("method", GENERATING)
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({}, {}),
+        ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
+        ({"steps_per_generation": 2}, {"steps_per_generation": 2}),
+        ({"generation_batch_size": 32}, {"steps_per_generation": 4}),
+        ({"gradient_accumulation_steps": 2, "generation_batch_size": 16}, {"gradient_accumulation_steps": 2}),
+    ],
+    ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
+)
+def test_of_the_sizes_of_a_generation_one_is_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
+    assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
+    kind_of(method)("out", use_cpu=True, per_device_train_batch_size=8, **words)  # and TRL takes what is told
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_secrets_are_in_no_word(method: str) -> None:
+    args = config(method, hub_token="hf_secret")
+    if hasattr(args, "model_init_kwargs"):
+        args.model_init_kwargs = {"token": "hf_secret"}
+    assert "hf_secret" not in json.dumps(given(args))
+
+
+# -- the model, its adapter and its optimizer --------------------------------------------------------------------------
+
+
+def loaded(**kwargs: Any) -> dict[str, Any]:
+    return given(config(model_init_kwargs=kwargs))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
+        ({"dtype": "bfloat16"}, {"dtype": "bfloat16"}),
+        ({"torch_dtype": "auto"}, {"dtype": "auto"}),
+        ({"dtype": torch.float32}, {}),
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({"revision": "v2", "trust_remote_code": True}, {"model_revision": "v2", "trust_remote_code": True}),
+        ({"revision": "main", "trust_remote_code": False, "attn_implementation": None, "dtype": None}, {}),
+        ({"device_map": "auto", "use_cache": False, "cache_dir": Path("models")}, {}),
+        ({"subfolder": "last"}, {"model_init_kwargs": {"subfolder": "last"}}),
+    ],
+    ids=lambda value: ",".join(value) or "nothing",
+)
+def test_how_the_model_is_loaded_is_told_as_trls_flags_tell_it(kwargs: dict[str, Any], words: dict[str, Any]) -> None:
+    assert loaded(**kwargs) == words
+
+
+def test_quantization_is_told_wherever_it_stands() -> None:
+    from transformers import BitsAndBytesConfig
+
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+    words = {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    assert given(config(), quantization_config=four) == words
+    assert loaded(quantization_config=four) == words
+    assert loaded(quantization_config={"load_in_4bit": True, "bnb_4bit_use_double_quant": True}) == words
+    assert given(config(), quantization_config=BitsAndBytesConfig(load_in_8bit=True)) == {"load_in_8bit": True}
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (["v_proj", "q_proj"], ["q_proj", "v_proj"]),
+        (["q_proj"], [r".*\.q_proj"]),
+        ("all-linear", "all-linear"),
+        (r".*\.q_proj", r".*\.q_proj"),
+    ],
+    ids=["set", "a single one", "all-linear", "expression"],
+)
+def test_an_adapter_is_told_in_the_words_of_flags(targets: Any, told: Any) -> None:
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
+    words = given(config(), peft_config=adapter)
+    assert words == {
+        "use_peft": True,
+        "lora_r": 8,
+        "lora_alpha": 32,
+        "lora_dropout": 0.1,
+        "lora_target_modules": told,
+    }
+
+
+def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.bfloat16), torch.nn.Linear(2, 2))
+    assert main_dtype(model) == "bfloat16"
+    assert given(config(), model=model) == {"dtype": "bfloat16"}
+    model.peft_config = {"default": None}
+    assert given(config(), model=model) == {"dtype": "bfloat16", "use_peft": True}
+
+
+def test_an_optimizer_of_the_scripts_own_stays() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    assert given(config(), optimizers=(optimizer, None)) == {"optim": "adamw_torch_fused"}
+    assert given(config(), optimizer_cls_and_kwargs=(torch.optim.SGD, {})) == {"optim": "adamw_torch_fused"}
+    assert given(config(), optimizers=(None, None)) == {}
+
+
+# -- pin and tune ----------------------------------------------------------------------------------------------------
+
+
+def test_pin_gives_a_default_and_tune_takes_a_value_away() -> None:
+    pinned = AutoFit(pin=["gradient_checkpointing", "dtype", "load_in_4bit"])
+    assert given(config(), pinned) == {"gradient_checkpointing": True, "dtype": "float32", "load_in_4bit": False}
+    assert given(config(optim="adamw_torch"), AutoFit(tune=["optim"])) == {}
+    assert given(config(), AutoFit(tune=["max_length"])) == {"max_length": "auto"}
+
+
+def test_a_name_that_no_plan_decides_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Did you mean max_length"):
+        given(config(), AutoFit(tune=["max_lenght"]))
+
+
+# -- the config that trains ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_that_changes_nothing_gives_an_equal_config(method: str) -> None:
+    args = config(method, learning_rate=1e-4, seed=7, hub_token="hf_secret")
+    same = planned_config(args, knobs_of(args), loads=False)
+    assert same is not args
+    assert type(same) is type(args)
+    assert settings(same) == settings(args)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_what_the_plan_changes_is_changed(method: str) -> None:
+    args = config(method, lr_scheduler_kwargs={"num_cycles": 2}, seed=7)
+    before = dict(vars(args))
+    knobs = knobs_of(args, gradient_checkpointing=False, optim="adamw_torch")
+    made = planned_config(args, knobs, loads=False)
+    differing = {name for name, value in settings(made).items() if value != settings(args)[name]}
+    assert differing == {"gradient_checkpointing", "optim"} | (
+        {"activation_checkpointing"} if hasattr(args, "activation_checkpointing") else set()
+    )
+    assert made.gradient_checkpointing is False
+    assert made.optim == "adamw_torch"
+    assert dict(vars(args)) == before
+
+
+def test_both_names_of_checkpointing_say_the_same() -> None:
+    made = planned_config(config(), knobs_of(config(), gradient_checkpointing=False), loads=False)
+    assert getattr(made, "activation_checkpointing", False) is False
+    again = planned_config(made, knobs_of(made, gradient_checkpointing=True), loads=False)
+    assert getattr(again, "activation_checkpointing", True) is True
+
+
+@pytest.mark.parametrize("method", GENERATING)
+def test_the_sizes_of_a_generation_follow_the_plan(method: str) -> None:
+    args = config(method, per_device_train_batch_size=8)
+    made = planned_config(
+        args, knobs_of(args, per_device_train_batch_size=2, gradient_accumulation_steps=4), loads=False
+    )
+    assert (made.steps_per_generation, made.generation_batch_size) == (4, 8)
+    assert (args.steps_per_generation, args.generation_batch_size) == (1, 8)
+
+
+@pytest.mark.parametrize("method", GENERATING)
+def test_steps_per_generation_of_the_script_stay(method: str) -> None:
+    args = config(method, per_device_train_batch_size=8, steps_per_generation=2)
+    made = planned_config(args, knobs_of(args, per_device_train_batch_size=4), loads=False)
+    assert (made.steps_per_generation, made.generation_batch_size) == (2, 8)
+
+
+@dataclass
+class OwnConfig(trl.SFTConfig):
+    """A config of the user's own, with a field and what follows from it."""
+
+    loudness: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.twice = 2 * self.loudness
+
+
+def test_a_config_of_the_users_own_stays_one() -> None:
+    args = OwnConfig("out", use_cpu=True, loudness=3.0)
+    args.note = "kept"
+    made = planned_config(args, knobs_of(args, per_device_train_batch_size=1, gradient_accumulation_steps=8), loads=False)
+    assert type(made) is OwnConfig
+    assert (made.loudness, made.twice, made.note) == (3.0, 6.0, "kept")
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (1, 8)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 1)
+
+
+def test_half_precision_takes_the_place_of_bfloat16() -> None:
+    made = planned_config(config(), knobs_of(config(), fp16=True), loads=False)
+    assert (made.fp16, made.bf16) == (True, False)
+    kept = planned_config(config(bf16=False), knobs_of(config(bf16=False)), loads=False)
+    assert (kept.fp16, kept.bf16) == (False, False)
+
+
+def test_a_model_given_by_name_is_loaded_in_the_plans_dtype() -> None:
+    args = config(model_init_kwargs={"torch_dtype": torch.float32, "revision": "v2"})
+    made = planned_config(args, knobs_of(args, dtype="bfloat16"), loads=True)
+    assert made.model_init_kwargs == {"dtype": "bfloat16", "revision": "v2"}
+    assert args.model_init_kwargs == {"torch_dtype": torch.float32, "revision": "v2"}
+    untouched = planned_config(config(), knobs_of(config(), dtype="float32"), loads=True)
+    assert untouched.model_init_kwargs is None
+    of_an_object = planned_config(args, knobs_of(args, dtype="bfloat16"), loads=False)
+    assert of_an_object.model_init_kwargs == args.model_init_kwargs
