@@ -51,7 +51,8 @@ def config_file(prog: str, flags: dict[str, Any]) -> str | None:
     Raises:
         UsageError: both are given; no such recipe; a recipe of another method, with the command that takes it.
     """
-    file, name = flags.pop("config", None), flags.pop("recipe", None)
+    file: str | None = flags.pop("config", None)
+    name: str | None = flags.pop("recipe", None)
     if name is None:
         return file
     if file is not None:

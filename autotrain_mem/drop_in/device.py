@@ -54,9 +54,19 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
             "one.",
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
         )
-    card = measured(detect()[config.device.index or 0], store)
+    card = measured(_card(config.device.index or 0), store)
     use = own_use(config.device, models)
     return card if use is None else with_own_use(card, use)
+
+
+def _card(index: int) -> Hardware:
+    cards = detect()
+    if index < len(cards):
+        return cards[index]
+    raise UsageError(
+        f"cuda:{index} is no card that NVML knows, so that nobody says what it has (AMD's are not known).",
+        hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
+    )
 
 
 def own_use(device: Any, models: Iterable[Any]) -> OwnUse | None:

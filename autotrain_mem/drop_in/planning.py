@@ -104,7 +104,10 @@ _AGAIN = "leave plan= away"
 
 def _given_plan(autofit: AutoFit) -> Plan:
     assert autofit.plan is not None
-    return autofit.plan if isinstance(autofit.plan, Plan) else Plan.load(autofit.plan)
+    plan = autofit.plan if isinstance(autofit.plan, Plan) else Plan.load(autofit.plan)
+    if plan.knobs.expandable_segments and (lost := lost_levers()):
+        raise UsageError(f"The plan cannot be followed in this process. {lost[0]}", hint=f"Or {_AGAIN}, to plan anew.")
+    return plan
 
 
 def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path) -> Rehearsals:

@@ -218,9 +218,25 @@ def import_ahead() -> None:
         from autotrain_mem.rehearsal import rehearse, stage  # noqa: F401
 
 
+_OF_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_") + (
+    "PMI_",
+    "OMPI_COMM_WORLD_",
+    "MV2_COMM_WORLD_",
+)
+"""How the variables begin by which torchrun and MPI tell a process what group it is in
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``; ``accelerate/state.py``)."""
+
+
+def leave_group() -> None:
+    """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
+    for name in [name for name in os.environ if name.startswith(_OF_GROUP)]:
+        del os.environ[name]
+
+
 def main() -> None:
     """Serve until the parent goes away."""
     channel = Channel(ignore_interrupt=True)
+    leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 import architectures
 import pytest
 import yaml
-from recipe_plans.rows import OTHER_CARD, SAME_SIZES, settings
+from recipe_plans.rows import OTHER_CARD, SAME_SIZES, all_rows, settings
 from recipe_plans.statements import VERSIONED, WIDTH, Golden
 
 from autotrain_mem.cookbook import Recipe, recipes
@@ -63,6 +63,13 @@ def test_its_header_is_of_the_tested_versions_and_of_its_golden_plan(recipe: Rec
     assert f"# settings  {rows} x {steps} " in text(recipe)
     for lever in golden.levers:
         assert f"# why       {lever}: " in text(recipe)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
+def test_a_golden_file_is_read_as_it_was_written(path: pathlib.Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert str(Golden.read(text)) == text
+    assert path.name in {f"{recipe.name}.{card}.txt" for recipe, card in all_rows()}
 
 
 @every_recipe
