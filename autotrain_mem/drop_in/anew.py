@@ -56,12 +56,13 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
         return None
     path = folder / "anew"
     model.config.save_pretrained(path)
+    written = handed.write(call.replacing(model, str(path)), path)
     arguments = {name: value for name, value in job.arguments.items() if name != "dtype" or value != "float32"}
     named = replace(
         job,
         model=str(path),
         arguments=arguments,
-        handed=replace(job.handed, path=handed.write(_by_name(call, str(path)), path), holds_model=False, digest=""),
+        handed=replace(job.handed, path=written, holds_model=False, digest=""),
     )
     try:
         other = plan_job(named)
@@ -81,20 +82,6 @@ def _is_stock(model: Any) -> bool:
     libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
     plain = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
     return plain and getattr(model, "hf_quantizer", None) is None
-
-
-def _by_name(call: Call, path: str) -> Call:
-    """The same call with the model's name wherever the object stands."""
-
-    def named(value: Any) -> Any:
-        return path if value is call.model else value
-
-    return replace(
-        call,
-        args=tuple(map(named, call.args)),
-        kwargs={name: named(value) for name, value in call.kwargs.items()},
-        keywords={name: named(value) for name, value in call.keywords.items()},
-    )
 
 
 def _alternative(plan: Plan, other: Plan) -> Alternative:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotrain_mem.drop_in.device import grow_segments
+from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.planning import Asked, make_plan
 from autotrain_mem.drop_in.words import default_config, planned_config
 from autotrain_mem.errors import RehearsalError
@@ -70,7 +70,7 @@ def build(
         return construct(**keywords)
     keywords["args"] = _config(keywords, config_class, method)
     call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
-    asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit())
+    asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit(), lost=lost_levers())
     plan = _made(asked)
     if plan.knobs.expandable_segments:
         grow_segments()

@@ -16,7 +16,7 @@ from rich.console import Console
 from autotrain_mem import api
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.anew import with_reloaded
-from autotrain_mem.drop_in.device import device_of, lost_levers
+from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.words import given_arguments
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import UsageError
@@ -54,6 +54,9 @@ class Asked:
     config_class: type
     call: Call
     autofit: AutoFit
+    lost: tuple[str, ...]
+    """Levers that this process is too late for (``device.lost_levers``), from before its ranks talk: over NCCL that
+    takes a segment of the card."""
 
     @property
     def models(self) -> tuple[Any, ...]:
@@ -72,10 +75,12 @@ def make_plan(asked: Asked) -> Plan:
         UnsupportedModelError: a model object that cannot be rehearsed.
         DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
+    ranks.check_launch()
+    _check_keywords(asked)
     _check_models(asked)
     store = api.kept_between_runs(_note)
     config = asked.call.keywords["args"]
-    hardware = ranks.smallest(device_of(config, asked.autofit.gpu, asked.models, store))
+    hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
     plan = ranks.agreed(lambda: _planned(asked, hardware, store))
     if asked.autofit.show and ranks.is_first():
         Console(stderr=True).print(plan_view(plan))
@@ -92,7 +97,7 @@ def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
                 return api.plan(replace(rehearsals, job=job), *hear, to_train=True)
 
             if asked.autofit.plan is not None:
-                plan = api.follow(rehearsals, _given_plan(asked.autofit), *hear, to_train=True, again=_AGAIN)
+                plan = api.follow(rehearsals, _given_plan(asked), *hear, to_train=True, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
     return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))
@@ -102,11 +107,13 @@ _AGAIN = "leave plan= away"
 """How to plan anew, for the hints of errors."""
 
 
-def _given_plan(autofit: AutoFit) -> Plan:
-    assert autofit.plan is not None
-    plan = autofit.plan if isinstance(autofit.plan, Plan) else Plan.load(autofit.plan)
-    if plan.knobs.expandable_segments and (lost := lost_levers()):
-        raise UsageError(f"The plan cannot be followed in this process. {lost[0]}", hint=f"Or {_AGAIN}, to plan anew.")
+def _given_plan(asked: Asked) -> Plan:
+    given = asked.autofit.plan
+    assert given is not None
+    plan = given if isinstance(given, Plan) else Plan.load(given)
+    if plan.knobs.expandable_segments and asked.lost:
+        said = f"The plan cannot be followed in this process. {asked.lost[0]}"
+        raise UsageError(said, hint=f"Or {_AGAIN}, to plan anew.")
     return plan
 
 
@@ -115,7 +122,7 @@ def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, 
     words = given_arguments(dict(keywords), asked.config_class, autofit)
     _check_stream(asked, words)
     words |= {"use_cpu": True} if hardware.origin == "cpu" else {}
-    if lost_levers() and "expandable_segments" not in words:
+    if asked.lost and "expandable_segments" not in words:
         words["expandable_segments"] = False
     own = {name: getattr(autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
     defaults = workers.first.accept(asked.method, words, {**own, "forbid": sorted(autofit.forbid)})
@@ -132,9 +139,7 @@ def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, 
 
 def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
     """Of rows that nobody has seen only a limit is known."""
-    from datasets import Dataset
-
-    if isinstance(asked.call.keywords["train_dataset"], Dataset):
+    if not _streams(asked.call):
         return
     if asked.method in ONLINE_METHODS and asked.autofit.prompt_length is None:
         raise UsageError(
@@ -149,15 +154,27 @@ def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
 
 
 def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
-    from datasets import Dataset
-
-    keywords = asked.call.keywords
+    call = asked.call
+    streams = _streams(call)
+    for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
+        call = call.replacing(stream, None)
     return Handed(
-        path=handed.write(asked.call, folder),
-        holds_model=not isinstance(keywords["model"], str),
-        holds_rows=isinstance(keywords["train_dataset"], Dataset),
+        path=handed.write(call, folder),
+        holds_model=not isinstance(call.model, str),
+        holds_rows=not streams,
         digest=_digest(asked),
     )
+
+
+def _streams(call: Call) -> list[Any]:
+    """Of the rows to train on and to evaluate, those that nobody can count beforehand."""
+    from datasets import Dataset
+
+    evaluated = call.keywords.get("eval_dataset")
+    parts = evaluated.values() if isinstance(evaluated, Mapping) else [evaluated]
+    uncounted = [rows for rows in parts if rows is not None and not isinstance(rows, Dataset)]
+    trained = call.keywords["train_dataset"]
+    return [*([] if isinstance(trained, Dataset) else [trained]), *([evaluated] if uncounted else [])]
 
 
 def _digest(asked: Asked) -> str:
@@ -198,6 +215,26 @@ def _name(model: Any) -> str:
     return model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
 
 
+_UNREHEARSED = {
+    "tools": "a rehearsal samples completions and calls nothing",
+    "rollout_func": "a rehearsal samples completions with the trainer's own loop",
+    "environment_factory": "a rehearsal samples completions with the trainer's own loop",
+}
+"""Keywords of GRPO's -> why no plan can be made with them."""
+
+
+def _check_keywords(asked: Asked) -> None:
+    keywords = asked.call.keywords
+    why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
+    if asked.method == "ppo" and any(keywords.get("optimizers") or ()):
+        why["optimizers"] = "PPO's optimizer holds two models, and is rehearsed as the config names it"
+    if why:
+        raise UsageError(
+            f"Not rehearsed yet, so that no plan can be made with it: {', '.join(why)}.",
+            hint="\n".join(f"{name}: {reason}; leave it away, or take trl's own class" for name, reason in why.items()),
+        )
+
+
 def _check_models(asked: Asked) -> None:
     import torch
 
@@ -209,7 +246,7 @@ def _check_models(asked: Asked) -> None:
 
 def _of_process(asked: Asked) -> Iterator[str]:
     """What this process cannot do any more, and what a plan for one device leaves out."""
-    yield from (f"Not to be had in this process: {lost}" for lost in lost_levers())
+    yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
     if (count := ranks.processes()) > 1:
         yield f"{count} processes: DDP's buckets, as many bytes as the gradients, are not counted."
     if any(getattr(model, _PREPARED, False) for model in asked.models):

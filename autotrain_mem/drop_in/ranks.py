@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError
+from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.spec import Hardware, Plan
 
 
@@ -17,6 +18,29 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+SHARDING = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
+}
+"""What ``accelerate launch`` says to its processes (``accelerate/utils/launch.py``), and what it means."""
+
+
+def check_launch() -> None:
+    """Refuse what splits a model over devices: plans are for whole models.
+
+    Raises:
+        UsageError: accelerate launched this process for such a thing.
+    """
+    for variable, name in SHARDING.items():
+        if os.environ.get(variable, "").lower() == "true":  # as accelerate/state.py asks
+            raise UsageError(
+                f"accelerate launched this process with {name}, and plans are for one GPU, or DDP, so far.",
+                hint="Launch it without, or take trl's own class.",
+            )
+
+
 def is_first() -> bool:
     """Whether this process plans and tells."""
     import torch.distributed as dist
@@ -24,15 +48,29 @@ def is_first() -> bool:
     return processes() == 1 or dist.get_rank() == 0
 
 
-def smallest(hardware: Hardware) -> Hardware:
-    """Of all processes' devices the one with the least budget; every process must ask."""
+def smallest(find: Callable[[], Hardware]) -> Hardware:
+    """Of all processes' devices the one with the least budget; every process must ask.
+
+    Raises:
+        AutofitError: what one of them met as it looked for its own; the others would wait for it.
+    """
     if processes() == 1:
-        return hardware
+        return find()
     import torch.distributed as dist
 
     found: list[Any] = [None] * processes()
-    dist.all_gather_object(found, hardware.to_json())
+    dist.all_gather_object(found, _device_or_error(find))
+    for said in found:
+        if "error" in said:
+            raise errors.from_json(said)
     return min(map(Hardware.from_json, found), key=lambda each: each.budget_bytes())
+
+
+def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
+    try:
+        return find().to_json()
+    except AutofitError as error:
+        return error.to_json()
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:

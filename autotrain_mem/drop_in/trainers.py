@@ -19,6 +19,9 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to myp
 
     ``SFTTrainer("Qwen/Qwen2.5-0.5B", train_dataset=rows).train()`` is planned before the model is loaded.
 
+    Args:
+        autofit: How to plan; all else is TRL's.
+
     Raises:
         DoesNotFitError: nothing that is allowed fits; the message holds the nearest that would.
         AutofitError: see ``autotrain_mem.errors``. What TRL refuses is refused by TRL.

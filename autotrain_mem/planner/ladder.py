@@ -123,6 +123,7 @@ LADDER = (
         knobs=("optim",),
         moves_from=("adamw_torch", "adamw_torch_fused"),
         to="adamw_8bit",
+        needs={"optimizer_offload": (False,)},  # bitsandbytes' kernels are the device's
         reason="AdamW's two moments take one byte each per parameter, quantized block by block",
     ),
     LadderRow(

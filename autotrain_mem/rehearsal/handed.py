@@ -11,7 +11,7 @@ import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.errors import RehearsalError
@@ -44,6 +44,19 @@ class Call:
     def model(self) -> Any:
         """A name, or an object."""
         return self.keywords["model"]
+
+    def replacing(self, old: Any, new: Any) -> Call:
+        """The same call with another value wherever this one stands."""
+
+        def other(value: Any) -> Any:
+            return new if value is old else value
+
+        return replace(
+            self,
+            args=tuple(map(other, self.args)),
+            kwargs={name: other(value) for name, value in self.kwargs.items()},
+            keywords={name: other(value) for name, value in self.keywords.items()},
+        )
 
 
 def write(call: Call, folder: pathlib.Path) -> str:

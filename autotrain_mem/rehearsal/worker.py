@@ -218,18 +218,19 @@ def import_ahead() -> None:
         from autotrain_mem.rehearsal import rehearse, stage  # noqa: F401
 
 
-_OF_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_") + (
-    "PMI_",
-    "OMPI_COMM_WORLD_",
-    "MV2_COMM_WORLD_",
+_OF_GROUP = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
+    | {"MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
 )
-"""How the variables begin by which torchrun and MPI tell a process what group it is in
-(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``; ``accelerate/state.py``)."""
+"""What torchrun tells a process of its group
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``)."""
+_OF_GROUP_TOO = ("TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
+"""How the names of the rest begin, and those of MPI (``accelerate/state.py: _prepare_backend``)."""
 
 
 def leave_group() -> None:
     """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
-    for name in [name for name in os.environ if name.startswith(_OF_GROUP)]:
+    for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_OF_GROUP_TOO)]:
         del os.environ[name]
 
 

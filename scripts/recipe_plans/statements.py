@@ -64,8 +64,9 @@ def _at_the_peak(plan: Plan) -> str:
 
 
 def _other_points(plan: Plan) -> Iterator[str]:
-    """The next larger micro-batch, and the same one with its activations kept, where the search has met them."""
-    chosen, met = plan.knobs, {attempt.knobs: attempt for attempt in plan.attempts}
+    """The next larger micro-batch, and the same with its activations kept: what the search met and no lever says."""
+    chosen, told = plan.knobs, " ".join(lever.why for lever in plan.levers)
+    met = {each.knobs: each for each in plan.attempts if format_bytes(each.required_bytes) not in told}
     larger = [knobs for knobs in met if knobs == _with_rows_of(knobs, chosen) and _rows(knobs) > _rows(chosen)]
     kept = replace(chosen, gradient_checkpointing=False)
     for knobs in [*sorted(larger, key=_rows)[:1], *([kept] if kept != chosen else [])]:

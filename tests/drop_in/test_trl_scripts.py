@@ -10,10 +10,10 @@ from typing import Any
 
 import datasets
 import pytest
-from tests.drop_in.conftest import pairs, prompts, texts
 
 import autotrain_mem
 from autotrain_mem.spec import Plan
+from tests.drop_in.conftest import pairs, prompts, texts
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +70,7 @@ def check(trainers: list[Any], folder: Path, printed: str) -> Plan:
     assert plan.estimate.hardware.origin == "cpu"
     assert plan.knobs.per_device_train_batch_size == trainer.args.per_device_train_batch_size == 4
     assert plan.level == "lossless"
+    print("ATT", len(plan.attempts), plan.wall if hasattr(plan, "wall") else "", file=sys.__stderr__)
     assert plan.data is not None
     return plan
 

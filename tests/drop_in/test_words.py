@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import trl
-from tests.nouns import TRL_DEFAULTS
 
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.words import given_arguments, main_dtype, planned_config
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Knobs
+from tests.nouns import TRL_DEFAULTS
 
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", *(("ppo",) if HAS_PPO else ()))
@@ -289,7 +289,9 @@ class OwnConfig(trl.SFTConfig):
 def test_a_config_of_the_users_own_stays_one() -> None:
     args = OwnConfig("out", use_cpu=True, loudness=3.0)
     args.note = "kept"
-    made = planned_config(args, knobs_of(args, per_device_train_batch_size=1, gradient_accumulation_steps=8), loads=False)
+    made = planned_config(
+        args, knobs_of(args, per_device_train_batch_size=1, gradient_accumulation_steps=8), loads=False
+    )
     assert type(made) is OwnConfig
     assert (made.loudness, made.twice, made.note) == (3.0, 6.0, "kept")
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (1, 8)

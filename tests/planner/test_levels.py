@@ -68,6 +68,12 @@ def test_levels_climb_from_time_to_data() -> None:
     assert harms == sorted(harms)
 
 
+def test_an_optimizer_that_is_asked_onto_the_host_is_not_put_into_8_bits() -> None:
+    asked = every(optimizer_offload=True)
+    assert {"dtype": "bfloat16"} in asked
+    assert all("optim" not in changed for changed in asked)
+
+
 def test_lossless_stops_before_rounding() -> None:
     assert names(fit="lossless") == ["lossless", "lossless, offloading"]
 

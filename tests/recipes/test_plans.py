@@ -1,8 +1,9 @@
 """Recipe x card: two plans made whole, and what others chose, held to one rehearsal each.
 
 A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and with ``--write``
-the golden files. Here the chosen point is rehearsed on copies of few layers, which is what a search trusts until it
-confirms its choice. Recipes that sample are the script's alone: a rollout takes ten seconds and more to rehearse.
+the golden files. Here the chosen point for a recipe's own card is rehearsed on copies of few layers, which is what a
+search trusts until it confirms its choice. Other cards, and recipes that sample, whose rollouts take longest to
+rehearse, are the script's alone.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Callable
 
 import architectures
 import pytest
-from recipe_plans.rows import all_rows, cards, flags
+from recipe_plans.rows import cards, flags
 from recipe_plans.statements import Golden
 
 from autotrain_mem import api
 from autotrain_mem.cli import commands
 from autotrain_mem.cli import flags as own_flags
-from autotrain_mem.cookbook import Recipe, recipe
+from autotrain_mem.cookbook import Recipe, recipe, recipes
 from autotrain_mem.engine.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.spec import Plan
@@ -32,7 +33,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 FEW_LAYERS = 0.005
 """Copies of few layers, expanded, against the whole model that a golden file holds: ``scripts/expansion``."""
 WHOLE = "sft-qwen2.5-0.5b"
-HELD = [row for row in all_rows() if row[0].method not in ONLINE_METHODS and row[0].name != WHOLE]
+HELD = [each for each in recipes() if each.method not in ONLINE_METHODS and each.name != WHOLE]
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +47,10 @@ def golden(recipe: Recipe, card: str) -> Golden:
     return Golden.read((GOLDEN / f"{recipe.name}.{card}.txt").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("recipe", "card"), HELD, ids=[f"{recipe.name}-{card}" for recipe, card in HELD])
-def test_what_a_plan_chose_needs_what_it_did(
-    recipe: Recipe, card: str, models: pathlib.Path, workers: api.Workers
-) -> None:
-    expected = golden(recipe, card)
-    words = ["--recipe", recipe.name, "--gpu", card, *flags(recipe, models)]
+@pytest.mark.parametrize("recipe", HELD, ids=lambda recipe: recipe.name)
+def test_what_a_plan_chose_needs_what_it_did(recipe: Recipe, models: pathlib.Path, workers: api.Workers) -> None:
+    expected = golden(recipe, recipe.card)
+    words = ["--recipe", recipe.name, "--gpu", recipe.card, *flags(recipe, models)]
     own = own_flags.read(f"autofit plan {recipe.method}", words)
     rehearsals = commands._rehearsals(workers, own, recipe.method)
     predictions = Predictions(rehearsals, rehearsals.describe(), Lengths(longest=own.prompt_length))

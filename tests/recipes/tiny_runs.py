@@ -27,10 +27,10 @@ SHORT = {
     "reward": "--dataset pairs.jsonl --max_length 512",
     "dpo": "--dataset pairs.jsonl --max_length 256",
     "grpo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
-    "rloo": "--dataset prompts.jsonl --max_completion_length 8",
+    "rloo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
     "ppo": "--dataset prompts.jsonl --response_length 8 --local_rollout_forward_batch_size 8",
 }
-"""Lengths for a CPU; what is trained, and how, stays the recipe's. The reward of GRPO's needs a package."""
+"""Lengths for a CPU; what is trained, and how, stays the recipe's. The recipes' own reward needs a package."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""The device of a trainer's process, and what the process may still take of it, with a stand-in for torch.cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotrain_mem.drop_in import device
+from autotrain_mem.drop_in.device import OwnUse, device_of, lost_levers, own_use, with_own_use
+from autotrain_mem.errors import UnknownGpuError, UsageError
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.spec import Hardware
+from autotrain_mem.units import GIB, MIB
+
+CARD = replace(named("rtx4090"), origin="detected", index=0, free_bytes=20 * GIB)
+CUDA = torch.device("cuda", 0)
+
+
+def args(kind: str, index: int | None = None, n_gpu: int = 1) -> Any:
+    """What of a trainer's config says where it trains."""
+    return SimpleNamespace(device=torch.device(kind, index), n_gpu=n_gpu)
+
+
+def asked(config: Any, gpu: str | None = None) -> Hardware:
+    return device_of(config, gpu, [], None)  # type: ignore[arg-type]  # nothing is measured here
+
+
+@dataclass
+class FakeModel:
+    """Tensors by where they are, some of them shared."""
+
+    held: list[Any]
+
+    def parameters(self) -> Iterator[Any]:
+        yield from self.held
+
+    def buffers(self) -> Iterator[Any]:
+        yield from self.held[:1]
+
+
+def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_bytes: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: allocated_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved_bytes)
+
+
+# -- which device ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_name_it_is_the_device_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = replace(CARD, index=1)
+    monkeypatch.setattr(device, "detect", lambda: (CARD, second))
+    monkeypatch.setattr(device, "measured", lambda card, store: card)
+    assert asked(args("cpu")).origin == "cpu"
+    assert asked(args("cuda", 1)) == second
+    assert asked(args("cuda")) == CARD
+
+
+def test_a_named_card_counts_wherever_the_trainer_runs() -> None:
+    assert asked(args("mps"), "rtx3060") == named("rtx3060")
+    assert asked(args("cpu", n_gpu=2), "80MiB").total_bytes == 80 * MIB
+    with pytest.raises(UnknownGpuError):
+        asked(args("cpu"), "rtx306")
+
+
+def test_a_kind_of_device_without_known_kernels_is_refused() -> None:
+    with pytest.raises(UsageError, match="A trainer on mps cannot be rehearsed") as caught:
+        asked(args("mps"))
+    assert "AutoFit(gpu=...)" in caught.value.hint
+
+
+def test_several_cards_of_one_process_are_refused() -> None:
+    with pytest.raises(UsageError, match="sees 2 GPUs") as caught:
+        asked(args("cuda", 0, n_gpu=2))
+    assert "CUDA_VISIBLE_DEVICES=0" in caught.value.hint
+    assert "torchrun" in caught.value.hint
+
+
+# -- what this process has of it already -----------------------------------------------------------------------------
+
+
+def test_a_card_that_is_not_open_is_nobodys() -> None:
+    assert own_use(CUDA, []) is None
+    assert lost_levers() == ()
+
+
+def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda(monkeypatch, allocated_bytes=10 * GIB, reserved_bytes=12 * GIB)
+    weight, bias = (SimpleNamespace(nbytes=size, device=CUDA) for size in (3 * GIB, 1 * GIB))
+    elsewhere = SimpleNamespace(nbytes=5 * GIB, device=torch.device("cpu"))
+    models = [FakeModel([weight, elsewhere]), FakeModel([bias, weight])]  # the weight is shared by both
+    assert own_use(CUDA, models) == OwnUse(reserved_bytes=12 * GIB, strangers_bytes=6 * GIB)
+
+
+def test_models_on_the_host_hold_nothing_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda(monkeypatch, allocated_bytes=GIB, reserved_bytes=2 * GIB)
+    assert own_use(CUDA, [torch.nn.Linear(4, 4)]) == OwnUse(reserved_bytes=2 * GIB, strangers_bytes=GIB)
+
+
+def test_the_context_and_the_cache_count_as_free_and_strangers_do_not() -> None:
+    use = OwnUse(reserved_bytes=2 * GIB, strangers_bytes=512 * MIB)
+    free_bytes = 20 * GIB + CARD.non_torch_bytes + 2 * GIB - 512 * MIB
+    assert with_own_use(CARD, use) == replace(CARD, free_bytes=free_bytes)
+
+
+def test_no_more_is_free_than_the_card_has() -> None:
+    full = replace(CARD, free_bytes=CARD.total_bytes)
+    assert with_own_use(full, OwnUse(reserved_bytes=GIB, strangers_bytes=0)).free_bytes == CARD.total_bytes
+
+
+def test_an_open_card_is_planned_with_what_is_this_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "detect", lambda: (CARD,))
+    monkeypatch.setattr(device, "measured", lambda card, store: card)
+    use_cuda(monkeypatch, allocated_bytes=GIB, reserved_bytes=GIB)
+    found = asked(args("cuda", 0))
+    assert found.free_bytes == 20 * GIB + CARD.non_torch_bytes  # the tensor that is there stays
+
+
+# -- levers that come too late ---------------------------------------------------------------------------------------
+
+
+def test_segments_cannot_grow_any_more_once_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=0)
+    assert lost_levers() == ()  # open, but empty
+    use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=2 * MIB)
+    (lost,) = lost_levers()
+    assert lost.startswith("expandable_segments: ")
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in lost

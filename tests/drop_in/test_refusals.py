@@ -1,0 +1,83 @@
+"""What no plan can be made with is refused before anything is started, with the cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+
+import autotrain_mem
+from autotrain_mem import AutoFit
+from autotrain_mem.drop_in import ranks
+from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, PlanFileError, UsageError
+from tests.drop_in.conftest import prompts, shortness, texts
+
+QUIET = AutoFit(gpu="80MiB", show=False)
+
+
+def sft(folder: Path, rows: Any, autofit: AutoFit = QUIET, **settings: Any) -> Any:
+    settings = {"max_length": 64, "max_steps": 1, "report_to": "none"} | settings
+    args = trl.SFTConfig(str(folder / "out"), use_cpu=True, **settings)
+    return autotrain_mem.SFTTrainer(str(folder), args=args, train_dataset=rows, autofit=autofit)
+
+
+@pytest.mark.parametrize("variable", ranks.SHARDING)
+def test_a_process_that_shards_is_refused(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(UsageError, match=ranks.SHARDING[variable]):
+        ranks.check_launch()
+
+
+@pytest.mark.parametrize("keyword", ["tools", "rollout_func"])
+def test_completions_made_otherwise_are_refused(tiny_qwen: Path, tmp_path: Path, keyword: str) -> None:
+    args = trl.GRPOConfig(str(tmp_path), use_cpu=True, report_to="none", num_generations=4)
+    call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts()}
+    with pytest.raises(UsageError, match=f"no plan can be made with it: {keyword}"):
+        autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, **{keyword: [shortness]}, autofit=QUIET)
+
+
+def test_a_stream_of_prompts_needs_a_length(tiny_qwen: Path, tmp_path: Path) -> None:
+    args = trl.GRPOConfig(str(tmp_path), use_cpu=True, report_to="none", num_generations=4, max_steps=1)
+    call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts().to_iterable_dataset()}
+    with pytest.raises(UsageError, match=r"AutoFit\(prompt_length=N\)"):
+        autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, autofit=QUIET)
+
+
+def test_a_stream_is_planned_for_rows_that_fill_max_length(tiny_qwen: Path) -> None:
+    trainer = sft(tiny_qwen, texts().to_iterable_dataset())
+    assert trainer.plan.data is None
+    assert trainer.plan.row_tokens == 64
+    with pytest.raises(UsageError, match=r"SFTConfig\(max_length=N\)"):
+        sft(tiny_qwen, texts().to_iterable_dataset(), max_length=None)
+
+
+def test_rows_that_the_trainer_cannot_read_are_refused(tiny_qwen: Path) -> None:
+    with pytest.raises(DatasetFormatError, match="train_dataset holds"):
+        sft(tiny_qwen, texts().rename_column("text", "words"))
+    with pytest.raises(EmptyDatasetError, match="train_dataset has no rows"):
+        sft(tiny_qwen, texts().select([]))
+
+
+def test_a_plan_cut_in_half_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "plan.json"
+    sft(tiny_qwen, texts()).plan.save(whole)
+    whole.write_text(whole.read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    with pytest.raises(PlanFileError, match="cut short"):
+        sft(tiny_qwen, texts(), AutoFit(gpu="80MiB", show=False, plan=whole))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"fit": "everything"}, "fit takes no 'everything'"),
+        ({"max_slowdown": 0.5}, "max_slowdown 0.5 is less than 1"),
+        ({"headroom": "some"}, "headroom 'some' is neither a size nor a share"),
+        ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
+        ({"forbid": "lora"}, "forbid takes names, not one text"),
+    ],
+)
+def test_words_that_no_plan_can_be_made_with(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        AutoFit(**words)
