@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 SHORTNESS = "tests.drop_in.conftest.shortness"
 STEPS = 2
+SETTLED = ("--gradient_checkpointing", "false", "--optim", "adamw_torch")
+"""Given where it is not the plan that is looked at: two rehearsals fewer."""
 
 
 def script_of(name: str, trainer: str) -> str:
@@ -86,8 +88,8 @@ def test_sft(
     lora = ("--use_peft", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj", "--max_length", "64")
     run_script(monkeypatch, tmp_path, "sft", "SFTTrainer", tiny_qwen, texts(), *lora)
     plan = check(trainers, tmp_path, capsys.readouterr().out)
-    assert plan.knobs.use_peft is True
-    assert plan.knobs.max_length == 64
+    assert (plan.knobs.use_peft, plan.knobs.max_length) == (True, 64)
+    assert plan.knobs.gradient_checkpointing is trainers[0].args.gradient_checkpointing is False  # TRL's is True
 
 
 @pytest.mark.parametrize(("name", "trainer"), [("reward", "RewardTrainer"), ("dpo", "DPOTrainer")])
@@ -100,7 +102,7 @@ def test_pairs(
     name: str,
     trainer: str,
 ) -> None:
-    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, pairs(), "--max_length", "64")
+    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, pairs(), "--max_length", "64", *SETTLED)
     assert check(trainers, tmp_path, capsys.readouterr().out).knobs.use_peft is False
 
 
@@ -119,7 +121,7 @@ def test_rewarded_completions(
 ) -> None:
     rewards = ("--reward_model_name_or_path", str(tiny_reward_model), "--reward_funcs", SHORTNESS)
     sizes = ("--num_generations", "4", "--max_completion_length", "8")
-    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, prompts(), *rewards, *sizes)
+    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, prompts(), *rewards, *sizes, *SETTLED)
     plan = check(trainers, tmp_path, capsys.readouterr().out)
     assert (plan.knobs.num_generations, plan.knobs.max_completion_length) == (4, 8)
 
@@ -143,6 +145,8 @@ def test_ppo(tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
         num_ppo_epochs=1,
         response_length=8,
         num_sample_generations=0,
+        gradient_checkpointing=False,
+        optim="adamw_torch",
     )
     trainer = PPOTrainer(
         args=args,

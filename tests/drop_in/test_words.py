@@ -18,6 +18,8 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Knobs
 from tests.nouns import TRL_DEFAULTS
 
+pytestmark = pytest.mark.newest
+
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", *(("ppo",) if HAS_PPO else ()))
 GENERATING = ("grpo", "rloo")
