@@ -57,7 +57,8 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
     path = folder / "anew"
     model.config.save_pretrained(path)
     written = handed.write(call.replacing(model, str(path)), path)
-    arguments = {name: value for name, value in job.arguments.items() if name != "dtype" or value != "float32"}
+    arguments = {name: value for name, value in job.arguments.items() if name not in RELOADING}
+    arguments |= {} if job.arguments["dtype"] == "float32" else {"dtype": job.arguments["dtype"]}
     named = replace(
         job,
         model=str(path),

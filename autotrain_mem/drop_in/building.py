@@ -9,7 +9,7 @@ from typing import Any
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.planning import Asked, make_plan
 from autotrain_mem.drop_in.words import default_config, planned_config
-from autotrain_mem.errors import RehearsalError
+from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.rehearsal.handed import Call, Keywords, substitution
 from autotrain_mem.rehearsal.keywords import with_knobs
 from autotrain_mem.rehearsal.methods.method import method_of
@@ -52,7 +52,7 @@ def build(
     kwargs: Mapping[str, Any],
     autofit: AutoFit | None,
 ) -> None:
-    """Plan, and construct with the plan; what TRL refuses is refused by TRL, before anything is planned.
+    """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
 
     Args:
         construct: TRL's constructor.
@@ -65,9 +65,11 @@ def build(
         return construct(*args, **kwargs)
     if (substitute := substitution.get()) is not None:
         return construct(**substitute(keywords))
-    if keywords.get("train_dataset") is None:  # nothing to train on, and so to plan for; most of TRL's refuse it
+    if not _is_documented(keywords, method, config_class):
+        construct(**keywords)  # TRL's to refuse
+        _check_no_rows(keywords)
         trainer.plan = None
-        return construct(**keywords)
+        return None
     keywords["args"] = _config(keywords, config_class, method)
     call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
     asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit(), lost=lost_levers())
@@ -105,6 +107,29 @@ def _keywords(construct: Construct, args: tuple[Any, ...], kwargs: Mapping[str, 
         return dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
     except TypeError:
         return None
+
+
+def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
+    """Whether rows and config are of the kinds that TRL documents for this trainer."""
+    from datasets import Dataset, IterableDataset
+    from transformers import TrainingArguments
+
+    config = keywords.get("args")
+    kind = TrainingArguments if method == "sft" else config_class  # trl/trainer/sft_trainer.py: __init__ converts
+    return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
+
+
+def _check_no_rows(keywords: Keywords) -> None:
+    """Without rows there is nothing to plan for; those of another kind would be trained on unplanned.
+
+    Raises:
+        UsageError: there are rows.
+    """
+    if (rows := keywords.get("train_dataset")) is not None:
+        raise UsageError(
+            f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be counted.",
+            hint="Give a datasets.Dataset: datasets.Dataset.from_list(rows) makes one.",
+        )
 
 
 def _config(keywords: Keywords, config_class: type, method: str) -> Any:

@@ -12,6 +12,7 @@ from autotrain_mem.machine.detect import detect, host
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import Store
+from autotrain_mem.training.environment import environment_settings
 
 _START = "Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts."
 
@@ -93,6 +94,8 @@ def lost_levers() -> tuple[str, ...]:
 
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
         return ()
+    if environment_settings({}).expandable_segments:
+        return ()  # they grow already
     return (f"expandable_segments: this process's allocator holds segments of fixed size already. {_START}",)
 
 

@@ -20,8 +20,10 @@ from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.words import given_arguments
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import UsageError
+from autotrain_mem.planner.division import ROWS, STEPS
 from autotrain_mem.rehearsal import handed
 from autotrain_mem.rehearsal.handed import Call
+from autotrain_mem.rehearsal.keywords import quantization_of
 from autotrain_mem.rehearsal.model_objects import check_model_object
 from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.report.plan import plan_view
@@ -119,6 +121,7 @@ def _given_plan(asked: Asked) -> Plan:
 
 def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path) -> Rehearsals:
     autofit, keywords = asked.autofit, asked.call.keywords
+    autofit = _keeping_the_batch(autofit, keywords["args"])
     words = given_arguments(dict(keywords), asked.config_class, autofit)
     _check_stream(asked, words)
     words |= {"use_cpu": True} if hardware.origin == "cpu" else {}
@@ -135,6 +138,14 @@ def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, 
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
     )
+
+
+def _keeping_the_batch(autofit: AutoFit, config: Any) -> AutoFit:
+    """Sizes that are given free divide the script's effective batch anew, and never make another."""
+    if autofit.effective_batch_size is not None or not {ROWS, STEPS} & {*autofit.tune}:
+        return autofit
+    effective = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    return replace(autofit, effective_batch_size=effective)
 
 
 def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
@@ -162,6 +173,7 @@ def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
         path=handed.write(call, folder),
         holds_model=not isinstance(call.model, str),
         holds_rows=not streams,
+        processes=ranks.processes(),
         digest=_digest(asked),
     )
 
@@ -180,20 +192,26 @@ def _streams(call: Call) -> list[Any]:
 def _digest(asked: Asked) -> str:
     """Of what a rehearsal depends on beside the arguments; empty where code or a model of the user's own is in it."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
-    told = {name: _told(value) for name, value in relevant.items()} | {"": _told(asked.call.trainer)}
+    relevant["reward_funcs"] = _rewards(relevant.get("reward_funcs"))
+    relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
+    told = {name: _told(value) for name, value in relevant.items()}
     if None in told.values():
         return ""
     return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _rewards(rewards: Any) -> Any:
+    """A rehearsal has stand-ins for reward functions: only how many there are counts."""
+    asked = rewards if isinstance(rewards, list | tuple) else [rewards]
+    return ["a function" if inspect.isroutine(each) else each for each in asked]
 
 
 def _told(value: Any) -> str | None:
     """What a value is, in full; None where that cannot be told."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
-    if isinstance(value, type):
+    if isinstance(value, type) or inspect.isfunction(value):
         return f"{value.__module__}.{value.__qualname__}" if _is_known(value) else None
-    if inspect.isroutine(value):
-        return "a function"  # of rewards: a rehearsal has stand-ins for them
     if isinstance(value, list | tuple):
         inner = [_told(each) for each in value]
         return None if None in inner else repr(inner)
@@ -206,7 +224,7 @@ def _sorted(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
-def _is_known(kind: type) -> bool:
+def _is_known(kind: Any) -> bool:
     return kind.__module__.split(".")[0] in OUR_LIBRARIES
 
 
@@ -248,7 +266,10 @@ def _of_process(asked: Asked) -> Iterator[str]:
     """What this process cannot do any more, and what a plan for one device leaves out."""
     yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
     if (count := ranks.processes()) > 1:
-        yield f"{count} processes: DDP's buckets, as many bytes as the gradients, are not counted."
+        yield (
+            f"{count} processes, each planned like a single one with DDP's buckets: what NCCL takes of a card is not "
+            f"counted, and an optimizer step has {count} times the rows that are told here."
+        )
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         yield (
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "

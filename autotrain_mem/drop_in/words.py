@@ -8,21 +8,25 @@ setting free.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import enum
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.handed import Keywords
+from autotrain_mem.rehearsal.keywords import is_adapted, loading, quantization_of
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH
 
-_DERIVED = ("steps_per_generation", "generation_batch_size")
+STEPS_OF_GENERATION = "steps_per_generation"
+_DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
 """What GRPO's and RLOO's configs fill in from the other sizes, and refuse to be given both of
 (``trl/trainer/grpo_config.py: __post_init__``)."""
 
@@ -38,7 +42,7 @@ _PLACED = ("use_cpu", "bf16", "fp16")
 _UNSAID = frozenset({"hub_token", "push_to_hub_token", "model_init_kwargs", *_MIRRORED.values()})
 """Secrets, and what is said otherwise."""
 
-_LOADING = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation"} | {
+_LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
     "revision": "model_revision",
     "trust_remote_code": "trust_remote_code",
 }
@@ -67,7 +71,7 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     """
     config = keywords["args"]
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
-    if hasattr(config, MAX_LENGTH):
+    if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
         given[MAX_LENGTH] = config.max_length
     given |= _of_model(keywords) | _of_adapter(keywords) | _of_optimizer(keywords)
     _check_names(autofit)
@@ -88,7 +92,7 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
         for name in _names(config_class)
         if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _UNSAID
     }
-    differing |= _precision(config)
+    differing |= _precision(config) | _generation(config)
     return {name: value for name, value in differing.items() if name not in _derived(config)}
 
 
@@ -100,21 +104,38 @@ def _precision(config: Any) -> dict[str, Any]:
 
 
 def _derived(config: Any) -> frozenset[str]:
-    """Of the sizes of a generation, those that follow from the others."""
-    if not hasattr(config, _DERIVED[0]):
+    """Of the sizes of a generation, those that follow from the others.
+
+    Where a generation is not one optimizer step's, its size is what the script asked for, in whichever way: with
+    another micro-batch its steps are others, and its rows stay.
+    """
+    if not hasattr(config, STEPS_OF_GENERATION):
         return frozenset()
     follows = config.steps_per_generation == config.gradient_accumulation_steps
-    return frozenset(_DERIVED if follows else _DERIVED[1:])
+    return frozenset(_DERIVED if follows else {STEPS_OF_GENERATION})
+
+
+def _generation(config: Any) -> dict[str, Any]:
+    """Rows of a generation that one process has."""
+    if not hasattr(config, STEPS_OF_GENERATION):
+        return {}
+    return {"generation_batch_size": config.generation_batch_size // config.world_size}
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
     """How the model is loaded; of an object, what it is."""
     model = keywords["model"]
     if not isinstance(model, str):
-        adapted = {"use_peft": True} if getattr(model, "peft_config", None) is not None else {}
-        return {"dtype": main_dtype(model), **adapted}
+        adapted = {"use_peft": True} if is_adapted(model) else {}
+        return {"dtype": main_dtype(model), "load_in_4bit": False, "load_in_8bit": False, **adapted}
     said = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
-    quantization = keywords.get("quantization_config") or said.pop("quantization_config", None)
+    if "torch_dtype" in said:
+        raise UsageError(
+            "model_init_kwargs: TRL reads dtype, and loads the model in float32 whatever torch_dtype says.",
+            hint=f'Write model_init_kwargs={{"dtype": "{_plain(said["torch_dtype"])}"}}.',
+        )
+    quantization = quantization_of(keywords)
+    said.pop("quantization_config", None)
     given = {flag: _plain(said.pop(name)) for name, flag in _LOADING.items() if name in said}
     rest = {name: _plain(value) for name, value in said.items() if name not in _HARMLESS}
     defaults = {"dtype": "float32", "model_revision": "main", "attn_implementation": None, "trust_remote_code": False}
@@ -160,9 +181,16 @@ def _targets(targets: Any) -> Any:
 
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
-    """An optimizer that the script makes stays."""
-    made = (keywords.get("optimizers") or (None, None))[0] or keywords.get("optimizer_cls_and_kwargs")
-    return {} if made is None else {"optim": _plain(keywords["args"].optim)}
+    """An optimizer that the script makes stays where it is, and trains what it was made for."""
+    made = (keywords.get("optimizers") or (None, None))[0]
+    if made is None and keywords.get("optimizer_cls_and_kwargs") is None:
+        return {}
+    kept = {"optim": _plain(keywords["args"].optim), "optimizer_offload": False}
+    return kept if made is None else kept | {"use_peft": keywords.get("peft_config") is not None or _adapts(keywords)}
+
+
+def _adapts(keywords: Keywords) -> bool:
+    return is_adapted(keywords["model"])
 
 
 def _check_names(autofit: AutoFit) -> None:
@@ -216,14 +244,20 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
     """
     changed = _changed(config, knobs)
     if loads and hasattr(config, "model_init_kwargs"):
-        changed["model_init_kwargs"] = _loading(config.model_init_kwargs, knobs.dtype)
+        changed["model_init_kwargs"] = loading(config.model_init_kwargs, knobs.dtype)
     skipped = _derived(config) - changed.keys()
-    said = {name: getattr(config, name) for name in _names(type(config)) if name not in skipped}
+    said = {name: _own(getattr(config, name)) for name in _names(type(config)) if name not in skipped}
     made = _made(type(config), {**said, **changed})
     for name, value in vars(config).items():
         if name not in vars(made):
             setattr(made, name, value)
     return made
+
+
+def _own(value: Any) -> Any:
+    """A copy of what TRL or a plan may write into."""
+    writable = isinstance(value, dict | list) or is_dataclass(value)
+    return copy.deepcopy(value) if writable and not isinstance(value, type) else value
 
 
 def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
@@ -235,15 +269,23 @@ def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
     return changed | {name: value for name, value in twice.items() if hasattr(config, name)}
 
 
-def _loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """How the model is loaded, in the plan's dtype."""
-    asked = _plain((said or {}).get("dtype") or (said or {}).get("torch_dtype") or "float32")
-    if asked == dtype:
-        return said
-    return {**{name: value for name, value in (said or {}).items() if name != "torch_dtype"}, "dtype": dtype}
-
-
 def _made(config_class: type, said: Mapping[str, Any]) -> Any:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _accelerate_as_it_was():
         warnings.simplefilter("ignore")  # the script's own config has warned already
         return config_class(**said)
+
+
+@contextmanager
+def _accelerate_as_it_was() -> Iterator[None]:
+    """A config that is made resets what accelerate knows of this process (``transformers/training_args.py:
+    _setup_devices``), an accelerator of the script's own included."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]
+    try:
+        yield
+    finally:
+        for state, before in shared:
+            if before:
+                state.clear()
+                state.update(before)

@@ -248,6 +248,6 @@ them: optimizers that add it to the gradients hold a copy of these."""
 def job_key(job: Job) -> dict[str, Any]:
     """What a rehearsal depends on of a job's own words."""
     seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
-    handed = "" if job.handed is None else job.handed.digest
+    handed = None if job.handed is None else [job.handed.digest, job.handed.processes > 1]
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}
     return words | {"handed": handed}

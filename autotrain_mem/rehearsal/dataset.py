@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.errors import (
@@ -16,7 +17,7 @@ from autotrain_mem.errors import (
 )
 from autotrain_mem.rehearsal.configs import Configs
 from autotrain_mem.rehearsal.formats import columns_read, format_name, formats_wanted
-from autotrain_mem.rehearsal.handed import splits_of
+from autotrain_mem.rehearsal.handed import formatting_of, splits_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rows import undecodable_line
 from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
@@ -80,6 +81,20 @@ def dataset_name(job: Job) -> str:
     if job.handed is not None:
         return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or EXAMPLE_DATASETS[job.method])
+
+
+def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> list[str]:
+    """The splits that the job evaluates on: of a script's own rows all that it does not train on."""
+    if not job.is_evaluated:
+        return []
+    if job.handed is None:
+        return [filled.script.dataset_test_split]
+    return [name for name in splits if name != filled.script.dataset_train_split]
+
+
+def rows_name(job: Job, filled: Configs, split: str) -> str:
+    """What a message calls a split: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
+    return dataset_name(job) if job.handed is None or split == filled.script.dataset_train_split else split
 
 
 def _load_named(name: str, config_name: str | None) -> Any:
@@ -161,26 +176,59 @@ def _first_line(error: Exception) -> str:
 
 
 def _check(splits: Any, filled: Configs, job: Job) -> None:
-    name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
+    name, split = dataset_name(job), filled.script.dataset_train_split
     if split not in splits:
         raise DatasetFormatError(
             f"{name} has no split {split!r}; it has {', '.join(splits)}.",
             hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
         )
-    if job.is_evaluated and test not in splits:
-        raise DatasetFormatError(
-            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
-            hint="Give --dataset_test_split, or --eval_strategy no.",
+    evaluated = evaluated_splits(job, filled, splits)
+    if job.is_evaluated and not any(used in splits for used in evaluated):
+        raise _nothing_to_evaluate(job, filled, splits)
+    for used in (split, *evaluated):
+        _check_split(splits[used], filled, job, rows_name(job, filled, used))
+
+
+def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -> DatasetFormatError:
+    if job.handed is not None:
+        return DatasetFormatError(
+            "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
+            hint='Give eval_dataset=, or the config eval_strategy="no".',
         )
-    for used in (split, test) if job.is_evaluated else (split,):
-        _check_split(splits[used], filled, job, name)
+    name, test = dataset_name(job), filled.script.dataset_test_split
+    return DatasetFormatError(
+        f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
+        hint="Give --dataset_test_split, or --eval_strategy no.",
+    )
+
+
+_IMAGES = frozenset({"image", "images"})
+_READ_IMAGES = frozenset({"sft", "dpo", "grpo", "rloo"})
+"""Methods whose trainers train on images wherever the data have such a column (``trl/trainer/sft_trainer.py`` and
+``dpo_trainer.py``: _is_vision_dataset; ``grpo_trainer.py`` and ``rloo_trainer.py``: _generate_and_score_completions).
+Of the others these columns are two that nobody reads."""
+
+
+def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
+    """Images become tokens when a batch is made, and go through a tower of their own: neither is rehearsed."""
+    seen = sorted(_IMAGES.intersection(columns))
+    if not seen or job.method not in _READ_IMAGES:
+        return
+    how = "" if job.handed is None else f": {name} = {name}.remove_columns({seen})"
+    raise DatasetFormatError(
+        f"{name} holds images ({', '.join(seen)}), and what they take is not known: neither their tokens are counted "
+        "nor a model's vision tower is rehearsed.",
+        hint=f"To train on the text alone, leave the column away{how}. "
+        f"To train on images, take TRL's own {method_of(job.method).NAME}Trainer, without a plan.",
+    )
 
 
 def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
     if len(split) == 0:
         raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
     columns = split.column_names
-    if not columns_read(job.method, columns, filled):
+    _check_text_alone(columns, job, name)
+    if not columns_read(job.method, columns, filled) and formatting_of(job) is None:
         trainer = f"{method_of(job.method).NAME}Trainer"
         raise DatasetFormatError(
             f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",

@@ -6,11 +6,13 @@ the same checkpoint is shortened alike, and another model, such as a reward mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from autotrain_mem.rehearsal.handed import adapter_of, model_of
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import LayerPattern
 
@@ -77,6 +79,47 @@ def shorten_model(model: Any, layers: int) -> None:
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig) and _depth(config) == whole:
             shorten(config, layers)
+
+
+def pattern_of(job: Job, config: Any) -> LayerPattern | None:
+    """How the layers of a job's model repeat, with the adapter that they will have; None where they do not.
+
+    An adapter that is for some layers only is seen in no model without it, and finds none of them in a short one.
+
+    Args:
+        config: The model's.
+    """
+    given = {name.removeprefix("lora_"): value for name, value in job.arguments.items() if name.startswith("lora_")}
+    if tells_layers_apart(given) or tells_layers_apart(_fields(adapter_of(job))):
+        return None
+    model = model_of(job)
+    return layer_pattern(job, config) if model is None else model_pattern(model)
+
+
+def _fields(adapter: Any) -> dict[str, Any]:
+    return {} if adapter is None else vars(adapter)
+
+
+_OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
+"""Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names (``peft/tuners/lora/config.py:
+LoraConfig``; ``peft/config.py: PromptLearningConfig``)."""
+_NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save")
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
+_PERHAPS_NUMBERED = re.compile(r"\d|\\d|\[")
+"""In a regular expression, which a text in the place of a list is: ``layers\\.[0-9]\\.`` is the first ten."""
+
+
+def tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
+    """Whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
+    if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
+        return True
+    return any(_is_numbered(adapter.get(name)) for name in _NAMES)
+
+
+def _is_numbered(names: Any) -> bool:
+    if isinstance(names, str):
+        return _PERHAPS_NUMBERED.search(names) is not None
+    return any(_NUMBERED.search(name) is not None for name in names or ())
 
 
 def layer_pattern(job: Job, config: Any) -> LayerPattern | None:

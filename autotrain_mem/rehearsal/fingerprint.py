@@ -7,13 +7,17 @@ import inspect
 import json
 import os
 import pathlib
+import sys
+import sysconfig
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import autotrain_mem
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.configs import Configs, trusts_remote_code
-from autotrain_mem.rehearsal.handed import tokenizer_of
+from autotrain_mem.rehearsal.handed import formatting_of, tokenizer_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.profile import counting_arguments, load_tokenizer
 from autotrain_mem.rehearsal.rewards import built_in_rewards, reward_functions
@@ -56,6 +60,7 @@ def fingerprint(job: Job, scratch: str) -> str:
         "chat template": None if template is None else _model(template, filled, scratch),
         "arguments": _formatting(job),
         "rewards": _sources(names),
+        "formatting function": _formatting_function(job),
         "installed": versions_key(),
     }
     return _digest([json.dumps(parts, sort_keys=True, default=str).encode()])
@@ -67,7 +72,7 @@ def _data(job: Job, filled: Configs) -> Any:
     name = dataset.dataset_name(job)
     path = pathlib.Path(name)
     if job.handed is not None:
-        return [rows._fingerprint for _, rows in sorted(dataset.load(job, filled).items())]
+        return [(split, rows._fingerprint) for split, rows in sorted(dataset.load(job, filled).items())]
     is_mixture = bool(filled.dataset.datasets) and job.dataset is None
     if path.exists() and not is_mixture:
         return [name, *(_content(file, path) for file in _files(path))]
@@ -133,6 +138,39 @@ def _sources(names: Sequence[str]) -> list[Any]:
     own = [name for name in names if name not in known]
     files = [inspect.getsourcefile(inspect.unwrap(function)) for function in reward_functions(own)] if own else []
     return [*names, *(_content(pathlib.Path(file), pathlib.Path(file)) for file in files if file)]
+
+
+def _formatting_function(job: Job) -> Any:
+    """A script's own, by value where the script defines it, and all modules of the user's own, which it may call.
+
+    The datasets library knows a module's function by its name alone (``datasets/utils/_dill.py: Pickler``), whatever
+    becomes of its code. What cannot be told is another each time, and its rows are counted again.
+    """
+    function = formatting_of(job)
+    if function is None:
+        return None
+    from datasets.fingerprint import Hasher
+
+    try:
+        return [Hasher.hash(function), *(_content(file, file) for file in _own_modules())]
+    except Exception:  # whatever the user's objects raise when they are pickled; or a module from no file
+        return uuid.uuid4().hex
+
+
+def _own_modules() -> list[pathlib.Path]:
+    """The files of all modules that are loaded, but those installed: reading a call loads the script's own."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    installed = (sysconfig.get_paths()["stdlib"], str(pathlib.Path(autotrain_mem.__file__).parent))
+    paths = [pathlib.Path(file) for file in sorted(file for file in files if file)]
+    return [
+        path
+        for path in paths
+        if not _PACKAGES.intersection(path.parts) and not any(path.is_relative_to(place) for place in installed)
+    ]
+
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""What is installed is known by its version (``versions_key``)."""
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:

@@ -90,33 +90,32 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
-    """The rows handed over, by the names of their splits; formatted, where the script hands a function for that.
+EVALUATED = "eval_dataset"
 
-    Evaluation data of several parts become one: the longest row of any of them counts.
+
+def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
+    """The rows handed over: those to train on by the name of their split, each part of the others as the script has it.
+
+    Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``, which may differ in columns.
     """
     keywords = read(job).keywords
+    evaluated = keywords.get(EVALUATED)
     splits = {filled.script.dataset_train_split: keywords.get("train_dataset")}
-    if (evaluated := keywords.get("eval_dataset")) is not None:
-        splits[filled.script.dataset_test_split] = _joined(evaluated)
-    formatting = keywords.get("formatting_func")
-    return {name: _formatted(rows, formatting) for name, rows in splits.items() if rows is not None}
+    if isinstance(evaluated, Mapping):
+        splits |= {f"{EVALUATED}[{name!r}]": rows for name, rows in evaluated.items()}
+    else:
+        splits[EVALUATED] = evaluated
+    return {name: rows for name, rows in splits.items() if rows is not None}
 
 
-def _joined(rows: Any) -> Any:
-    if not isinstance(rows, Mapping):
-        return rows
-    from datasets import concatenate_datasets
-
-    return concatenate_datasets(list(rows.values()))
+def formatting_of(job: Job) -> Callable[[Any], str] | None:
+    """What a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
+    return None if job.handed is None else read(job).keywords.get("formatting_func")
 
 
-def _formatted(rows: Any, formatting: Callable[[Any], str] | None) -> Any:
-    """As ``trl/trainer/sft_trainer.py: _prepare_dataset`` does: the text that a row becomes, unless it has tokens."""
-    if formatting is None or "input_ids" in rows.column_names:
-        return rows
-    kept = [name for name in rows.column_names if name != "text"]
-    return rows.map(lambda row: {"text": formatting(row)}, remove_columns=kept, keep_in_memory=True)
+def adapter_of(job: Job) -> Any:
+    """PEFT's config that a script hands over; None where the arguments say it, or nothing is adapted."""
+    return None if job.handed is None else read(job).keywords.get("peft_config")
 
 
 def tokenizer_of(job: Job) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.rehearsal.configs import Configs, loading_arguments, model_arguments, peft_config
+from autotrain_mem.rehearsal.configs import Configs, model_arguments, peft_config
 from autotrain_mem.rehearsal.fewer_layers import shorten_model
 from autotrain_mem.rehearsal.handed import Call, Keywords, read, substitution
 from autotrain_mem.rehearsal.methods.dpo import scores_at_hand
@@ -37,7 +38,30 @@ def call_again(
             trainer = call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)
-    return _with_optimizer(trainer, call.keywords)
+    assert job.handed is not None
+    if job.handed.processes > 1:
+        _hold_buckets(trainer)
+    return trainer
+
+
+def _hold_buckets(trainer: Any) -> None:
+    """DDP's buckets, in which gradients travel: as large as these, from the first step to the end.
+
+    ``torch/nn/parallel/distributed.py: DistributedDataParallel`` with gradient_as_bucket_view=False, which accelerate
+    leaves so. That they are several (of 25 MiB) makes blocks of other sizes, and no other sum.
+    """
+    import torch
+    from transformers import TrainerCallback
+
+    class Buckets(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            elements: Counter[Any] = Counter()
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    elements[parameter.dtype] += parameter.numel()
+            self.held = [torch.empty(count, dtype=dtype) for dtype, count in elements.items()]
+
+    trainer.add_callback(Buckets())
 
 
 def _shorten(call: Call, layers: int) -> None:
@@ -64,9 +88,15 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
     if keywords.get("peft_config") is None and not is_adapted(model):
         trust = bool(arguments.get("trust_remote_code"))
         changed["peft_config"] = peft_config(asked, model, trust_remote_code=trust)
-    if isinstance(model, str) and keywords.get("quantization_config") is None:
+    if isinstance(model, str) and quantization_of(keywords) is None:
         changed["quantization_config"] = get_quantization_config(asked)
     return {name: value for name, value in changed.items() if value is not None or name in keywords}
+
+
+def quantization_of(keywords: Mapping[str, Any]) -> Any:
+    """The quantization that a script asks for, in either of the two places where TRL takes it; None without."""
+    said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
+    return keywords.get("quantization_config") or said.get("quantization_config")
 
 
 def is_adapted(model: Any) -> bool:
@@ -86,10 +116,10 @@ def rehearsed(
 ) -> Keywords:
     """The same call on fake models and worst rows, without what only a real run needs.
 
-    Callbacks, metrics and the learning rate's schedule are left out.
+    An optimizer of the script's own comes along, with the fake parameters of the model that it was made for.
     """
     changed = with_knobs(keywords, job.method, {**job.arguments, **knobs.to_json()}) | {
-        "args": _arguments(keywords.get("args"), filled, loads=isinstance(keywords["model"], str)),
+        "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
         "train_dataset": train_dataset,
         "eval_dataset": eval_dataset,
         "processing_class": tokenizer,
@@ -99,14 +129,16 @@ def rehearsed(
     return {name: value for name, value in changed.items() if name not in _ONLY_FOR_REAL}
 
 
-_ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func", "optimizers")
+_ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func")
 """A formatting function makes texts of rows, which are tokens already; metrics keep an evaluation's logits, of which a
-rehearsal has two batches (``NOT_COUNTED``)."""
+rehearsal has two batches (:func:`left_out`)."""
 
 
-def not_counted(keywords: Keywords) -> tuple[str, ...]:
-    """What of this call a rehearsal leaves out, in sentences for the estimate."""
-    facts = []
+def left_out(job: Job) -> tuple[str, ...]:
+    """What of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    if job.handed is None:
+        return ()
+    keywords, facts = read(job).keywords, []
     if keywords.get("compute_metrics") is not None:
         facts.append(
             "compute_metrics: the logits of a whole evaluation, which the trainer keeps on the card unless "
@@ -117,16 +149,22 @@ def not_counted(keywords: Keywords) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _arguments(asked: Any, filled: Configs, *, loads: bool) -> Any:
+def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
+    """``model_init_kwargs`` in a plan's dtype; as they are where they, or TRL's default of float32, say the same."""
+    asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
+    return said if asked == dtype else {**(said or {}), "dtype": dtype}
+
+
+def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
     """The rehearsal's config, of the script's own class and with all that the script put on it.
 
     Args:
         loads: The trainer loads the model by its name.
     """
     made = filled.training
-    own = getattr(asked, "model_init_kwargs", None) or {}
     if hasattr(made, "model_init_kwargs"):
-        made.model_init_kwargs = {**own, **loading_arguments(filled)} if loads else None
+        own = getattr(asked, "model_init_kwargs", None)
+        made.model_init_kwargs = loading(own, knobs.dtype) if loads else own
     if asked is None or type(asked) is type(made):
         return made
     made = copy.copy(made)
@@ -152,11 +190,3 @@ def _is_model(reward: Any) -> bool:
     import torch
 
     return isinstance(reward, str | torch.nn.Module)
-
-
-def _with_optimizer(trainer: Any, keywords: Mapping[str, Any]) -> Any:
-    """An optimizer made by the script holds its own model's parameters: one of its class is made for the fake ones."""
-    optimizer = (keywords.get("optimizers") or (None, None))[0]
-    if optimizer is not None:
-        trainer.optimizer_cls_and_kwargs = (type(optimizer), dict(optimizer.defaults))
-    return trainer

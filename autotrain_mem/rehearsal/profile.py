@@ -13,7 +13,7 @@ from autotrain_mem.rehearsal.arguments import undivided
 from autotrain_mem.rehearsal.configs import Configs, on_cpu, trusts_remote_code
 from autotrain_mem.rehearsal.counting import Hear, RowLengths, heard, processes
 from autotrain_mem.rehearsal.formats import columns_read
-from autotrain_mem.rehearsal.handed import tokenizer_of
+from autotrain_mem.rehearsal.handed import formatting_of, tokenizer_of
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.model_config import lacks_tokenizer
 from autotrain_mem.rehearsal.rows import check_rows
@@ -36,8 +36,8 @@ def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> Da
     filled = method_of(job.method).configs(counting_arguments(job, output_dir))
     splits = dataset.load(job, filled)
     with heard(hear):
-        trained = _lengths(job, filled, splits[filled.script.dataset_train_split])
-        evaluated = _lengths(job, filled, splits[filled.script.dataset_test_split]) if job.is_evaluated else None
+        trained = _lengths(job, filled, splits, filled.script.dataset_train_split)
+        others = [_lengths(job, filled, splits, each) for each in dataset.evaluated_splits(job, filled, splits)]
     lengths = Counter(trained.longer)
     if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
         raise EmptyDatasetError(
@@ -47,7 +47,7 @@ def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> Da
     _check_some_are_kept(job, lengths)
     return DataProfile(
         rows_by_length=dict(lengths),
-        longest_evaluated=0 if evaluated is None else max(evaluated.longer, default=0),
+        longest_evaluated=max((length for lengths in others for length in lengths.longer), default=0),
         shorter_sides=_shorter_sides(trained),
         drops=job.method == "reward",
     )
@@ -116,22 +116,26 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     }
 
 
-def _lengths(job: Job, filled: Configs, split: Any) -> RowLengths:
-    check_rows(split, columns_read(job.method, split.column_names, filled), dataset.dataset_name(job))
+def _lengths(job: Job, filled: Configs, splits: Mapping[str, Any], split: str) -> RowLengths:
+    rows, name, formatting = splits[split], dataset.rows_name(job, filled, split), formatting_of(job)
+    if formatting is None or "input_ids" in rows.column_names:
+        check_rows(rows, columns_read(job.method, rows.column_names, filled), name)
     tokenizer = tokenizer_of(job) or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")
-    filled.training.dataset_num_proc = processes(len(split), given)  # of GRPO's config no field; nobody minds
+    filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:
-        return method_of(job.method).row_lengths(filled, split, tokenizer)
+        method = method_of(job.method)
+        if formatting is not None:
+            return method.row_lengths(filled, rows, tokenizer, formatting)
+        return method.row_lengths(filled, rows, tokenizer)
     except AutofitError:
         raise
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
-        raise _unprepared(job, error, tokenizer) from error
+        raise _unprepared(name, job, error, tokenizer) from error
 
 
-def _unprepared(job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
-    name = dataset.dataset_name(job)
+def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
     if getattr(tokenizer, "chat_template", None) is None and "chat_template" in str(error):
         return DatasetFormatError(
             f"{name} holds conversations, and the tokenizer of {job.model} has no chat template.",

@@ -13,7 +13,7 @@ from autotrain_mem.rehearsal.configs import (
 )
 from autotrain_mem.rehearsal.fewer_chunks import with_chunks
 from autotrain_mem.rehearsal.fewer_layers import with_layers
-from autotrain_mem.rehearsal.keywords import call_again
+from autotrain_mem.rehearsal.keywords import call_again, left_out
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.stage import Play, rehearse_play
 from autotrain_mem.rehearsal.tokens import stub_tokenizer
@@ -44,7 +44,7 @@ def rehearse(
     """
     with with_layers(job.model, layers), with_chunks(chunks) as cut:
         play = make_play(job, knobs, length, output_dir, layers)
-        trace = rehearse_play(play, compute_capability, not_counted(job, knobs))
+        trace = rehearse_play(play, compute_capability, (*not_counted(job, knobs), *left_out(job)))
     return replace(trace, loss_chunks=tuple(sorted({*cut})))
 
 

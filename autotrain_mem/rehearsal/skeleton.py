@@ -132,6 +132,8 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             return self._reduce_tensor(value)
         if issubclass(kind, type) and is_own(value):
             return reduce_class(value)
+        if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
+            return value.__qualname__  # by reference
         if issubclass(kind, types.ModuleType):  # dill would send what is in one of the user's own
             return _module, (value.__name__,)
         if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):
@@ -153,6 +155,15 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         if is_parameter:
             self._of_a_parameter.add(where)
         return self._tensors[where]
+
+
+def _is_in_its_module(value: Any) -> bool:
+    """As ``pickle`` itself looks for it when it is read. dill goes from package to module by attributes, and so misses
+    all optimizers: ``torch/optim/__init__.py`` deletes its modules' names."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value and value.__module__ != "__main__"
 
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]

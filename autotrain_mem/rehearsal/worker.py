@@ -64,8 +64,7 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and a card -> what its model's config says; refuses what cannot go together."""
     from autotrain_mem.rehearsal.compatible import check_compatible, why_no_flash_attention
     from autotrain_mem.rehearsal.configs import default_targets
-    from autotrain_mem.rehearsal.fewer_layers import layer_pattern, model_pattern
-    from autotrain_mem.rehearsal.handed import model_of
+    from autotrain_mem.rehearsal.fewer_layers import pattern_of
     from autotrain_mem.rehearsal.model_config import config_digest, read_config
     from autotrain_mem.rehearsal.quantized import checkpoint_quantization
 
@@ -73,8 +72,7 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     config = read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
     check_compatible(job, config, capability)
-    model = model_of(job)
-    pattern = layer_pattern(job, config) if model is None else model_pattern(model)
+    pattern = pattern_of(job, config)
     return {
         "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
         "is_quantized": bool(checkpoint_quantization(config)),

@@ -156,3 +156,18 @@ def test_a_dpo_reference_object_is_rehearsed_too(tiny_qwen: Path, tmp_path: Path
     )
     named = autotrain_mem.DPOTrainer(str(tiny_qwen), args=args, train_dataset=pairs(), autofit=QUIET)
     assert given.plan.estimate.required_bytes == named.plan.estimate.required_bytes
+
+
+def test_several_processes_hold_what_is_trained_once_more(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = sft(str(tiny_qwen), tmp_path).plan.estimate.memory
+    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.processes", lambda: 2)
+    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.smallest", lambda find: find())
+    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.agreed", lambda make: make())
+    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.is_first", lambda: True)
+    together = sft(str(tiny_qwen), tmp_path).plan
+    trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
+    assert together.estimate.memory.peak_allocated_bytes - alone.peak_allocated_bytes >= trained_bytes
+    assert together.estimate.memory.peak_allocated_bytes - alone.peak_allocated_bytes < 1.1 * trained_bytes
+    assert "2 processes" in "".join(together.warnings)

@@ -116,13 +116,13 @@ def test_the_older_name_of_checkpointing_is_told_once() -> None:
     [
         ({}, {}),
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
-        ({"steps_per_generation": 2}, {"steps_per_generation": 2}),
-        ({"generation_batch_size": 32}, {"steps_per_generation": 4}),
+        ({"steps_per_generation": 2}, {"generation_batch_size": 16}),
+        ({"generation_batch_size": 32}, {"generation_batch_size": 32}),
         ({"gradient_accumulation_steps": 2, "generation_batch_size": 16}, {"gradient_accumulation_steps": 2}),
     ],
     ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
 )
-def test_of_the_sizes_of_a_generation_one_is_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
+def test_of_the_sizes_of_a_generation_its_rows_are_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
     assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
     kind_of(method)("out", use_cpu=True, per_device_train_batch_size=8, **words)  # and TRL takes what is told
 
@@ -147,7 +147,7 @@ def loaded(**kwargs: Any) -> dict[str, Any]:
     [
         ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
         ({"dtype": "bfloat16"}, {"dtype": "bfloat16"}),
-        ({"torch_dtype": "auto"}, {"dtype": "auto"}),
+        ({"dtype": "auto"}, {"dtype": "auto"}),
         ({"dtype": torch.float32}, {}),
         ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
         ({"revision": "v2", "trust_remote_code": True}, {"model_revision": "v2", "trust_remote_code": True}),
@@ -199,15 +199,22 @@ def test_an_adapter_is_told_in_the_words_of_flags(targets: Any, told: Any) -> No
 def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.bfloat16), torch.nn.Linear(2, 2))
     assert main_dtype(model) == "bfloat16"
-    assert given(config(), model=model) == {"dtype": "bfloat16"}
+    as_it_is = {"dtype": "bfloat16", "load_in_4bit": False, "load_in_8bit": False}
+    assert given(config(), model=model) == as_it_is
     model.peft_config = {"default": None}
-    assert given(config(), model=model) == {"dtype": "bfloat16", "use_peft": True}
+    assert given(config(), model=model) == as_it_is | {"use_peft": True}
+
+
+def test_a_dtype_that_trl_ignores_is_refused() -> None:
+    with pytest.raises(UsageError, match='model_init_kwargs={"dtype": "bfloat16"}'):
+        loaded(torch_dtype=torch.bfloat16)
 
 
 def test_an_optimizer_of_the_scripts_own_stays() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    assert given(config(), optimizers=(optimizer, None)) == {"optim": "adamw_torch_fused"}
-    assert given(config(), optimizer_cls_and_kwargs=(torch.optim.SGD, {})) == {"optim": "adamw_torch_fused"}
+    kept = {"optim": "adamw_torch_fused", "optimizer_offload": False}
+    assert given(config(), optimizers=(optimizer, None)) == kept | {"use_peft": False}  # it has no adapter's weights
+    assert given(config(), optimizer_cls_and_kwargs=(torch.optim.SGD, {})) == kept
     assert given(config(), optimizers=(None, None)) == {}
 
 
@@ -271,10 +278,12 @@ def test_the_sizes_of_a_generation_follow_the_plan(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", GENERATING)
-def test_steps_per_generation_of_the_script_stay(method: str) -> None:
-    args = config(method, per_device_train_batch_size=8, steps_per_generation=2)
-    made = planned_config(args, knobs_of(args, per_device_train_batch_size=4), loads=False)
-    assert (made.steps_per_generation, made.generation_batch_size) == (2, 8)
+@pytest.mark.parametrize("sizes", [{"steps_per_generation": 2}, {"generation_batch_size": 16}], ids=["steps", "batch"])
+def test_a_generation_keeps_its_rows(method: str, sizes: dict[str, int]) -> None:
+    args = config(method, per_device_train_batch_size=8, **sizes)
+    knobs = knobs_of(args, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    made = planned_config(args, knobs, loads=False)
+    assert (made.steps_per_generation, made.generation_batch_size) == (4, 16)
 
 
 @dataclass
@@ -308,11 +317,34 @@ def test_half_precision_takes_the_place_of_bfloat16() -> None:
 
 
 def test_a_model_given_by_name_is_loaded_in_the_plans_dtype() -> None:
-    args = config(model_init_kwargs={"torch_dtype": torch.float32, "revision": "v2"})
+    args = config(model_init_kwargs={"dtype": torch.float32, "revision": "v2"})
     made = planned_config(args, knobs_of(args, dtype="bfloat16"), loads=True)
     assert made.model_init_kwargs == {"dtype": "bfloat16", "revision": "v2"}
-    assert args.model_init_kwargs == {"torch_dtype": torch.float32, "revision": "v2"}
+    assert args.model_init_kwargs == {"dtype": torch.float32, "revision": "v2"}
     untouched = planned_config(config(), knobs_of(config(), dtype="float32"), loads=True)
     assert untouched.model_init_kwargs is None
     of_an_object = planned_config(args, knobs_of(args, dtype="bfloat16"), loads=False)
     assert of_an_object.model_init_kwargs == args.model_init_kwargs
+
+
+def test_nothing_that_trl_writes_into_is_shared_with_the_scripts_config() -> None:
+    args = config(accelerator_config={"dispatch_batches": None}, lr_scheduler_kwargs={"power": 2})
+    made = planned_config(args, knobs_of(args), loads=False)
+    assert made.accelerator_config is not args.accelerator_config
+    assert made.lr_scheduler_kwargs is not args.lr_scheduler_kwargs
+    assert made.to_dict() == args.to_dict()
+
+
+def test_an_accelerator_of_the_scripts_own_lives_on() -> None:
+    from accelerate import Accelerator
+
+    args = config()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    given_arguments({"model": "NAME", "args": args}, trl.SFTConfig, AutoFit())
+    planned_config(args, knobs_of(args), loads=False)
+    assert accelerator.mixed_precision == "bf16"
+
+
+def test_a_default_length_gives_way_to_a_plans_own() -> None:
+    assert given(config(), AutoFit(plan="plan.json")) == {}
+    assert given(config(max_length=512), AutoFit(plan="plan.json")) == {"max_length": 512}

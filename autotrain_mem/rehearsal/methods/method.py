@@ -55,8 +55,14 @@ class Method(Protocol):
     def check(self, filled: Configs, *, to_train: bool) -> None:
         """Refuse what the trainer would refuse later, or silently ignore. Raises UsageError."""
 
-    def row_lengths(self, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-        """Tokens of every row after the trainer's own formatting, untruncated."""
+    def row_lengths(
+        self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
+    ) -> RowLengths:
+        """Tokens of every row after the trainer's own formatting, untruncated.
+
+        Args:
+            formatting: A script's own function, which SFT's trainer takes; the others are not called with one.
+        """
 
 
 def method_of(name: str) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,14 +69,17 @@ def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractCon
     return nullcontext()
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+def row_lengths(
+    filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
+) -> RowLengths:
     """Let the trainer prepare the data untruncated, and count."""
     from trl import SFTTrainer
 
     training = filled.training
     training.max_length, training.packing, training.padding_free = None, False, False
+    rows = {"train_dataset": split, "formatting_func": formatting}
     with without_labels():
-        trainer = SFTTrainer(model=smallest_model(), args=training, train_dataset=split, processing_class=tokenizer)
+        trainer = SFTTrainer(model=smallest_model(), args=training, processing_class=tokenizer, **rows)
     return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
 
 
