@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_the_older_name_of_checkpointing_is_told_once() -> None:
     ],
     ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
 )
-def test_of_the_sizes_of_a_generation_its_rows_are_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
+def test_of_a_generations_sizes_its_rows_are_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
     assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
     kind_of(method)("out", use_cpu=True, per_device_train_batch_size=8, **words)  # and TRL takes what is told
 
@@ -206,7 +207,7 @@ def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
 
 
 def test_a_dtype_that_trl_ignores_is_refused() -> None:
-    with pytest.raises(UsageError, match='model_init_kwargs={"dtype": "bfloat16"}'):
+    with pytest.raises(UsageError, match=re.escape('model_init_kwargs={"dtype": "bfloat16"}')):
         loaded(torch_dtype=torch.bfloat16)
 
 
