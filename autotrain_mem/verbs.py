@@ -18,7 +18,7 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Estimate, Hardware, Plan, Report
-from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.autofit import AutoFit, as_autofit
 from autotrain_mem.spec.cards import Cards
 from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.python_errors import python_errors
@@ -233,7 +233,7 @@ def gpus() -> tuple[Hardware, ...]:
 
 
 def _ours(autofit: AutoFit | None, verb: str) -> AutoFit:
-    ours = autofit or AutoFit()
+    ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
             f"AutoFit({given[0]}=...) is for trainers, whose config does not tell what was given; {verb}(...) does.",

@@ -15,7 +15,7 @@ from autotrain_mem.rehearsal.keywords import with_knobs
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import finished
 from autotrain_mem.spec import Plan
-from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.autofit import AutoFit, as_autofit
 from autotrain_mem.spec.python_errors import python_errors
 
 Construct = Callable[..., None]
@@ -65,6 +65,7 @@ def build(
         return construct(*args, **kwargs)
     if (substitute := substitution.get()) is not None:
         return construct(**substitute(keywords))
+    ours = as_autofit(autofit)
     if not _is_documented(keywords, method, config_class):
         construct(**keywords)  # TRL's to refuse
         _check_no_rows(keywords)
@@ -72,7 +73,7 @@ def build(
         return None
     keywords["args"] = _config(keywords, config_class, method)
     call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
-    asked = Asked(method=method, config_class=config_class, call=call, autofit=autofit or AutoFit(), lost=lost_levers())
+    asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
     plan = _made(asked)
     if plan.knobs.expandable_segments:
         grow_segments()
@@ -85,13 +86,14 @@ def build(
 def _made(asked: Asked) -> Plan:
     """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
     try:
-        with python_errors():
+        with python_errors(asked.config_class.__name__):
             return make_plan(asked)
     except RehearsalError as error:
         refusal = error.__cause__
         if refusal is None or refusal.__cause__ is None:  # no more than where it happened
             raise
-        raise refusal from error
+        error.__cause__ = None  # or each would be the other's cause
+        raise refusal from refusal.__cause__
 
 
 def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:

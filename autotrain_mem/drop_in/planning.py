@@ -19,8 +19,9 @@ from autotrain_mem.drop_in.anew import with_reloaded
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.words import given_arguments
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.planner.division import ROWS, STEPS
+from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.rehearsal import handed
 from autotrain_mem.rehearsal.handed import Call
 from autotrain_mem.rehearsal.keywords import quantization_of
@@ -34,6 +35,7 @@ from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.spec.length import MAX_LENGTH
+from autotrain_mem.store import Store
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
 """Whose code is known by its version; of any other nothing is kept from one run to the next."""
@@ -78,18 +80,21 @@ def make_plan(asked: Asked) -> Plan:
         DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     ranks.check_launch()
+    _check_words(asked.autofit)
     _check_keywords(asked)
     _check_models(asked)
+    made = _given_plan(asked)
     store = api.kept_between_runs(_note)
     config = asked.call.keywords["args"]
     hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
-    plan = ranks.agreed(lambda: _planned(asked, hardware, store))
+    plan = ranks.agreed(lambda: _planned(asked, hardware, store, made))
     if asked.autofit.show and ranks.is_first():
         Console(stderr=True).print(plan_view(plan))
     return plan
 
 
-def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
+def _planned(asked: Asked, hardware: Hardware, store: Store, made: Plan | None) -> Plan:
+    asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
         rehearsals = _rehearsals(asked, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
@@ -98,8 +103,8 @@ def _planned(asked: Asked, hardware: Hardware, store: Any) -> Plan:
             def plan_job(job: Job) -> Plan:
                 return api.plan(replace(rehearsals, job=job), *hear, to_train=True)
 
-            if asked.autofit.plan is not None:
-                plan = api.follow(rehearsals, _given_plan(asked), *hear, to_train=True, again=_AGAIN)
+            if made is not None:
+                plan = api.follow(rehearsals, made, *hear, to_train=True, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
     return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))
@@ -109,17 +114,21 @@ _AGAIN = "leave plan= away"
 """How to plan anew, for the hints of errors."""
 
 
-def _given_plan(asked: Asked) -> Plan:
+def _given_plan(asked: Asked) -> Plan | None:
+    """The plan to follow, where there is one."""
     given = asked.autofit.plan
-    assert given is not None
+    if given is None:
+        return None
     plan = given if isinstance(given, Plan) else Plan.load(given)
+    if plan.method != asked.method:
+        raise UsageError(f"The plan is for {plan.method}, not for {asked.method}.", hint=f"Here, {_AGAIN}.")
     if plan.knobs.expandable_segments and asked.lost:
         said = f"The plan cannot be followed in this process. {asked.lost[0]}"
         raise UsageError(said, hint=f"Or {_AGAIN}, to plan anew.")
     return plan
 
 
-def _rehearsals(asked: Asked, hardware: Hardware, store: Any, workers: Workers, folder: pathlib.Path) -> Rehearsals:
+def _rehearsals(asked: Asked, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path) -> Rehearsals:
     autofit, keywords = asked.autofit, asked.call.keywords
     autofit = _keeping_the_batch(autofit, keywords["args"])
     words = given_arguments(dict(keywords), asked.config_class, autofit)
@@ -241,8 +250,19 @@ _UNREHEARSED = {
 """Keywords of GRPO's -> why no plan can be made with them."""
 
 
+def _check_words(autofit: AutoFit) -> None:
+    """What a search would refuse as well, once workers are up."""
+    check_forbid(autofit.forbid)
+    for name in ("effective_batch_size", "prompt_length"):
+        value = getattr(autofit, name)
+        if value is not None and value < 1:
+            raise UsageError(f"AutoFit: {name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
+
+
 def _check_keywords(asked: Asked) -> None:
     keywords = asked.call.keywords
+    if hasattr(rows := keywords["train_dataset"], "__len__") and not len(rows):
+        raise EmptyDatasetError("train_dataset has no rows.", hint="Give it at least one; was a filter too strict?")
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
     if asked.method == "ppo" and any(keywords.get("optimizers") or ()):
         why["optimizers"] = "PPO's optimizer holds two models, and is rehearsed as the config names it"

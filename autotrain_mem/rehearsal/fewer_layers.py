@@ -89,24 +89,27 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     Args:
         config: The model's.
     """
-    given = {name.removeprefix("lora_"): value for name, value in job.arguments.items() if name.startswith("lora_")}
-    if tells_layers_apart(given) or tells_layers_apart(_fields(adapter_of(job))):
+    adapter = adapter_of(job)
+    if tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
         return None
     model = model_of(job)
     return layer_pattern(job, config) if model is None else model_pattern(model)
 
 
-def _fields(adapter: Any) -> dict[str, Any]:
-    return {} if adapter is None else vars(adapter)
+def _asked_adapter(job: Job) -> dict[str, Any]:
+    """A single name is a regular expression to PEFT (``trl/trainer/model_config.py: __post_init__``)."""
+    asked = {name.removeprefix("lora_"): job.arguments.get(name) for name in _ASKED}
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
 
 
+_ASKED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
 _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
-"""Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names (``peft/tuners/lora/config.py:
-LoraConfig``; ``peft/config.py: PromptLearningConfig``)."""
-_NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save")
+"""Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names
+(``peft/tuners/lora/config.py: LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
+_NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
-_PERHAPS_NUMBERED = re.compile(r"\d|\\d|\[")
-"""In a regular expression, which a text in the place of a list is: ``layers\\.[0-9]\\.`` is the first ten."""
+_PERHAPS_NUMBERED = re.compile(r"\d|\\d")
+"""In a regular expression, which a text in the place of a list is: ``.*layers.[0-9].mlp.*`` is the first ten."""
 
 
 def tells_layers_apart(adapter: Mapping[str, Any]) -> bool:

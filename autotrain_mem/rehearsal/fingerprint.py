@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-import autotrain_mem
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.configs import Configs, trusts_remote_code
 from autotrain_mem.rehearsal.handed import formatting_of, tokenizer_of
@@ -159,18 +158,19 @@ def _formatting_function(job: Job) -> Any:
 
 def _own_modules() -> list[pathlib.Path]:
     """The files of all modules that are loaded, but those installed: reading a call loads the script's own."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    installed = (sysconfig.get_paths()["stdlib"], str(pathlib.Path(autotrain_mem.__file__).parent))
-    paths = [pathlib.Path(file) for file in sorted(file for file in files if file)]
-    return [
-        path
-        for path in paths
-        if not _PACKAGES.intersection(path.parts) and not any(path.is_relative_to(place) for place in installed)
-    ]
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    paths = [pathlib.Path(file) for file in sorted(files) if os.path.isabs(file)]  # torch.ops is "_ops.py", of nowhere
+    return [path for path in paths if not _is_installed(path)]
+
+
+def _is_installed(path: pathlib.Path) -> bool:
+    """Then it is known by its version (``versions_key``)."""
+    return bool(_PACKAGES.intersection(path.parts)) or any(path.is_relative_to(place) for place in _INSTALLED)
 
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""What is installed is known by its version (``versions_key``)."""
+_INSTALLED = (sysconfig.get_paths()["stdlib"], pathlib.Path(__file__).parents[1])
+"""Python's own modules and ours."""
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:

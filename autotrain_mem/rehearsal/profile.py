@@ -36,8 +36,10 @@ def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> Da
     filled = method_of(job.method).configs(counting_arguments(job, output_dir))
     splits = dataset.load(job, filled)
     with heard(hear):
-        trained = _lengths(job, filled, splits, filled.script.dataset_train_split)
-        others = [_lengths(job, filled, splits, each) for each in dataset.evaluated_splits(job, filled, splits)]
+        trained, *others = (
+            _lengths(job, filled, splits[split], dataset.rows_name(job, filled, split))
+            for split in (filled.script.dataset_train_split, *dataset.evaluated_splits(job, filled, splits))
+        )
     lengths = Counter(trained.longer)
     if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
         raise EmptyDatasetError(
@@ -116,8 +118,8 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     }
 
 
-def _lengths(job: Job, filled: Configs, splits: Mapping[str, Any], split: str) -> RowLengths:
-    rows, name, formatting = splits[split], dataset.rows_name(job, filled, split), formatting_of(job)
+def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
+    formatting = formatting_of(job)
     if formatting is None or "input_ids" in rows.column_names:
         check_rows(rows, columns_read(job.method, rows.column_names, filled), name)
     tokenizer = tokenizer_of(job) or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
@@ -143,5 +145,9 @@ def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> Datase
         )
     return DatasetFormatError(
         f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
-        hint="The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped.",
+        hint=_LOOK_AT if job.handed is None else _LOOK_AT_IN_PYTHON,
     )
+
+
+_LOOK_AT = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
+_LOOK_AT_IN_PYTHON = "Look at the values, at formatting_func where there is one, or at the chat template."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,19 @@ from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, Job
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.plan import Plan
 from autotrain_mem.units import format_bytes, parse_bytes
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "gpu": ((str,), "a text such as 'rtx4090'"),
+    "headroom": ((str,), "a text such as '500MiB' or '8%'"),
+    "effective_batch_size": ((int,), "a whole number"),
+    "prompt_length": ((int,), "a whole number"),
+    "max_slowdown": ((int, float), "a number"),
+    "optimizer_offload": ((bool,), "True or False"),
+    "expandable_segments": ((bool,), "True or False"),
+    "plan": ((Plan, str, Path), "a Plan or the path of its file"),
+    "show": ((bool,), "True or False"),
+}
+"""Field -> what its value may be beside the default, and how that is told."""
 
 _HEADROOM = "It takes a size such as 500MiB or a share such as 8%, less than the device has."
 
@@ -65,10 +79,17 @@ class AutoFit:
     def __post_init__(self) -> None:
         for name in ("forbid", "pin", "tune"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
-        problems = [*self._problems()]
+        problems = [*self._kinds()] or [*self._problems()]
         if problems:
             said, cures = zip(*problems, strict=True)
-            raise UsageError(f"AutoFit: {'; '.join(said)}.", hint="\n".join(cures))
+            raise UsageError(f"AutoFit: {'; '.join(said)}.", hint="\n".join(dict.fromkeys(cures)))
+
+    def _kinds(self) -> Iterable[tuple[str, str]]:
+        for name, (kinds, wanted) in _KINDS.items():
+            value = getattr(self, name)
+            is_other = isinstance(value, bool) and bool not in kinds
+            if value != self.__dataclass_fields__[name].default and (is_other or not isinstance(value, kinds)):
+                yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or leave it away."
 
     def _problems(self) -> Iterable[tuple[str, str]]:
         if self.fit not in FITS:
@@ -149,9 +170,21 @@ class AutoFit:
         return tuple(name for name in OWN_KNOBS if getattr(self, name))
 
 
-def _names(field_name: str, names: Iterable[str]) -> frozenset[str]:
+def as_autofit(given: Any) -> AutoFit:
+    """The words, or those that nobody said. Raises UsageError for a value of another kind."""
+    if given is None:
+        return AutoFit()
+    if isinstance(given, AutoFit):
+        return given
+    meant = "autofit=AutoFit(plan=...)" if isinstance(given, Plan) else 'autofit=AutoFit(gpu="rtx4090")'
+    raise UsageError(f"autofit takes an AutoFit, not {reprlib.repr(given)}.", hint=f"Write {meant}.")
+
+
+def _names(field_name: str, names: Any) -> frozenset[str]:
     if isinstance(names, str):
         raise UsageError(f"AutoFit: {field_name} takes names, not one text.", hint=f'Write {field_name}=["{names}"].')
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"AutoFit: {field_name} takes names, not {names!r}.", hint=f'Write {field_name}=["NAME"].')
     return frozenset(names)
 
 

@@ -167,8 +167,8 @@ class Plan:
     allocator: str = ""
     """What the environment said to torch's allocator, as PYTORCH_ALLOC_CONF has it."""
     objects: str | None = None
-    """Digest of what a Python script handed over as objects, which no file holds: data, functions, a model; empty where
-    that could not be told. None for a job in flags."""
+    """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
+    config, a loss; empty where that could not be told. None for a job in flags."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job", as_recorded(self.job))

@@ -12,39 +12,59 @@ from autotrain_mem.spec.autofit import AutoFit
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 _OURS = {each.name: f"AutoFit({each.name}=...)" for each in fields(AutoFit)}
-_OTHERWISE = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
-"""What is no keyword in Python."""
+_OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
+"""What is no keyword of a verb's."""
+_OF_TRAINERS = {
+    "use_peft": "peft_config=LoraConfig(...)",
+    "lora_target_modules": "LoraConfig(target_modules=...)",
+    "load_in_4bit": "quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "load_in_8bit": "quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "dtype": 'model_init_kwargs={"dtype": ...}',
+    "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
+    "model": "the first argument",
+    "dataset": "train_dataset=...",
+    "reward_funcs": "reward_funcs=...",
+    "reward_model_path": "reward_model=...",
+    "out": "trainer.plan.save(path)",
+    "plan_only": "plan(...)",
+}
+"""What is no field of a trainer's config."""
 _OF_THE_COMMAND = frozenset({"config", "csv", "debug", "help", "json", "recipe", "snapshot", "sweep"})
 """Flags that Python has no need of, or not."""
 
 
 @contextmanager
-def python_errors() -> Iterator[None]:
+def python_errors(config: str = "") -> Iterator[None]:
     """Errors that leave the block say, in a note, what their flags are called in Python.
 
     Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
     libraries raised it stays.
+
+    Args:
+        config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
     """
     try:
         yield
     except AutofitError as error:
         if not isinstance(error, RehearsalError | TrainingError):
             error.__cause__ = None  # and with it what was raised before it (PEP 415)
-        if note := python_words(f"{error.message}\n{error.hint}"):
+        if note := python_words(f"{error.message}\n{error.hint}", config):
             error.add_note(note)
         raise
 
 
-def python_words(text: str) -> str:
+def python_words(text: str, config: str = "") -> str:
     """What the flags of a text are in Python; empty where it has none.
 
     Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
     AutoFit(gpu=...)``.
     """
     names = dict.fromkeys(found.replace("-", "_") for found in _FLAG.findall(text))
-    said = [f"--{name} is {_in_python(name)}" for name in names if name not in _OF_THE_COMMAND]
+    said = [f"--{name} is {_in_python(name, config)}" for name in names if name not in _OF_THE_COMMAND]
     return f"In Python {', '.join(said)}" if said else ""
 
 
-def _in_python(name: str) -> str:
-    return _OTHERWISE.get(name) or _OURS.get(name) or f"{name}=..."
+def _in_python(name: str, config: str) -> str:
+    if config:
+        return _OF_TRAINERS.get(name) or _OURS.get(name) or f"{config}({name}=...)"
+    return _OF_VERBS.get(name) or _OURS.get(name) or f"{name}=..."

@@ -100,6 +100,11 @@ def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:
 def refusal(kind: type, *args: Any, **kwargs: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as caught:
         kind(*args, **kwargs)
+    met, error = set(), caught.value
+    while error is not None:  # causes that go round in a circle keep some readers of tracebacks for ever
+        assert id(error) not in met
+        met.add(id(error))
+        error = error.__cause__ or error.__context__
     return str(caught.value)
 
 

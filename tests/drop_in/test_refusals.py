@@ -12,6 +12,7 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, PlanFileError, UsageError
+from autotrain_mem.spec.python_errors import python_words
 from tests.drop_in.conftest import prompts, shortness, texts
 
 QUIET = AutoFit(gpu="80MiB", show=False)
@@ -60,6 +61,31 @@ def test_rows_that_the_trainer_cannot_read_are_refused(tiny_qwen: Path) -> None:
         sft(tiny_qwen, texts().select([]))
 
 
+@pytest.mark.parametrize(
+    ("autofit", "said"),
+    [
+        ({"gpu": "80MiB"}, "autofit takes an AutoFit, not"),
+        (AutoFit(gpu="80MiB", effective_batch_size=0), "effective_batch_size 0 is no whole number"),
+        (AutoFit(gpu="80MiB", forbid=["lorra"]), "no lever named lorra"),
+        (AutoFit(gpu="80MiB", headroom="200%"), "leaves nothing"),
+    ],
+)
+def test_words_are_refused_before_a_worker_is_asked(
+    tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch, autofit: Any, said: str
+) -> None:
+    monkeypatch.setattr("autotrain_mem.drop_in.planning._rehearsals", None)
+    with pytest.raises(UsageError, match=said):
+        sft(tiny_qwen, texts(), autofit)
+
+
+def test_a_refusals_cures_are_told_in_the_trainers_words() -> None:
+    said = python_words("Add --use_peft, or --max_length 64, or --gpu l4.", "SFTConfig")
+    assert said == (
+        "In Python --use_peft is peft_config=LoraConfig(...), --max_length is SFTConfig(max_length=...), "
+        "--gpu is AutoFit(gpu=...)"
+    )
+
+
 def test_a_plan_cut_in_half_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
     whole = tmp_path / "plan.json"
     sft(tiny_qwen, texts()).plan.save(whole)
@@ -76,6 +102,12 @@ def test_a_plan_cut_in_half_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
         ({"headroom": "some"}, "headroom 'some' is neither a size nor a share"),
         ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
         ({"forbid": "lora"}, "forbid takes names, not one text"),
+        ({"forbid": None}, "forbid takes names, not None"),
+        ({"optimizer_offload": "no"}, "optimizer_offload takes True or False, not 'no'"),
+        ({"headroom": 0.1}, "headroom takes a text"),
+        ({"max_slowdown": None}, "max_slowdown takes a number, not None"),
+        ({"effective_batch_size": "64"}, "effective_batch_size takes a whole number, not '64'"),
+        ({"plan": {"a": 1}}, "plan takes a Plan or the path of its file"),
     ],
 )
 def test_words_that_no_plan_can_be_made_with(words: dict[str, Any], said: str) -> None:

@@ -251,6 +251,7 @@ SCRIPT = """
     import torch
     from datasets import Dataset
     from peft import LoraConfig
+    from torch.optim import AdamW
     from transformers import AutoTokenizer, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
     from trl import SFTConfig, SFTTrainer
 
@@ -282,6 +283,10 @@ SCRIPT = """
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return loss * WEIGHTS.sum()
+
+        def create_optimizer(self, *args):
+            self.optimizer = AdamW(self.model.parameters(), lr=1e-3)
+            return self.optimizer
 
 
     class Scale(enum.Enum):
@@ -425,6 +430,14 @@ def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus() -> None
     there = unpack(pack([torch.Generator(), torch.device("cuda:1")]))
     assert isinstance(there[0], torch.Generator)
     assert there[1] == torch.device("cpu")
+
+
+def test_torchs_optimizers_are_its_own_there() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer, (kind, options) = unpack(pack([torch.optim.AdamW(model.parameters()), (torch.optim.SGD, {"lr": 1.0})]))
+    assert type(optimizer) is torch.optim.AdamW
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert (kind, options) == (torch.optim.SGD, {"lr": 1.0})
 
 
 def test_where_a_model_was_placed_is_left_out() -> None:

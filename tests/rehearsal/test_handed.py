@@ -1,0 +1,207 @@
+"""What a script hands over is counted and rehearsed as the trainer would take it."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tiny import tiny_config
+
+from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.rehearsal import fingerprint, handed
+from autotrain_mem.rehearsal.fewer_layers import pattern_of
+from autotrain_mem.rehearsal.handed import Call
+from autotrain_mem.rehearsal.profile import load_tokenizer, profile
+from autotrain_mem.rehearsal.small import smallest_model
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.handed import Handed
+
+Folder = Callable[[str], pathlib.Path]
+Make = Callable[..., Job]
+
+
+@pytest.fixture
+def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """``make_job(train_dataset=..., arguments={...})``: a job from Python with these keywords of TRL's trainer."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def made(*, method: str = "sft", arguments: dict[str, Any] | None = None, **keywords: Any) -> Job:
+        folder = tmp_path / f"call{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        model = str(model_folder("qwen2"))
+        every = {"model": model, **keywords}
+        path = handed.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
+        facts = Handed(path=path, holds_model=False, holds_rows=True, digest="")
+        return Job(method=method, model=model, dataset=None, arguments=arguments or {}, handed=facts)
+
+    return made
+
+
+def rows(**columns: Any) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns)
+
+
+def chats(*words: str) -> Any:
+    return rows(
+        messages=[[{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}] for text in words]
+    )
+
+
+# -- a function of the script's own makes texts of rows ------------------------------------------------------------
+
+
+def shout(row: dict[str, Any]) -> str:
+    return f"{row.get('name', 'a row')}! " * 9
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments"),
+    [
+        (lambda: chats("What is it? " * 20, "Who?"), {}),
+        (lambda: rows(name=["Ann", "Bartholomew"]), {}),
+        (
+            lambda: rows(name=["Ann", "Bartholomew"], story=["Once.", "Once upon a time."]),
+            {"dataset_text_field": "story"},
+        ),
+    ],
+    ids=["conversations, which it does not change", "columns of no format", "another column of text"],
+)
+def test_formatted_rows_are_counted_as_the_trainer_makes_them(
+    data: Callable[[], Any], arguments: dict[str, Any], make_job: Make, tmp_path: pathlib.Path
+) -> None:
+    from trl import SFTConfig, SFTTrainer
+
+    job = make_job(train_dataset=data(), formatting_func=shout, arguments=arguments)
+    config = SFTConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", max_length=None, **arguments)
+    trainer = SFTTrainer(
+        smallest_model(),
+        config,
+        train_dataset=data(),
+        processing_class=load_tokenizer(job.model),
+        formatting_func=shout,
+    )
+    trained = Counter(len(ids) for ids in trainer.train_dataset["input_ids"])
+    assert profile(job, str(tmp_path / "scratch")).rows_by_length == trained
+
+
+def test_a_mended_formatting_function_is_counted_anew(
+    make_job: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "some_formats.py"
+    source.write_text("def plain(row):\n    return row['text']\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import some_formats  # type: ignore[import-not-found]
+
+    job = make_job(train_dataset=rows(text=["a", "b"]), formatting_func=some_formats.plain)
+    before = fingerprint.fingerprint(job, str(tmp_path / "scratch"))
+    assert fingerprint.fingerprint(job, str(tmp_path / "scratch")) == before
+    source.write_text("def plain(row):\n    return row['text'] * 9\n", encoding="utf-8")
+    assert fingerprint.fingerprint(job, str(tmp_path / "scratch")) != before
+
+
+# -- evaluation data -----------------------------------------------------------------------------------------------
+
+EVALUATED = {"eval_strategy": "steps"}
+
+
+def test_evaluation_data_of_several_formats_count_with_their_longest_row(
+    make_job: Make, tmp_path: pathlib.Path
+) -> None:
+    chat, texts = chats("Which of them? " * 9), rows(text=["a few words"])
+    job = make_job(train_dataset=texts, eval_dataset={"a": texts, "b": chat}, arguments=EVALUATED)
+    alone = profile(make_job(train_dataset=chat), str(tmp_path / "scratch"))
+    assert profile(job, str(tmp_path / "scratch")).longest_evaluated == alone.longest > 20
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "name"),
+    [
+        (lambda bad: bad, "eval_dataset cannot"),
+        (lambda bad: {"a": rows(text=["a"]), "b": bad}, r"eval_dataset\['b'\] cannot"),
+        (lambda bad: None, "given no eval_dataset"),
+    ],
+    ids=["one", "several", "none"],
+)
+def test_what_is_wrong_with_evaluation_data_is_said_of_these(
+    evaluated: Callable[[Any], Any], name: str, make_job: Make, tmp_path: pathlib.Path
+) -> None:
+    bad = evaluated(rows(text=["fine", None]))
+    job = make_job(train_dataset=rows(text=["fine words"]), eval_dataset=bad, arguments=EVALUATED)
+    with pytest.raises(DatasetFormatError, match=name):
+        profile(job, str(tmp_path / "scratch"))
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_rows_with_images_are_refused_with_the_cure(column: str, make_job: Make, tmp_path: pathlib.Path) -> None:
+    seen = rows(text=["a few words"], **{column: [["file.png"]]})
+    with pytest.raises(DatasetFormatError, match="vision tower is rehearsed") as raised:
+        profile(make_job(train_dataset=seen), str(tmp_path / "scratch"))
+    assert f"train_dataset = train_dataset.remove_columns(['{column}'])" in str(raised.value.hint)
+
+
+def test_a_file_with_images_is_refused_too(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    data = tmp_path / "seen.jsonl"
+    data.write_text('{"prompt": "Who?", "chosen": "I", "rejected": "you", "images": ["file.png"]}\n', encoding="utf-8")
+    job = Job(method="dpo", model=str(model_folder("qwen2")), dataset=str(data))
+    with pytest.raises(DatasetFormatError, match=r"seen.jsonl holds images"):
+        profile(job, str(tmp_path / "scratch"))
+
+
+def test_a_reward_model_does_not_look_at_images(make_job: Make, tmp_path: pathlib.Path) -> None:
+    pairs = rows(prompt=["Who?"], chosen=["I"], rejected=["you"], images=[["file.png"]])
+    assert profile(make_job(method="reward", train_dataset=pairs), str(tmp_path / "scratch")).rows == 1
+
+
+def silent(row: dict[str, Any]) -> None:
+    """Returns no text."""
+
+
+def test_a_formatting_function_that_fails_is_named(make_job: Make, tmp_path: pathlib.Path) -> None:
+    job = make_job(train_dataset=rows(name=["Ann"]), formatting_func=silent)
+    with pytest.raises(DatasetFormatError, match="TRL cannot prepare train_dataset") as raised:
+        profile(job, str(tmp_path / "scratch"))
+    assert "formatting_func" in str(raised.value.hint)
+
+
+# -- an adapter for some layers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adapter", "repeats"),
+    [
+        ({"target_modules": ["q_proj", "fc1"]}, True),
+        ({"target_modules": r".*\.(q|v)_proj"}, True),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [6, 7]}, False),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 0}, False),
+        ({"target_modules": ["q_proj"], "rank_pattern": {"layers.7.self_attn.q_proj": 64}}, False),
+        ({"target_modules": ["layers.7.self_attn.q_proj"]}, False),
+        ({"target_modules": r".*layers\.[67]\..*_proj"}, False),
+    ],
+    ids=str,
+)
+def test_layers_repeat_where_the_adapter_is_for_all_of_them(
+    adapter: dict[str, Any], repeats: bool, make_job: Make
+) -> None:
+    from peft import LoraConfig
+
+    config = tiny_config("qwen2")
+    config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
+    found = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
+    assert (found is not None) is repeats
+
+
+def test_flags_may_ask_for_some_layers_too(model_folder: Folder) -> None:
+    config = tiny_config("qwen2")
+    config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
+    asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
+    assert pattern_of(Job(method="sft", model="a model", dataset=None), config) is not None
+    assert pattern_of(Job(method="sft", model="a model", dataset=None, arguments=asked), config) is None
