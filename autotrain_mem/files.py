@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also when the disk fills up or the power goes."""
+"""Files that are whole or not there, also when the disk fills up or the power goes; and read without being trusted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ _REASONS = {
     errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
 }
 """What the operating system's refusals mean to the user, and what to do about them."""
+
+NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
 
 
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
@@ -60,6 +63,22 @@ def replace_file(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         _remove(unfinished)
+
+
+def read_start(path: Path, most_bytes: int) -> bytes:
+    """An ordinary file's first bytes. A device may give bytes without end, and a pipe waits for somebody to write.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, a device, a pipe or a socket.
+    """
+    unread = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a pipe waits, too
+    with open(unread, "rb") as file:
+        mode = os.fstat(unread).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, NOT_ORDINARY)
+        return file.read(most_bytes)
 
 
 def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:

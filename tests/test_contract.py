@@ -78,7 +78,7 @@ LAYERS = {
     "train_process": part(5, EVERYTHING_BELOW, "torch"),
     "cli": part(7, f"__init__ {NOUNS} api cookbook exports report quickstart", "rich yaml"),
     "verbs": part(7, f"{NOUNS} api"),
-    "drop_in": part(7, f"{EVERYTHING_BELOW} engine api", "torch transformers trl datasets rich"),
+    "drop_in": part(7, f"{EVERYTHING_BELOW} engine api", "torch accelerate transformers trl datasets rich"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.

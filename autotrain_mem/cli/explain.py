@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from autotrain_mem.errors import PlanFileError, UsageError
+from autotrain_mem.errors import UsageError
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.spec.plan_file import STDIN, load_plan, read_plan
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.plan_file import LARGEST_BYTES, STDIN, load_plan, read_plan
 
 HELP = """\
 usage: autofit explain PLAN [--debug]
@@ -31,8 +31,7 @@ def explain(argv: Sequence[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     path = _path(argv)
-    plan = read_plan(_stdin(), "Standard input") if path == STDIN else load_plan(Path(path))
-    Console().print(explain_view(plan))
+    Console().print(explain_view(_from_stdin() if path == STDIN else load_plan(path)))
     return 0
 
 
@@ -49,8 +48,5 @@ def _path(argv: Sequence[str]) -> str:
     return given[0]
 
 
-def _stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanFileError("Standard input is no plan: it is not UTF-8 text.", hint=_USAGE) from error
+def _from_stdin() -> Plan:
+    return read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input")

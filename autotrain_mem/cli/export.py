@@ -28,7 +28,7 @@ def check(own: flags.Own, method: str) -> None:
     """Refuse before minutes of planning what no file can be written for.
 
     Raises:
-        UsageError: a method that the tool does not have; many cards; two things on stdout.
+        UsageError: a method that the tool does not have; many cards; two things for stdout.
     """
     if not stops(own) or own.help:
         return
@@ -39,6 +39,11 @@ def check(own: flags.Own, method: str) -> None:
         )
     if own.export is None:
         return
+    if own.dry_run:
+        raise UsageError(
+            f"{asked} and --dry_run exclude each other: stdout holds one of them.",
+            hint="--export prints the plan for another tool and --dry_run what would run here; neither trains.",
+        )
     if own.json:
         raise UsageError(
             f"{asked} and --json exclude each other: stdout holds one of them.",
@@ -48,7 +53,7 @@ def check(own: flags.Own, method: str) -> None:
 
 
 def write(rehearsals: api.Rehearsals, chosen: Plan, own: flags.Own) -> int:
-    """Print the file, with the plan beside it on stderr. ``--export`` wins over ``--dry_run``, which it refines."""
+    """Print the file, with the plan beside it on stderr."""
     Console(stderr=True).print(plan_view(chosen))
     job = _spelled_out(rehearsals, chosen)
     if own.export is not None:

@@ -182,6 +182,10 @@ def _truth(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
+_BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
+"""Keys of a YAML file that hold keys."""
+
+
 def read(prog: str, argv: Sequence[str]) -> Own:
     """Read our flags, and the YAML file that ``--config`` names.
 
@@ -192,8 +196,9 @@ def read(prog: str, argv: Sequence[str]) -> Own:
     _check_of_estimate(prog, rest)
     flags = _given(namespace)
     config = _read_yaml(config_file(prog, flags))
-    environment = {str(name): str(value) for name, value in _block(config, "env").items()}
-    settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, "autofit").items()}
+    environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
+    settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
+    _check_blocks(config)
     for name in _yaml_names():
         if name in config:
             settings.setdefault(name, config.pop(name))
@@ -298,6 +303,14 @@ def _unknown_settings(unknown: list[str]) -> UsageError:
         f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
         hint=f"{''.join(meant)}It takes {', '.join(known)}; TRL's keys stand at the top level.",
     )
+
+
+def _check_blocks(config: Mapping[str, Any]) -> None:
+    """Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant."""
+    meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
+    if meant:
+        said = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
+        raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=said)
 
 
 def _names(text: str) -> frozenset[str]:

@@ -29,7 +29,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder
   autofit METHOD --recipe NAME                       plan and train with settings that come along
-  autofit recipes                                    the recipes that come along, and the cards that they speak of
+  autofit recipes [NAME]                             the recipes that come along with their cards, or the text of one
   autofit gpus                                       the cards known by name
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.spec.plan_file import check_place, load_plan, save_plan
+from autotrain_mem.spec.plan_file import STDIN, check_place, load_plan, save_plan
 
 OUT = "--out a file"
 
@@ -34,16 +33,17 @@ def read(own: flags.Own, method: str) -> Plan | None:
         PlanFileError: there is none in that file; or ``--out`` names a file that is no plan.
         OutputFolderError: ``--out`` names a file that cannot be written.
         UsageError: it is another method's, or was made of a script's objects and these are not named; one plan for many
-            cards.
+            cards; ``-``.
     """
     if own.help:
         return None
     _check_one_card(own)
+    _check_not_standard(own)
     if own.out is not None:
-        check_place(Path(own.out), OUT)
+        check_place(own.out, OUT)
     if own.plan is None:
         return None
-    plan = load_plan(Path(own.plan))
+    plan = load_plan(own.plan)
     if plan.method != method:
         raise UsageError(
             f"{own.plan} is a plan for {plan.method}, not for {method}.",
@@ -63,6 +63,17 @@ def _check_one_card(own: flags.Own) -> None:
     if given and api.several(own.gpu or ""):
         raise UsageError(
             f"{given} is about one plan, and --gpu {own.gpu} asks for many.", hint="Give --gpu one card (autofit gpus)."
+        )
+
+
+def _check_not_standard(own: flags.Own) -> None:
+    """A plan on stdout is said otherwise, and one on stdin is only told."""
+    if own.out == STDIN:
+        raise UsageError("--out takes a file, and - is none.", hint="--json prints the plan on standard output.")
+    if own.plan == STDIN:
+        raise UsageError(
+            "--plan takes a file, and - is none.",
+            hint="Write standard input to a file and name that; autofit explain - tells what a plan there holds.",
         )
 
 
@@ -108,8 +119,8 @@ def follow(rehearsals: api.Rehearsals, plan: Plan, own: flags.Own, *, to_train: 
 
 def write(plan: Plan, out: str) -> None:
     """Write it, and say on stderr what can be done with it."""
-    save_plan(Path(out), plan, place=OUT)
-    said = f"Wrote the plan to {out}: autofit {plan.method} --plan {shlex.quote(out)} trains with it."
+    file = str(save_plan(out, plan, place=OUT))
+    said = f"Wrote the plan to {file}: autofit {plan.method} --plan {shlex.quote(file)} trains with it."
     Console(stderr=True).print(said, soft_wrap=True, highlight=False, markup=False)
 
 

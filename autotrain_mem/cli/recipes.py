@@ -14,9 +14,10 @@ from autotrain_mem.report.recipes import recipes_view
 
 HELP = """\
 usage: autofit recipes [--json]
+       autofit recipes NAME
 
 The recipes that come along: name, method, the card that its header speaks of, and what it is. --json tells where the
-files lie, too.
+files lie, too. With a NAME, the text of that recipe: a file for --config.
 
   autofit sft --recipe NAME                             plans for the GPU that is here, and trains
   autofit plan sft --recipe NAME --gpu CARD             the plan for a card that is not here
@@ -24,17 +25,21 @@ files lie, too.
 
 
 def list_recipes(argv: Sequence[str]) -> int:
-    """``autofit recipes``. Raises UsageError for a flag that it does not take."""
+    """``autofit recipes``, or the text of one. Raises UsageError for an unknown name, or a flag that it does not take."""
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(HELP)
         return 0
-    wrong = [token for token in argv if token not in ("--json", "--debug")]
-    if wrong:
+    names = [token for token in argv if not token.startswith("-")]
+    wrong = [token for token in argv if token not in (*names[:1], "--json", "--debug")]
+    if wrong or (names and "--json" in argv):
         raise UsageError(
-            f"autofit recipes takes no {wrong[0]}.",
-            hint="autofit recipes [--json] lists them; autofit METHOD --recipe NAME plans and trains with one.",
+            f"autofit recipes {' '.join(names[:1])} takes no {[*wrong, '--json'][0]}.".replace("  ", " "),
+            hint="autofit recipes [--json] lists them, autofit recipes NAME prints one; autofit METHOD --recipe NAME "
+            "plans and trains with it.",
         )
-    if "--json" in argv:
+    if names:
+        sys.stdout.write(recipe(names[0]).path.read_text(encoding="utf-8"))
+    elif "--json" in argv:
         told = {"schema": "autofit.recipes/1", "recipes": [each.to_json() for each in recipes()]}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     else:

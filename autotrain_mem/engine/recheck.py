@@ -15,13 +15,13 @@ from autotrain_mem.engine.predictions import Predictions
 from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.planner.ladder import FURTHEST, LEVERS, LadderRow, check_forbid, lever_name
 from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.nearest import budget_line, needs_line
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.search import Found
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan
-from autotrain_mem.spec.job import MAX_SLOWDOWN
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Harm, Job, Knobs, Plan
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
@@ -180,17 +180,27 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     rows = plan.knobs.effective_batch_size
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
-    yield from _of_a_search(plan.job, job)
+    yield from _of_a_search(plan, job)
 
 
-def _of_a_search(before: Job, now: Job) -> Iterator[str]:
-    """What says how to search, where there is no search: the same as when it was made, or nothing."""
-    if now.fit not in ("all", before.fit):
-        yield f"fit is {now.fit}, and {before.fit} when it was made"
-    if more := sorted(now.forbid - before.forbid):
-        yield f"forbid has {', '.join(more)}, and had not when it was made"
-    if now.max_slowdown not in (MAX_SLOWDOWN, before.max_slowdown):
-        yield f"max_slowdown is {now.max_slowdown:g}, and {before.max_slowdown:g} when it was made"
+def _of_a_search(plan: Plan, job: Job) -> Iterator[str]:
+    """What says how to search, as far as the settings that were found do not meet it. How much slower than others they
+    may be was the search's to ask: there are no others here.
+
+    Raises:
+        UsageError: ``forbid`` names no lever.
+    """
+    given_up = max((lever.harm for lever in plan.levers), default=Harm.NONE)
+    if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
+        yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
+    newly = sorted(check_forbid(job.forbid) - plan.job.forbid)
+    if pulled := [name for name in newly if _is_pulled(LEVERS[name], plan)]:
+        yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
+
+
+def _is_pulled(row: LadderRow, plan: Plan) -> bool:
+    """A lever let go does less harm than its row (``planner.changes``), and may be forbidden."""
+    return any(lever.name == lever_name(row) and lever.harm >= row.harm for lever in plan.levers)
 
 
 # -- what has changed ----------------------------------------------------------------------------------------------

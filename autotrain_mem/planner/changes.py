@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planner.ladder import BATCHES, EXPANDABLE, LADDER, LEVERS, OFFLOADING, LadderRow
+from autotrain_mem.planner.ladder import BATCHES, EXPANDABLE, LADDER, LEVERS, MICRO_BATCH, OFFLOADING, LadderRow, lever_name
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
@@ -14,8 +14,6 @@ from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever
 from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
-
-MICRO_BATCH = "micro_batch"
 
 _WITHOUT = {
     "bf16_weights": "without rounding it needs",
@@ -44,7 +42,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs)]
     return tuple(
         Lever(
-            name=row.name if row.name == MICRO_BATCH else row.knobs[0],
+            name=lever_name(row),
             before=_value(row, space.base),
             after=_value(row, knobs),
             harm=_harm(row, space.base, knobs),

@@ -172,12 +172,18 @@ LEVERS = {row.name: row for row in LADDER}
 FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
 """The last harm level that each ``--fit`` allows."""
 
-BATCHES = ("eval_batch", "micro_batch", "rollout_batch")
+MICRO_BATCH = "micro_batch"
+BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
 """Levers that move over a range. They and checkpointing are free at every level."""
 FREE = (*BATCHES, "gradient_checkpointing")
 OFFLOADING = ("activation_offloading", "optimizer_offload")
 ROUNDING = ("bf16_weights", "8bit_optimizer")
 TRAINED = ("lora", "8bit_base", "4bit_base")
+
+
+def lever_name(row: LadderRow) -> str:
+    """As a plan calls it: by its knob, and by itself where it moves several (``micro_batch``)."""
+    return row.name if row.name == MICRO_BATCH else row.knobs[0]
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:

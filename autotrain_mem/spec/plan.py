@@ -203,11 +203,12 @@ class Plan:
         """The plan of a file, or of the ``plan.json`` in an output folder.
 
         Raises:
-            PlanFileError: it is not there, was cut short or changed, or was made by another version of this schema.
+            PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
+                version of this schema.
         """
         from autotrain_mem.spec.plan_file import load_plan  # which reads plans, and so imports this module
 
-        return load_plan(Path(path))
+        return load_plan(path)
 
     def save(self, path: str | Path) -> None:
         """Write it, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
@@ -218,7 +219,7 @@ class Plan:
         """
         from autotrain_mem.spec.plan_file import save_plan
 
-        save_plan(Path(path), self)
+        save_plan(path, self)
 
     def to_json(self) -> dict[str, Any]:
         time = self.estimate.time.to_json()

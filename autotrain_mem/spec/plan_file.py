@@ -20,11 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import PlanFileError
-from autotrain_mem.files import refusal, write_json
+from autotrain_mem.files import read_start, refusal, write_json
 from autotrain_mem.spec.data_summary import PERCENTILES
 from autotrain_mem.spec.plan import PLAN_NAME, PLAN_SCHEMA, Plan
+from autotrain_mem.units import MIB, format_bytes
 
 STDIN = "-"
+
+LARGEST_BYTES = 64 * MIB
+"""Of what is read as a plan. The largest seen, of a search with hundreds of attempts, are below 1 MiB."""
 
 _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
@@ -40,25 +44,31 @@ PYTHON = "Plan.save a path"
 """What a script says to have the plan elsewhere."""
 
 
-def save_plan(path: Path, plan: Plan, *, place: str = PYTHON) -> None:
+def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
     """Write a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
 
     Args:
         place: What the user would say to have it elsewhere, for the hint.
 
+    Returns:
+        The file that was written.
+
     Raises:
         PlanFileError, OutputFolderError: see :func:`check_place`; nothing that was there is lost.
     """
     check_place(path, place)
-    write_json(_file(path), plan.to_json(), place=place)
+    file = _file(path)
+    write_json(file, plan.to_json(), place=place)
+    return file
 
 
-def check_place(path: Path, place: str = PYTHON) -> None:
+def check_place(path: str | Path, place: str = PYTHON) -> None:
     """What :func:`save_plan` would refuse, as far as it can be told before there is a plan.
 
     Raises:
-        PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind.
-        OutputFolderError: its folder is not there, or may not be written.
+        PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind. Or
+            the path is empty.
+        OutputFolderError: its folder is not there, or may not be written; a device or a pipe is there.
     """
     file = _file(path)
     try:
@@ -74,13 +84,19 @@ def check_place(path: Path, place: str = PYTHON) -> None:
         raise PlanFileError(message, hint=f"Move it away, or give {place} elsewhere.")
 
 
-def _file(path: Path) -> Path:
-    return path / PLAN_NAME if path.is_dir() else path
+def _file(path: str | Path) -> Path:
+    """The one meant. An empty text, such as a variable of the shell that is not set, is no folder, though pathlib takes
+    it for the current one."""
+    if not str(path).strip():
+        raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
+    return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Whether it is a plan, of whichever version, or empty."""
-    text = file.read_bytes()
+    """Whether it is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
+    text = read_start(file, LARGEST_BYTES + 1)
+    if len(text) > LARGEST_BYTES:
+        return False
     try:
         values = json.loads(text) if text.strip() else {"schema": PLAN_SCHEMA}
     except (ValueError, RecursionError):
@@ -88,30 +104,30 @@ def _may_be_replaced(file: Path) -> bool:
     return isinstance(values, dict) and str(values.get("schema")).startswith(_FAMILY)
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """The plan of a file, or of the one in an output folder. Raises PlanFileError."""
     file = _file(path)
     try:
-        return read_plan(file.read_text(encoding="utf-8"), str(file))
+        content = read_start(file, LARGEST_BYTES + 1)
     except FileNotFoundError as error:
-        missing = f"The folder {path} holds no {PLAN_NAME}" if path.is_dir() else f"There is no plan at {path}"
+        missing = f"The folder {path} holds no {PLAN_NAME}" if os.path.isdir(path) else f"There is no plan at {path}"
         raise PlanFileError(f"{missing}.", hint=_MAKES_ONE) from error
-    except UnicodeDecodeError as error:
-        raise PlanFileError(f"{file} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
     except OSError as error:
         raise PlanFileError(f"Cannot read {file}: {error.strerror}.", hint=_MAKES_ONE) from error
+    return read_plan(content, str(file))
 
 
-def read_plan(text: str, name: str) -> Plan:
-    """The plan that a text holds.
+def read_plan(content: bytes, name: str) -> Plan:
+    """The plan that a text in UTF-8 holds.
 
     Args:
+        content: At least :data:`LARGEST_BYTES` + 1 bytes of it, or all.
         name: Of the file, for the reader of an error.
 
     Raises:
         PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
     """
-    values = _plan_values(_json(text, name), name)
+    values = _plan_values(_json(_text(content, name), name), name)
     try:
         plan = Plan.from_json(values)
         wrong = _wrong_types(plan, Plan, "") or _differing(values, json.loads(json.dumps(plan.to_json())), "")
@@ -120,6 +136,16 @@ def read_plan(text: str, name: str) -> Plan:
     if wrong or (wrong := _wrong_sums(plan)):
         raise _damaged(name, wrong, values)
     return plan
+
+
+def _text(content: bytes, name: str) -> str:
+    if len(content) > LARGEST_BYTES:
+        message = f"{name} is no plan: it is larger than {format_bytes(LARGEST_BYTES)}."
+        raise PlanFileError(message, hint=_MAKES_ONE)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanFileError(f"{name} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
 
 
 def _json(text: str, name: str) -> Any:
