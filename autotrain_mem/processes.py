@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 LOG_TAIL_CHARACTERS = 2000
@@ -185,9 +185,17 @@ class Channel:
 
     Args:
         ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
+        heard: Is given each object as it arrives, whatever the process does meanwhile.
+        closed: Is called when the parent closes its end, before the process ends.
     """
 
-    def __init__(self, *, ignore_interrupt: bool) -> None:
+    def __init__(
+        self,
+        *,
+        ignore_interrupt: bool,
+        heard: Callable[[Mapping[str, Any]], None] = lambda request: None,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
         if ignore_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -196,7 +204,9 @@ class Channel:
         self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._heard, self._closed = heard, closed
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def receive(self) -> dict[str, Any]:
         """The parent's next object. The process ends, here or anywhere, when the parent closes its end."""
@@ -204,12 +214,20 @@ class Channel:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Answer with one object."""
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
+        try:
+            self._out.write(json.dumps(message) + "\n")
+            self._out.flush()
+        except BrokenPipeError:
+            self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader ends the process, and tidies up before
+            raise
 
     def _read(self) -> None:
         for line in self._in:
-            self._requests.put(json.loads(line))
+            request = json.loads(line)
+            self._heard(request)
+            self._requests.put(request)
+        with contextlib.suppress(Exception):  # whatever it is, nobody is left to be told
+            self._closed()
         if _HAS_GROUPS and os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
         os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run

@@ -65,7 +65,7 @@ LAYERS = {
     "spec": part(1, f"{FOUNDATION} files"),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
+    "rehearsal": part(3, f"{NOUNS} files host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
     "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
     "machine": part(4, f"{NOUNS} host store versions processes allocator", "pynvml platformdirs torch bitsandbytes"),

@@ -412,22 +412,32 @@ def names_in(folder: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_worker_ends_when_its_parent_is_killed() -> None:
+def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(tmp_path: pathlib.Path) -> None:
     """Here while it imports for seconds; above a child that waits, and one that does something else."""
     code = """
-        import time
+        import pathlib, tempfile, time
         from autotrain_mem.rehearsal.client import Worker
         worker = Worker()
+        call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
+        call.write_text("rows")
+        worker._child.send({"operation": "describe", "job": {"handed": {"path": str(call)}}})
         print(worker.pid, flush=True)
         time.sleep(600)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert parent.stdout is not None
     worker_pid = int(parent.stdout.readline())
     try:
+        assert len(names_in(tmp_path)) == 2, "the worker's folder and the script's, or this test tests nothing"
         parent.kill()
         parent.wait()
         assert ends(worker_pid)
+        assert names_in(tmp_path) == []
     finally:
         parent.stdout.close()
         with contextlib.suppress(ProcessLookupError):

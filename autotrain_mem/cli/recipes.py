@@ -25,7 +25,7 @@ files lie, too. With a NAME, the text of that recipe: a file for --config.
 
 
 def list_recipes(argv: Sequence[str]) -> int:
-    """``autofit recipes``, or the text of one. Raises UsageError for an unknown name, or a flag that it does not take."""
+    """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(HELP)
         return 0
@@ -33,7 +33,7 @@ def list_recipes(argv: Sequence[str]) -> int:
     wrong = [token for token in argv if token not in (*names[:1], "--json", "--debug")]
     if wrong or (names and "--json" in argv):
         raise UsageError(
-            f"autofit recipes {' '.join(names[:1])} takes no {[*wrong, '--json'][0]}.".replace("  ", " "),
+            f"autofit recipes{' NAME' * bool(names)} takes no {[*wrong, '--json'][0]}.",
             hint="autofit recipes [--json] lists them, autofit recipes NAME prints one; autofit METHOD --recipe NAME "
             "plans and trains with it.",
         )

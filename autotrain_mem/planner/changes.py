@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planner.ladder import BATCHES, EXPANDABLE, LADDER, LEVERS, MICRO_BATCH, OFFLOADING, LadderRow, lever_name
+from autotrain_mem.planner.ladder import (
+    BATCHES,
+    EXPANDABLE,
+    LADDER,
+    LEVERS,
+    MICRO_BATCH,
+    OFFLOADING,
+    LadderRow,
+    lever_name,
+)
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding

@@ -11,6 +11,7 @@ from typing import Any
 from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.rehearsal.leftovers import PREFIX, SCRATCH
 from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace
 from autotrain_mem.spec.model import LayerPattern, ModelFacts
 from autotrain_mem.spec.preflight import Preflight
@@ -38,8 +39,8 @@ class Worker:
 
     def __init__(self, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
         self._time_limit_seconds = time_limit_seconds
-        # Ours, not the worker's: a process that is killed tidies nothing up.
-        self._scratch = tempfile.TemporaryDirectory(prefix="autofit-", ignore_cleanup_errors=True)
+        # Ours, not the worker's: a process that is killed tidies nothing up. If it is ours, the worker does.
+        self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._over = False
         self._child = self._start()
@@ -204,7 +205,8 @@ class Worker:
         return Trace.from_json(answer["trace"])
 
     def _start(self) -> Child:
-        environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name}
+        # Twice: where the worker writes, and what it removes when this process ends without doing so.
+        environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
         return Child("autotrain_mem.rehearsal.worker", environment, has_children=True)  # those that count tokens
 
     def _living(self) -> Child:
@@ -239,13 +241,15 @@ class Worker:
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Where it happened; what TRL itself raised is raised by its own name, where that is one of Python's."""
+    """Where it happened; what TRL, PEFT or the user's own code raised is of Python's nearest class."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
     kind = getattr(builtins, raised.get("kind", ""), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return where
     cause: Exception = kind(raised["text"])
     cause.__cause__ = where
+    if raised.get("note"):
+        cause.add_note(raised["note"])
     return cause
 
 

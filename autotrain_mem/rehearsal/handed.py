@@ -14,7 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.errors import RehearsalError
+from autotrain_mem.errors import RehearsalError, UsageError
+from autotrain_mem.files import refusal
 from autotrain_mem.rehearsal import skeleton
 from autotrain_mem.rehearsal.configs import Configs
 from autotrain_mem.spec import Job
@@ -60,10 +61,32 @@ class Call:
 
 
 def write(call: Call, folder: pathlib.Path) -> str:
-    """Write a call without the bytes of its tensors; returns the file's path."""
-    path = folder / _FILE
-    path.write_bytes(skeleton.pack(call))
+    """Write a call without the bytes of its tensors; returns the file's path.
+
+    Raises:
+        UsageError: it has no tokenizer, or holds something that cannot leave its process.
+        OutputFolderError: it cannot be written there.
+    """
+    _check_tokenizer(call)
+    path, content = folder / _FILE, skeleton.pack(call)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise refusal(path, error, "the environment variable TMPDIR a folder") from error
     return str(path)
+
+
+def _check_tokenizer(call: Call) -> None:
+    """A model object without a name is one whose tokenizer TRL cannot find (``trl/trainer/sft_trainer.py: __init__``,
+    where the processing class is None), and it says so of an empty repository."""
+    if isinstance(call.model, str) or call.keywords.get("processing_class") is not None:
+        return
+    if not getattr(getattr(call.model, "config", None), "_name_or_path", ""):
+        kind = type(call.model).__name__
+        raise UsageError(
+            f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
+            hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
+        )
 
 
 def read(job: Job) -> Call:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pathlib
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from autotrain_mem.errors import AutofitError, RehearsalError
+from autotrain_mem.errors import AutofitError
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal.counting import Hear
+from autotrain_mem.rehearsal.leftovers import Leftovers
+from autotrain_mem.rehearsal.raised import failure, passed_on
 from autotrain_mem.spec import Job, Knobs
 
 
@@ -184,25 +185,13 @@ def answer(request: dict[str, Any], hear: Hear = lambda counting: None) -> dict[
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
-        failure = _failure(request["operation"], error).to_json()
-        return {**failure, "raised": _raised(error), "traceback": traceback.format_exc()}
+        refused = failure(STEPS[request["operation"]], error, from_python=_from_python(request)).to_json()
+        return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
 
 
-def _failure(operation: str, error: Exception) -> RehearsalError:
-    reason = " ".join(str(error).split())
-    message = f"{STEPS[operation]} failed in the installed libraries: {type(error).__name__}: {reason}"
-    if isinstance(error, ImportError):
-        return RehearsalError(message, hint="Install what it names, or leave away the flag that asks for it.")
-    return RehearsalError(message, hint="Change the flag that it names, if it names one. --debug shows the traceback.")
-
-
-def _raised(error: Exception) -> dict[str, str] | None:
-    """What TRL itself refused, in its own words, for callers who speak to TRL as well."""
-    import trl
-
-    frames = traceback.extract_tb(error.__traceback__)
-    is_trls = bool(frames) and pathlib.Path(frames[-1].filename).is_relative_to(pathlib.Path(trl.__file__).parent)
-    return {"kind": type(error).__name__, "text": str(error)} if is_trls else None
+def _from_python(request: Mapping[str, Any]) -> bool:
+    """Whether a script's trainer asks."""
+    return request.get("job", {}).get("handed") is not None
 
 
 def import_ahead() -> None:
@@ -234,7 +223,8 @@ def leave_group() -> None:
 
 def main() -> None:
     """Serve until the parent goes away."""
-    channel = Channel(ignore_interrupt=True)
+    leftovers = Leftovers()
+    channel = Channel(ignore_interrupt=True, heard=leftovers.note, closed=leftovers.remove)
     leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines

@@ -40,6 +40,11 @@ CASES = {
     "out_for_all_cards": (2, "plan sft --model tiny --gpu rtx3060,l4 --out cards.json"),
     "out_of_an_estimate": (2, "estimate sft --model tiny --gpu rtx3060 --out plan.json"),
     "out_is_no_plan": (42, "plan sft --model tiny --gpu rtx3060 --out data.jsonl"),
+    "out_is_a_device": (62, "plan sft --model tiny --gpu rtx3060 --out /dev/null"),
+    "out_is_empty": (42, "plan sft --model tiny --gpu rtx3060 --out="),
+    "out_is_stdout": (2, "plan sft --model tiny --gpu rtx3060 --out -"),
+    "plan_is_a_device": (42, "explain /dev/zero"),
+    "plan_is_stdin": (2, "sft --plan -"),
     "out_folder_missing": (62, "plan sft --model tiny --gpu rtx3060 --out nowhere/plan.json"),
 }
 

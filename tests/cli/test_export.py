@@ -37,6 +37,7 @@ def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofi
     [
         (("ppo", "--export", "axolotl"), "Axolotl has no PPO."),
         (("sft", "--export", "trl", "--json"), "--export trl and --json exclude each other"),
+        (("sft", "--export", "trl", "--dry_run"), "--export trl and --dry_run exclude each other"),
         (("sft", "--dry_run", "--gpu", "all"), "--dry_run writes one plan, and --gpu all asks for many."),
         (("sft", "--export", "torchtune"), "takes trl, accelerate, axolotl, llamafactory"),
     ],

@@ -77,6 +77,15 @@ def test_our_keys_may_also_stand_at_the_top_level(tmp_path: Path) -> None:
     assert (own.model, own.gpu, own.simulate, own.debug) == ("tiny", "300MiB", True, False)
 
 
+@pytest.mark.parametrize(("key", "meant"), [("autofitt", "autofit"), ("auto-fit", "autofit"), ("envs", "env")])
+def test_a_block_that_is_mistyped_is_told_which_was_meant(key: str, meant: str, tmp_path: Path) -> None:
+    path = tmp_path / "mistyped.yaml"
+    path.write_text(f"model: tiny\n{key}:\n  gpu: 300MiB\n")
+    with pytest.raises(UsageError, match=f"Unknown key: {key.replace('-', '_')}") as raised:
+        flags.read("autofit sft", ["--config", str(path)])
+    assert raised.value.hint.endswith(f": did you mean {meant}?")
+
+
 def test_a_flag_wins_over_the_recipe(recipe: Path, worker: Worker) -> None:
     argv = ["--config", str(recipe), "--gpu", "t4", "--per_device_train_batch_size", "2", "--use_peft", "false"]
     assert flags.read("autofit sft", argv).gpu == "t4"

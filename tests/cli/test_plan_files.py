@@ -13,7 +13,7 @@ from command_line import Autofit, Ran
 from jsonschema import Draft202012Validator
 
 from autotrain_mem.cli import flags
-from autotrain_mem.cli.plan_files import command
+from autotrain_mem.cli.plan_files import command, write
 from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.spec import Job, Plan
 
@@ -39,6 +39,14 @@ def plan(autofit: Autofit, _plans: dict[str, Path]) -> Path:
         assert json.loads(path.read_text()) == json.loads(ran.out)
         assert f"autofit sft --plan {path} trains with it." in ran.err
     return path
+
+
+def test_a_plan_in_a_folder_is_named_by_its_file(
+    plan: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write(Plan.load(plan), str(tmp_path))
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"Wrote the plan to {tmp_path}/plan.json: autofit sft --plan {tmp_path}/plan.json trains with it."
 
 
 def test_a_plan_that_was_really_made_is_as_the_schema_says(plan: Path) -> None:
@@ -92,7 +100,7 @@ def test_the_same_model_and_the_data_may_be_named_as_trl_names_them(autofit: Aut
     ("flag", "said"),
     [
         ("--per_device_train_batch_size 4", "per_device_train_batch_size is 4, and 2 in the plan"),
-        ("--fit lossless", "fit is lossless, and all when it was made"),
+        ("--effective_batch_size 12", "effective_batch_size is 12, and 2 in the plan"),
     ],
 )
 def test_what_contradicts_it_is_refused_with_a_command_that_plans_again(

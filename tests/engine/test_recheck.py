@@ -219,9 +219,10 @@ CONTRADICTIONS: dict[str, tuple[Job, str]] = {
     "lora": (asking(use_peft=True), "use_peft is True, and False in the plan"),
     "wish": (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
     "effective": (replace(JOB, effective_batch_size=12), "effective_batch_size is 12, and 8 in the plan"),
-    "fit": (replace(JOB, fit="lossless"), "fit is lossless, and all when it was made"),
-    "forbid": (replace(JOB, forbid=frozenset({"lora"})), "forbid has lora, and had not when it was made"),
-    "slowdown": (replace(JOB, max_slowdown=2.0), "max_slowdown is 2, and 4 when it was made"),
+    "forbid": (
+        replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})),
+        "forbid has optimizer_offload, and the plan needs it",
+    ),
 }
 
 
@@ -235,6 +236,30 @@ def test_what_contradicts_the_plan_is_refused_with_both_ways_out(name: str) -> N
     assert said in raised.value.message, (raised.value.message, plan.knobs)
     assert raised.value.hint == "Leave that away to train with the plan, or plan again: autofit plan ..."
     assert not worker.asked
+
+
+def test_what_the_plan_meets_anyhow_may_be_asked_of_it() -> None:
+    plan = made()
+    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
+    stricter = replace(JOB, fit="lossless", forbid=frozenset({"lora", "gradient_checkpointing"}), max_slowdown=2.0)
+    assert reason(plan, stricter) == ""
+    assert followed(plan, stricter).job == stricter
+    offloading = made(card=SMALL)
+    assert offloading.level == "lossless, offloading"
+    assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
+
+
+def test_how_far_to_go_is_compared_with_how_far_the_plan_went() -> None:
+    card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
+    plan = made(card=card)
+    assert reason(plan, replace(JOB, fit="rounding"), card) == ""
+    with pytest.raises(UsageError, match="fit is lossless, and the plan is of the level rounding"):
+        followed(plan, replace(JOB, fit="lossless"), card)
+
+
+def test_a_lever_that_there_is_not_is_told_beside_a_plan_too() -> None:
+    with pytest.raises(UsageError, match="knows no lever named lara"):
+        followed(made(), replace(JOB, forbid=frozenset({"lara"})))
 
 
 def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:

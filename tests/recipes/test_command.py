@@ -73,9 +73,23 @@ def test_the_list_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(pathlib.Path(each["path"]).is_file() for each in told["recipes"])
 
 
-def test_the_list_takes_no_method(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["recipes", "sft"]) == 2
-    assert "autofit recipes takes no sft." in capsys.readouterr().err
+def test_a_recipe_that_is_named_is_printed_as_the_file_that_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["recipes", NAME]) == 0
+    assert capsys.readouterr().out == recipe(NAME).path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sft", "No recipe is called 'sft'."),
+        ("--gpu", "autofit recipes takes no --gpu."),
+        (f"{NAME} more", "autofit recipes NAME takes no more."),
+        (f"{NAME} --json", "autofit recipes NAME takes no --json."),
+    ],
+)
+def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["recipes", *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_file_without_a_header_is_no_recipe(tmp_path: pathlib.Path) -> None:

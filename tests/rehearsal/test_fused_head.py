@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -135,3 +136,10 @@ def test_an_older_trl_is_left_alone() -> None:
     before = {name: id(value) for name, value in vars(utils).items()}
     with fused_head_stand_ins():
         assert {name: id(value) for name, value in vars(utils).items()} == before
+
+
+def test_without_the_head_nothing_is_rehearsed_while_its_absence_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl.kernels", None)
+    with pytest.raises(ValueError, match="the user's") as raised, fused_head_stand_ins():
+        raise ValueError("the user's")
+    assert raised.value.__context__ is None

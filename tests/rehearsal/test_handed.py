@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import pathlib
 import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tiny import tiny_config
 
-from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.errors import DatasetFormatError, OutputFolderError, UsageError
 from autotrain_mem.rehearsal import fingerprint, handed
 from autotrain_mem.rehearsal.fewer_layers import pattern_of
 from autotrain_mem.rehearsal.handed import Call
@@ -205,3 +207,27 @@ def test_flags_may_ask_for_some_layers_too(model_folder: Folder) -> None:
     asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
     assert pattern_of(Job(method="sft", model="a model", dataset=None), config) is not None
     assert pattern_of(Job(method="sft", model="a model", dataset=None, arguments=asked), config) is None
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+def call_with(**keywords: Any) -> Call:
+    return Call(trainer=object, args=(), kwargs={}, keywords=keywords)
+
+
+def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch.object(pathlib.Path, "write_bytes", side_effect=full), pytest.raises(OutputFolderError) as raised:
+        handed.write(call_with(model="a name"), tmp_path)
+    assert f"{tmp_path}/call: the disk is full" in raised.value.message
+    assert "TMPDIR a folder on another disk" in raised.value.hint
+
+
+def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    model = smallest_model()
+    model.config._name_or_path = ""
+    with pytest.raises(UsageError, match="processing_class is not given"):
+        handed.write(call_with(model=model), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert handed.write(call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.spec.plan_file import read_plan
+from autotrain_mem.units import GIB
 
 PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]
 WRITTEN = json.loads(json.dumps(PLAN.to_json()))
 
 
 def read(values: Any) -> Plan:
-    return read_plan(json.dumps(values), "plan.json")
+    return read_plan(json.dumps(values).encode(), "plan.json")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
@@ -51,7 +53,7 @@ def test_another_version_is_named_with_the_command_that_plans_again() -> None:
 def test_a_file_that_was_cut_short_says_so(share: float) -> None:
     text = json.dumps(WRITTEN, indent=2)
     with pytest.raises(PlanFileError, match="was cut short: it ends at line"):
-        read_plan(text[: int(len(text) * share)], "plan.json")
+        read_plan(text[: int(len(text) * share)].encode(), "plan.json")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -59,13 +61,13 @@ def test_a_file_with_garbage_within_is_not_called_cut_short(share: float) -> Non
     text = json.dumps(WRITTEN, indent=2)
     comma = text.index(",\n", int(len(text) * share))
     with pytest.raises(PlanFileError, match="is not JSON, at line"):
-        read_plan(text[:comma] + " oops" + text[comma:], "plan.json")
+        read_plan(f"{text[:comma]} oops{text[comma:]}".encode(), "plan.json")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": ' + "9" * 5000 + "}", "NaN", "null", '"plan"', "7"])
 def test_what_json_allows_and_no_plan_is_gets_a_message(text: str) -> None:
     with pytest.raises(PlanFileError, match=r"plan\.json"):
-        read_plan(text, "plan.json")
+        read_plan(text.encode(), "plan.json")
 
 
 def test_a_figure_changed_by_hand_is_named_with_what_it_should_be() -> None:
@@ -166,6 +168,46 @@ def test_what_is_no_plan_is_not_written_over(before: str, tmp_path: Path) -> Non
     with pytest.raises(PlanFileError, match=r"notes\.json is there and is no plan, so it is not written over"):
         PLAN.save(path)
     assert path.read_text() == before
+
+
+@pytest.fixture(params=["pipe", "device"])
+def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What a reader would wait for, or never see the end of."""
+    path = tmp_path / "endless.json"
+    if request.param == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+def test_a_device_or_a_pipe_is_neither_read_nor_replaced(endless: Path) -> None:
+    with pytest.raises(PlanFileError, match=r"Cannot read .*endless\.json: it is a device, a pipe or a socket"):
+        Plan.load(endless)
+    with pytest.raises(OutputFolderError, match=r"Cannot write .*endless\.json: it is a device, a pipe or a socket"):
+        PLAN.save(endless)
+    assert endless.exists()
+    assert not endless.is_file()
+
+
+def test_a_file_too_large_for_a_plan_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    with open(path, "wb") as file:
+        file.truncate(20 * GIB)  # takes no room on the disk
+    with pytest.raises(PlanFileError, match=r"huge\.json is no plan: it is larger than 64\.0 MiB"):
+        Plan.load(path)
+    with pytest.raises(PlanFileError, match="is no plan, so it is not written over"):
+        PLAN.save(path)
+
+
+def test_an_empty_path_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for of_path in (PLAN.save, Plan.load):
+        with pytest.raises(PlanFileError, match="The path of the plan is empty"):
+            of_path("")
+    assert not list(tmp_path.iterdir())
+    PLAN.save(".")
+    assert Plan.load("plan.json") == PLAN
 
 
 def test_a_plan_for_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

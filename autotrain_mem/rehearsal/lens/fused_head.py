@@ -25,9 +25,8 @@ from autotrain_mem.rehearsal.work import note
 @contextmanager
 def fused_head_stand_ins() -> Iterator[None]:
     """Inside, the fused head of the installed TRL allocates what its Triton path does; real tensors get true values."""
-    try:
-        from trl.kernels import chunked_logprob as head
-    except ImportError:
+    head = _fused_head()
+    if head is None:
         yield
         return
     from trl.trainer import utils
@@ -40,6 +39,16 @@ def fused_head_stand_ins() -> Iterator[None]:
         stack.enter_context(patch.object(head, "_addmm_fp32", _add_product))
         stack.enter_context(patch.object(head, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True))
         yield
+
+
+def _fused_head() -> Any:
+    """TRL's module; None where it has none. Apart, so that nothing is rehearsed while its ImportError is handled: all
+    that is raised then would have it as its context."""
+    try:
+        from trl.kernels import chunked_logprob
+    except ImportError:
+        return None
+    return chunked_logprob
 
 
 class _Kernel:

@@ -1,0 +1,40 @@
+"""What a killed parent leaves behind is removed, and nothing else."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from autotrain_mem.rehearsal.leftovers import SCRATCH, Leftovers
+
+
+def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
+    path.mkdir()
+    (path / "call").write_text("rows", encoding="utf-8")
+    return path
+
+
+def test_a_worker_removes_its_own_folder_and_those_of_scripts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, handed, kept = (folder_with_a_file(tmp_path / name) for name in ("autofit-own", "autofit-handed", "data"))
+    monkeypatch.setenv(SCRATCH, str(own))
+    first, second = Leftovers(), Leftovers()
+    for leftovers in (first, second):  # two workers of one parent
+        leftovers.note({"operation": "parse"})
+        leftovers.note({"operation": "describe", "job": {"handed": None}})
+        leftovers.note({"operation": "describe", "job": {"handed": {"path": str(handed / "call")}}})
+        leftovers.note({"operation": "describe", "job": {"handed": {"path": str(kept / "call")}}})
+    first.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_worker_that_was_given_no_folder_removes_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SCRATCH, raising=False)
+    monkeypatch.setenv("TMPDIR", str(folder_with_a_file(tmp_path / "autofit-everyones")))
+    Leftovers().remove()
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,146 @@
+"""What was raised in a rehearsal is told with whose it is, and reaches a script as Python's own class."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pathlib
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotrain_mem.rehearsal.client import _cause
+from autotrain_mem.rehearsal.raised import failure, library_of, passed_on
+
+STEP = "Rehearsing the trainer"
+
+
+class Broken:
+    """A trainer of the user's own, in their own file: this one."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        act()
+
+
+def raised_by(act: Callable[[], Any]) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # any kind, and which is asked afterwards
+        Broken(act)
+    assert isinstance(caught.value, Exception)
+    return caught.value
+
+
+def at(function: Callable[..., Any], offset: int) -> str:
+    line = inspect.getsourcelines(function)[1] + offset
+    return f"{function.__qualname__} ({pathlib.Path(__file__).name}:{line})"
+
+
+def own_bug() -> None:
+    raise ValueError("my own bug")
+
+
+def in_a_library() -> None:
+    torch.nn.Linear(2, 2)(torch.zeros(3))
+
+
+def reads_a_value() -> None:
+    with FakeTensorMode():
+        torch.ones(1).item()
+
+
+def test_a_script_reads_which_line_of_its_own_raised() -> None:
+    told = failure(STEP, raised_by(own_bug), from_python=True)
+    assert told.message == "Rehearsing the trainer failed: ValueError: my own bug"
+    assert told.hint == f"It was raised in {at(own_bug, 1)}, while it was rehearsed."
+
+
+def test_a_script_reads_which_line_of_its_own_called_the_library_that_raised() -> None:
+    told = failure(STEP, raised_by(in_a_library), from_python=True)
+    assert told.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, while it was rehearsed."
+
+
+def test_a_script_that_reads_a_tensors_value_is_told_where_and_what_to_do() -> None:
+    error = raised_by(reads_a_value)
+    told = failure(STEP, error, from_python=True)
+    assert told.hint.startswith(f"{at(reads_a_value, 2)} reads the value of a tensor, and in a rehearsal")
+    assert passed_on(error) is None, "a script would read no more than torch's own words"
+
+
+def test_a_command_reads_of_flags() -> None:
+    told = failure(STEP, raised_by(own_bug), from_python=False)
+    assert "in the installed libraries: ValueError" in told.message
+    assert "--debug" in told.hint
+
+
+def test_an_error_of_the_libraries_alone_is_told_to_a_script_without_flags() -> None:
+    told = failure(STEP, ValueError("never raised anywhere"), from_python=True)
+    assert "in the installed libraries" in told.message
+    assert "--" not in told.hint
+    assert "argument" in told.hint
+
+
+# -- passed on -----------------------------------------------------------------------------------------------------
+
+
+class Unmatched(ValueError):
+    """As PEFT's NoMatchingPeftModuleError."""
+
+
+def of_kind(error: Exception) -> Callable[[], Any]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("a"), ValueError),
+        (Unmatched("no module matches"), ValueError),
+        (KeyError("a column"), KeyError),
+        (KeyError(5), KeyError),
+        (FileNotFoundError(2, "No such file", "x"), FileNotFoundError),
+        (UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"), UnicodeError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else repr(value),
+)
+def test_what_is_passed_on_prints_the_same_and_is_caught_by_the_same_words(error: Exception, kind: type) -> None:
+    told = json.loads(json.dumps({"raised": passed_on(raised_by(of_kind(error))), "traceback": "where"}))
+    again = _cause(told)
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, while it was rehearsed."]
+
+
+def test_what_other_libraries_raised_is_not_passed_on() -> None:
+    assert passed_on(raised_by(in_a_library)) is None
+
+
+def test_what_peft_refuses_is_passed_on() -> None:
+    from peft import LoraConfig
+
+    told = passed_on(raised_by(lambda: LoraConfig(layers_to_transform=[1], target_modules="a.*", use_dora=True)))
+    assert told is not None
+    assert told["kind"] == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        (__file__, ""),
+        ("<stdin>", ""),
+        ("<ipython-input-3-abc>", ""),
+        ("<string>", "Python"),
+        (f"{sysconfig.get_path('stdlib')}/json/decoder.py", "Python"),
+        (torch.__file__, "torch"),
+        ("/usr/lib/python3/dist-packages/six.py", "six"),
+        (inspect.getfile(failure), "autotrain_mem"),
+        ("/home/me/trl/mine.py", ""),
+    ],
+)
+def test_whose_a_file_of_code_is(file: str, library: str) -> None:
+    assert library_of(file) == library
