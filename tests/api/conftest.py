@@ -37,7 +37,7 @@ def shared_workers(place: Path) -> Iterator[SharedWorkers]:
         patch.chdir(place)
         shared = SharedWorkers(1)
     yield shared
-    api.Workers.__exit__(shared)
+    super(SharedWorkers, shared).__exit__()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def workers(files: Path) -> Iterator[SharedWorkers]:
         patch.chdir(files)
         shared = SharedWorkers(1)
     yield shared
-    api.Workers.__exit__(shared)
+    super(SharedWorkers, shared).__exit__()
 
 
 @pytest.fixture(scope="session")

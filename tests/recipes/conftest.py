@@ -43,17 +43,18 @@ def workers(place: pathlib.Path) -> Iterator[SharedWorkers]:
     """Started in ``place``, where relative paths lead; one, since the suite runs in two processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setenv("AUTOFIT_CACHE", "")
-        patch.setattr(choose, "detect", lambda: ())
         shared = SharedWorkers(1)
-        patch.setattr(api, "Workers", lambda count=None: shared)
-        yield shared
-    api.Workers.__exit__(shared)
+    yield shared
+    super(SharedWorkers, shared).__exit__()
 
 
-@pytest.fixture(scope="session")
-def printed(workers: SharedWorkers) -> Callable[..., str]:
+@pytest.fixture
+def printed(workers: SharedWorkers, place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """``printed(commands.plan, "sft", ["--recipe", ...])``: what the command wrote on stdout."""
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(choose, "detect", lambda: ())
+    monkeypatch.setattr(api, "Workers", lambda count=None: workers)
 
     def run(command: Callable[..., int], *words: object) -> str:
         said = io.StringIO()

@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def test_the_long_reward_recipes_differ_by_their_length_alone() -> None:
-    """So what trains one, its length overridden, trains all: ``test_training`` trains the shortest."""
+    """So what trains one, its length overridden, trains all: ``test_recipe_training`` trains the shortest."""
     long = {recipe.name.rpartition("-")[2]: settings(recipe) for recipe in recipes() if recipe.method == "reward"}
     assert {name: said.pop("max_length") for name, said in long.items()} == {"8k": 8192, "16k": 16384, "32k": 32768}
     assert {name: said.pop("output_dir") for name, said in long.items()}

@@ -12,7 +12,7 @@ from autotrain_mem.cookbook import Recipe, recipes
 pytestmark = pytest.mark.slow
 
 ALIKE = ("reward-gemma3-1b-lora-16k", "reward-gemma3-1b-lora-32k")
-"""They differ from the first by a length that is overridden here: ``test_files`` holds them to that."""
+"""They differ from the first by a length that is overridden here: ``test_recipe_files`` holds them to that."""
 TRAINED = [each for each in recipes() if each.method in ("sft", "reward", "dpo") and each.name not in ALIKE]
 
 
