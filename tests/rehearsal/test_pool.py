@@ -198,7 +198,14 @@ def context_length(job: Job) -> Callable[[Worker], int | None]:
 def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(job: Job, tmp_path: pathlib.Path) -> None:
     answered: list[int | None] = []
 
+    begun = threading.Event()  # a call that fails lets no further one begin
+
+    def answering(worker: Worker) -> None:
+        begun.set()
+        answered.append(context_length(job)(worker))
+
     def dying(worker: Worker) -> int | None:
+        assert begun.wait(60)
         os.kill(worker.pid, signal.SIGKILL)
         return worker.describe(job, (8, 0)).context_length
 
@@ -208,7 +215,7 @@ def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(job: Job, tm
     with Workers(2) as workers:
         before = {worker.pid for worker in workers._all}
         with pytest.raises(WorkerDiedError, match="signal 9"):
-            workers.map([dying, lambda worker: answered.append(context_length(job)(worker))])
+            workers.map([dying, answering])
         assert answered[0]
         with pytest.raises(ModelNotFoundError):  # each error with its kind
             workers.map([context_length(job), missing])
