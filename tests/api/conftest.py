@@ -11,16 +11,10 @@ from tiny import tiny_folder
 from autotrain_mem import api
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
+from tests.shared_workers import SharedWorkers, started_in
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 """A hub id for whoever reads the documentation, and here a folder with a tiny model of that architecture."""
-
-
-class SharedWorkers(api.Workers):
-    """Outlive the ``with`` block of a verb."""
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +27,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_workers(place: Path) -> Iterator[SharedWorkers]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        shared = SharedWorkers(1)
-    yield shared
-    super(SharedWorkers, shared).__exit__()
+    with started_in(place) as shared:
+        yield shared
 
 
 @pytest.fixture

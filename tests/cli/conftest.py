@@ -20,23 +20,13 @@ from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
 from autotrain_mem.rehearsal.client import Worker
-
-
-class SharedWorkers(api.Workers):
-    """Outlive the ``with`` block of a command."""
-
-    def __exit__(self, *_: object) -> None:
-        pass
+from tests.shared_workers import SharedWorkers, started_in
 
 
 @pytest.fixture(scope="session")
 def workers(files: Path) -> Iterator[SharedWorkers]:
-    """Start in the folder of ``files``, as they do for a user who is there; one, since the suite runs in two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(files)
-        shared = SharedWorkers(1)
-    yield shared
-    super(SharedWorkers, shared).__exit__()
+    with started_in(files) as shared:
+        yield shared
 
 
 @pytest.fixture(scope="session")

@@ -78,30 +78,18 @@ def test_sft(workers: Workers, tiny_qwen: Path, tmp_path: Path, adapts: bool) ->
     check_equal(plan, by_the_command(workers, "sft", *argv, *(flagged if adapts else [])))
 
 
-def test_reward(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
-    from trl import RewardConfig
+@pytest.mark.parametrize("method", ["reward", "dpo"])
+def test_reward_and_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
+    import trl
 
-    plan = by_the_class(
-        autotrain_mem.RewardTrainer,
-        model=str(tiny_qwen),
-        args=config(RewardConfig, tmp_path, max_length=64),
-        train_dataset=pairs(),
-    )
+    kind, config_kind = {
+        "reward": (autotrain_mem.RewardTrainer, trl.RewardConfig),
+        "dpo": (autotrain_mem.DPOTrainer, trl.DPOConfig),
+    }[method]
+    args = config(config_kind, tmp_path, max_length=64)
+    plan = by_the_class(kind, model=str(tiny_qwen), args=args, train_dataset=pairs())
     argv = ("--model", str(tiny_qwen), "--dataset", rows_file(pairs(), tmp_path), "--max_length", "64")
-    check_equal(plan, by_the_command(workers, "reward", *argv))
-
-
-def test_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
-    from trl import DPOConfig
-
-    plan = by_the_class(
-        autotrain_mem.DPOTrainer,
-        model=str(tiny_qwen),
-        args=config(DPOConfig, tmp_path, max_length=64),
-        train_dataset=pairs(),
-    )
-    argv = ("--model", str(tiny_qwen), "--dataset", rows_file(pairs(), tmp_path), "--max_length", "64")
-    check_equal(plan, by_the_command(workers, "dpo", *argv))
+    check_equal(plan, by_the_command(workers, method, *argv))
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])

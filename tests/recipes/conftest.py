@@ -12,18 +12,12 @@ import pytest
 
 from autotrain_mem import api
 from autotrain_mem.machine import choose
+from tests.shared_workers import SharedWorkers, started_in
 
 TESTS = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS.parent / "scripts"))  # recipe_plans: scripts are no package
 
 from tiny_runs import Place  # noqa: E402
-
-
-class SharedWorkers(api.Workers):
-    """Outlive the ``with`` block of a command."""
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +34,8 @@ def rows(place: pathlib.Path) -> Place:
 
 @pytest.fixture(scope="session")
 def workers(place: pathlib.Path) -> Iterator[SharedWorkers]:
-    """Started in ``place``, where relative paths lead; one, since the suite runs in two processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        shared = SharedWorkers(1)
-    yield shared
-    super(SharedWorkers, shared).__exit__()
+    with started_in(place) as shared:
+        yield shared
 
 
 @pytest.fixture

@@ -136,12 +136,15 @@ def test_a_device_whose_allocator_is_not_known_is_refused_by_name(device: str) -
         check_model_object(Elsewhere(), gets_adapter=True)
 
 
-def test_a_frozen_model_that_gets_an_adapter_is_not_refused() -> None:
-    check_model_object(tiny().requires_grad_(False), gets_adapter=True)
+def test_a_frozen_model_is_refused_unless_it_gets_an_adapter() -> None:
+    frozen = tiny().requires_grad_(False)
+    check_model_object(frozen, gets_adapter=True)
+    with pytest.raises(UnsupportedModelError):
+        check_model_object(frozen, gets_adapter=False)
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
-def test_a_model_that_bitsandbytes_quantized_is_not_refused(
+def test_a_model_that_bitsandbytes_quantized_is_refused_only_where_it_is_spread(
     bits: str, model_folder: Callable[[str], pathlib.Path]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(
@@ -150,6 +153,9 @@ def test_a_model_that_bitsandbytes_quantized_is_not_refused(
     check_model_object(model, gets_adapter=True)
     model.hf_device_map = {"": 0}
     check_model_object(model, gets_adapter=True)
+    model.hf_device_map = {"model": 0, "lm_head": "cpu"}
+    with pytest.raises(UnsupportedModelError, match="device_map"):
+        check_model_object(model, gets_adapter=True)
 
 
 def test_looking_does_not_change_the_model() -> None:
