@@ -49,6 +49,7 @@ from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.training import launch
 from autotrain_mem.training.environment import environment_setting, process_environment
+from autotrain_mem.training.request import Request
 
 __all__ = [
     "Rehearsals",
@@ -248,15 +249,16 @@ def fit(
     device = _training_device(rehearsals.hardware, simulate=simulate)
     folder = launch.prepare_folder(output_dir(job), resuming=_resumes(job))
     write_run(folder, plan_json=chosen.to_json())
-    arguments = without_wish(job.arguments)
     end = launch.train(
-        {
-            "job": replace(job, arguments=arguments).to_json(),
-            "knobs": chosen.knobs.to_json(),
-            "hardware": device.to_json(),
-            "simulate": simulate,
-            "output_dir": str(folder),
-        },
+        Request(
+            task="train",
+            job=replace(job, arguments=without_wish(job.arguments)),
+            knobs=chosen.knobs,
+            hardware=device,
+            simulate=simulate,
+            output_dir=str(folder),
+            learned=chosen.experience.learned,
+        ),
         process_environment(device, chosen.knobs, job.environment, simulate=simulate),
         folder / launch.LOG_NAME,
         on_event,

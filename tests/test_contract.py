@@ -75,7 +75,7 @@ LAYERS = {
     "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
     "engine": part(5, EVERYTHING_BELOW),
     "api": part(6, f"{EVERYTHING_BELOW} engine"),
-    "train_process": part(5, EVERYTHING_BELOW, "torch"),
+    "run": part(5, EVERYTHING_BELOW, "torch transformers"),
     "cli": part(7, f"__init__ {NOUNS} api cookbook exports report quickstart", "rich yaml"),
     "verbs": part(7, f"{NOUNS} api"),
     "drop_in": part(7, f"{EVERYTHING_BELOW} engine api", "torch accelerate transformers trl datasets rich"),

@@ -33,7 +33,7 @@ from autotrain_mem.units import MIB
 
 HOST_NON_TORCH_BYTES = 768 * MIB
 """What a training process holds in the host's memory beside tensors. 482 MiB are resident (VmRSS) once all is imported
-that ``train_process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487
+that ``run.process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487
 and 2364 MiB that a rehearsal predicts of two SFT steps of 146 M parameters (torch 2.13, transformers 5.23, trl 1.12,
 Linux x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not a
 measurement, for larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype

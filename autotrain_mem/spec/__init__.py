@@ -3,6 +3,7 @@
 from autotrain_mem.spec.data import Counting, DataProfile
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedEstimate
+from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
 from autotrain_mem.spec.knobs import Harm, Knobs, Lever
@@ -20,20 +21,27 @@ __all__ = [
     "DataProfile",
     "DataSummary",
     "Estimate",
+    "Experience",
     "Fit",
     "Footprint",
     "Hardware",
     "Harm",
+    "Incident",
     "Job",
     "Knobs",
+    "Learned",
     "Lever",
     "MemoryEstimate",
+    "OtherProcess",
     "Owner",
     "Phase",
+    "PhasePeak",
     "Plan",
+    "Probe",
     "Proposal",
     "Report",
     "ReservedEstimate",
+    "Restart",
     "StepTime",
     "Trace",
     "Work",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate
+from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 
-PLAN_SCHEMA = "autofit.plan/3"
+PLAN_SCHEMA = "autofit.plan/4"
 """``plan.schema.json`` in this package describes it."""
 PLAN_NAME = "plan.json"
 """Of the plan in an output folder."""
@@ -169,6 +170,8 @@ class Plan:
     objects: str | None = None
     """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
     config, a loss; empty where that could not be told. None for a job in flags."""
+    experience: Experience = field(default_factory=Experience)
+    """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job", as_recorded(self.job))
@@ -250,6 +253,7 @@ class Plan:
             "versions": dict(self.versions),
             "allocator": self.allocator,
             "objects": self.objects,
+            "experience": self.experience.to_json(),
         }
 
     @classmethod
@@ -269,6 +273,7 @@ class Plan:
             data=None if values["data"] is None else DataSummary.from_json(values["data"]),
             proposals=tuple(Proposal(**proposal) for proposal in values["proposals"]),
             warnings=tuple(values["warnings"]),
+            experience=Experience.from_json(values["experience"]),
         )
 
 

@@ -12,8 +12,9 @@ from autotrain_mem import errors
 from autotrain_mem.errors import InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
 from autotrain_mem.processes import Child, ChildDied
 from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.training.request import Request
 
-TRAIN_PROCESS = "autotrain_mem.train_process"
+RUN_PROCESS = "autotrain_mem.run.process"
 LOG_NAME = "train.log"
 
 LAST_WORDS_SECONDS = 60.0
@@ -81,12 +82,11 @@ def _check_holds_no_run(folder: pathlib.Path) -> None:
 
 
 def train(
-    request: Mapping[str, Any], environment: Mapping[str, str], log: pathlib.Path, on_event: Callable[[Event], None]
+    request: Request, environment: Mapping[str, str], log: pathlib.Path, on_event: Callable[[Event], None]
 ) -> Event:
     """Run one training process to its end; returns its ``end`` event.
 
     Args:
-        request: What ``train_process`` reads: job, knobs, hardware, simulate, output_dir.
         log: Where everything goes that the trainer and its libraries print.
         on_event: Told of every event on the way.
 
@@ -96,9 +96,9 @@ def train(
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
             and so does this function.
     """
-    child = Child(TRAIN_PROCESS, environment, log)
+    child = Child(RUN_PROCESS, environment, log)
     try:
-        child.send(request)
+        child.send(request.to_json())
         return _listen(child, log, on_event)
     except KeyboardInterrupt:
         return _end_after_step(child, log, on_event)

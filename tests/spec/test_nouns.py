@@ -366,7 +366,7 @@ FULL_PLAN = dataclasses.replace(
 
 def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     written = over_the_wire(FULL_PLAN.to_json())
-    assert written["schema"] == "autofit.plan/3"
+    assert written["schema"] == "autofit.plan/4"
     assert (written["method"], written["model"], written["level"]) == ("grpo", "tiny", "lossless")
     assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert written["estimate"] == over_the_wire(ESTIMATE.to_json())

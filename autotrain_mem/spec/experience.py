@@ -1,0 +1,226 @@
+"""What a run taught beyond its plan: what probes measured, what ran out of memory, how often it was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from autotrain_mem.spec.knobs import Knobs
+from autotrain_mem.spec.phase import Phase
+from autotrain_mem.spec.report import MemoryReading
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """How large a batch may be at once before it is split: what a guard goes by, and a resumed run starts with.
+
+    >>> from autotrain_mem import Learned
+    >>> Learned(train_tokens=4096).train_tokens
+    4096
+    """
+
+    train_tokens: int | None = None
+    """Tokens, with padding, that a part of a micro-batch may have; None where none was ever too large."""
+    evaluate_tokens: int | None = None
+    generate_rows: int | None = None
+    """Prompts that are answered at once."""
+    score_rows: int | None = None
+    """Completions that are judged at once."""
+    activations_on_host: bool = False
+    """A micro-batch of one row was too large: what its backward needs waits in host memory."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Learned:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """The device was full, and the run went on.
+
+    >>> from autotrain_mem import Incident, Phase
+    >>> Incident(step=7, phase=Phase.BACKWARD, rows=8, tokens=9576, remedy="split into 4 + 4 rows", message="").step
+    7
+    """
+
+    step: int
+    """Optimizer steps that were done before."""
+    phase: Phase
+    rows: int | None = None
+    """Of the batch that was too large; None where it was no batch (the optimizer step, saving)."""
+    tokens: int | None = None
+    """Of that batch, with padding."""
+    remedy: str
+    """In a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
+    message: str
+    """The first line of what the library raised."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Incident:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**{**values, "phase": Phase(values["phase"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePeak:
+    """The most that was taken within one phase, in bytes."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, int]) -> PhasePeak:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherProcess:
+    """Somebody else on the card."""
+
+    pid: int
+    name: str
+    """Empty where the system does not tell."""
+    used_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> OtherProcess:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """What a few real steps on the longest rows measured, in a process that ended before the training began.
+
+    Two optimizer steps, one evaluation step where the job evaluates, one save.
+    """
+
+    knobs: Knobs
+    fits: bool
+    """Nothing was refused, no cache had to be given back to go on, and the peak is within the budget."""
+    measured: MemoryReading | None
+    """At the end; None where nothing measures (plain CPU)."""
+    phases: Mapping[Phase, PhasePeak]
+    """Of those that were reached."""
+    non_torch_bytes: int | None = None
+    """What the process held on the device outside torch's allocator; None where that is not known."""
+    others: tuple[OtherProcess, ...] = ()
+    """On the card at that time."""
+    step_seconds: float | None = None
+    """Of the last optimizer step; None where it was not reached."""
+    seconds: float = 0.0
+    """Of the whole probe, from the start of its process."""
+    refused: str = ""
+    """The first line of the out-of-memory error that ended it; empty where none did."""
+    refused_in: Phase | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "knobs": self.knobs.to_json(),
+            "fits": self.fits,
+            "measured": None if self.measured is None else self.measured.to_json(),
+            "phases": {str(phase): peak.to_json() for phase, peak in self.phases.items()},
+            "non_torch_bytes": self.non_torch_bytes,
+            "others": [other.to_json() for other in self.others],
+            "step_seconds": self.step_seconds,
+            "seconds": round(self.seconds, 3),
+            "refused": self.refused,
+            "refused_in": self.refused_in,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Probe:
+        """Read what :meth:`to_json` wrote."""
+        measured, refused_in = values["measured"], values["refused_in"]
+        read = {
+            "knobs": Knobs.from_json(values["knobs"]),
+            "measured": None if measured is None else MemoryReading.from_json(measured),
+            "phases": {Phase(name): PhasePeak.from_json(peak) for name, peak in values["phases"].items()},
+            "others": tuple(map(OtherProcess.from_json, values["others"])),
+            "refused_in": None if refused_in is None else Phase(refused_in),
+        }
+        return cls(**{**values, **read})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """The training process ended before its time, and another went on.
+
+    >>> from autotrain_mem import Restart
+    >>> Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="").resumed_at
+    30
+    """
+
+    step: int
+    """The last optimizer step that the process told of."""
+    resumed_at: int
+    """The step of the checkpoint that the next one began with; 0 for the beginning."""
+    cause: str
+    """One of ``training.causes.CAUSES``."""
+    why: str
+    """What was seen of it, in one line."""
+    change: str
+    """What of the plan was changed, as flags; empty for nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Restart:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """All of it, in the order in which it came. A plan carries it, so that a run that goes on starts with it."""
+
+    learned: Learned = field(default_factory=Learned)
+    probes: tuple[Probe, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+
+    def with_probe(self, probe: Probe) -> Experience:
+        return replace(self, probes=(*self.probes, probe))
+
+    def with_incident(self, incident: Incident) -> Experience:
+        return replace(self, incidents=(*self.incidents, incident))
+
+    def with_restart(self, restart: Restart) -> Experience:
+        return replace(self, restarts=(*self.restarts, restart))
+
+    def with_learned(self, learned: Learned) -> Experience:
+        return replace(self, learned=learned)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "learned": self.learned.to_json(),
+            "probes": [probe.to_json() for probe in self.probes],
+            "incidents": [incident.to_json() for incident in self.incidents],
+            "restarts": [restart.to_json() for restart in self.restarts],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Experience:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            learned=Learned.from_json(values["learned"]),
+            probes=tuple(map(Probe.from_json, values["probes"])),
+            incidents=tuple(map(Incident.from_json, values["incidents"])),
+            restarts=tuple(map(Restart.from_json, values["restarts"])),
+        )

@@ -1,0 +1,49 @@
+"""What a run's process is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autotrain_mem.spec import Hardware, Job, Knobs, Learned
+
+Task = Literal["train", "probe"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the parent asks for, in one line of JSON."""
+
+    task: Task
+    job: Job
+    knobs: Knobs
+    hardware: Hardware
+    simulate: bool
+    output_dir: str
+    learned: Learned = field(default_factory=Learned)
+    """What runs before this one taught its guard."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "job": self.job.to_json(),
+            "knobs": self.knobs.to_json(),
+            "hardware": self.hardware.to_json(),
+            "simulate": self.simulate,
+            "output_dir": self.output_dir,
+            "learned": self.learned.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Request:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            task=values["task"],
+            job=Job.from_json(values["job"]),
+            knobs=Knobs.from_json(values["knobs"]),
+            hardware=Hardware.from_json(values["hardware"]),
+            simulate=values["simulate"],
+            output_dir=values["output_dir"],
+            learned=Learned.from_json(values["learned"]),
+        )
