@@ -18,8 +18,8 @@ The verbs, which need no GPU::
 
 ``estimate`` tells what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
 compares cards, ``gpus`` lists those that are known. The command is ``autofit`` (``autotrain_mem.cli``). Errors are
-those of ``autotrain_mem.errors``. Importing this package loads no torch; a trainer's class loads TRL when it is first
-named.
+those of ``autotrain_mem.errors``. ``MemoryWatch`` is a callback for any Trainer of transformers. Importing this package
+loads no torch; a trainer's class loads TRL when it is first named.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ __all__ = [
     "Lever",
     "MemoryEstimate",
     "MemoryReading",
+    "MemoryWatch",
     "OtherProcess",
     "Owner",
     "PPOTrainer",
@@ -64,6 +65,7 @@ __all__ = [
     "Restart",
     "RewardTrainer",
     "SFTTrainer",
+    "Sign",
     "StepTime",
     "UsageError",
     "__version__",
@@ -96,6 +98,7 @@ _PLACES = {
     "Lever": "spec",
     "MemoryEstimate": "spec",
     "MemoryReading": "spec.report",
+    "MemoryWatch": "training.watch.callback",
     "OtherProcess": "spec",
     "Owner": "spec",
     "PPOTrainer": "drop_in.ppo",
@@ -110,6 +113,7 @@ _PLACES = {
     "Restart": "spec",
     "RewardTrainer": "drop_in.trainers",
     "SFTTrainer": "drop_in.trainers",
+    "Sign": "training.watch.signs",
     "StepTime": "spec",
     "UsageError": "errors",
     "cards": "verbs",
@@ -154,6 +158,8 @@ if TYPE_CHECKING:
     from autotrain_mem.spec.autofit import AutoFit
     from autotrain_mem.spec.cards import Cards, CardVerdict
     from autotrain_mem.spec.report import MemoryReading
+    from autotrain_mem.training.watch.callback import MemoryWatch
+    from autotrain_mem.training.watch.signs import Sign
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan
 else:  # hidden from type checkers, to whom it would say that there is every name
 

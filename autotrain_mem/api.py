@@ -15,11 +15,24 @@ from typing import Any
 from autotrain_mem.engine.alternatives import with_alternatives
 from autotrain_mem.engine.asking import Words, kept_between_runs, rehearsals_for
 from autotrain_mem.engine.cards import compare_cards
+from autotrain_mem.engine.output import (
+    check_output,
+    default_dir,
+    how_to_go_on,
+    move_aside,
+    output_dir,
+    own_plan,
+    plan_of_own_run,
+    resumes,
+)
 from autotrain_mem.engine.planning import make_plan, optimizer_steps, plan_as_given
 from autotrain_mem.engine.predictions import Predictions, judge_trace
 from autotrain_mem.engine.preflight import Checked, check_preflight, check_room
+from autotrain_mem.engine.probes import RealWays
+from autotrain_mem.engine.probing import confirmed, is_probed
 from autotrain_mem.engine.recheck import check_subject, follow_plan
 from autotrain_mem.engine.rehearsals import Hear, Lengths, Rehearsals, example_dataset, reads_dataset
+from autotrain_mem.engine.supervised import as_begun, train_supervised
 from autotrain_mem.engine.sweep import check_size, combinations, estimate_all
 from autotrain_mem.errors import (
     AutofitError,
@@ -41,17 +54,18 @@ from autotrain_mem.report.record import write_run
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
 from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import REWARD_MODELS
-from autotrain_mem.spec.length import MAX_LENGTH, is_wish, without_wish
+from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.plan import as_recorded
-from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.training import launch
 from autotrain_mem.training.environment import environment_setting, process_environment
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.supervisor import RESTARTS
 
 __all__ = [
+    "RESTARTS",
     "Rehearsals",
     "Words",
     "Worker",
@@ -61,15 +75,20 @@ __all__ = [
     "check_size",
     "choose",
     "combinations",
+    "confirm",
+    "default_dir",
     "estimate",
     "example_dataset",
     "fit",
     "follow",
     "gpus",
     "kept_between_runs",
+    "move_aside",
     "output_dir",
+    "own_plan",
     "plan",
     "plan_as_given",
+    "plan_of_own_run",
     "reads_dataset",
     "rehearsals_for",
     "several",
@@ -225,20 +244,55 @@ def cards(
     return compare_cards(rehearsals, devices, lengths, told)
 
 
+def confirm(
+    rehearsals: Rehearsals,
+    chosen: Plan,
+    *,
+    simulate: bool,
+    may_move: bool = True,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+) -> Plan:
+    """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
+
+    Where they need more than predicted, or far less, the plan moves; its ``experience`` holds every probe. Nothing is
+    probed where nothing measures (``engine.probing: is_probed``), nor a plan that was confirmed before, nor one that a
+    run goes on with and that nothing has changed since.
+
+    Args:
+        may_move: The settings are a search's, not the user's.
+        on_event: Hears of it: ``probing``, ``probe``, ``replanned`` and ``room`` events.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits, by what was measured.
+        OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
+    """
+    job = rehearsals.job
+    device = _training_device(rehearsals.hardware, simulate=simulate)
+    goes_on = resumes(job) and chosen.experience != Experience()
+    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
+        return chosen
+    folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
+    ways = RealWays(rehearsals=rehearsals, device=device, simulate=simulate, folder=folder, workers=Workers)
+    return confirmed(chosen, ways, on_event, may_move=may_move)
+
+
 def fit(
     rehearsals: Rehearsals,
     chosen: Plan,
     *,
     simulate: bool,
+    max_restarts: int = RESTARTS,
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
 ) -> Report:
-    """Train with a plan in a process of its own; returns predicted against measured.
+    """Train with a plan in a process of its own, and in others where it dies; returns predicted against measured.
 
     The output folder then holds the model, ``plan.json``, ``run.json`` and ``train.log``.
 
     Args:
         simulate: Train on the CPU while a simulated card of that name keeps account.
-        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``.
+        max_restarts: How often in a row another process may go on, without a new checkpoint in between.
+        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``, ``checkpoint``
+            and ``save_failed`` ones of ``run.saving``, ``restart`` of ``training.supervisor``.
 
     Raises:
         OutputFolderError: the folder cannot be written or holds another run.
@@ -247,37 +301,29 @@ def fit(
     """
     job = rehearsals.job
     device = _training_device(rehearsals.hardware, simulate=simulate)
-    folder = launch.prepare_folder(output_dir(job), resuming=_resumes(job))
+    folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
+    chosen = as_begun(chosen)
     write_run(folder, plan_json=chosen.to_json())
-    end = launch.train(
-        Request(
-            task="train",
-            job=replace(job, arguments=without_wish(job.arguments)),
-            knobs=chosen.knobs,
-            hardware=device,
-            simulate=simulate,
-            output_dir=str(folder),
-            learned=chosen.experience.learned,
-        ),
-        process_environment(device, chosen.knobs, job.environment, simulate=simulate),
-        folder / launch.LOG_NAME,
-        on_event,
+    trained = train_supervised(
+        rehearsals, chosen, device, folder, simulate=simulate, restarts=max_restarts, on_event=on_event
     )
-    report = _report(chosen, str(folder), end)
-    write_run(folder, report_json=report.to_json() | {"job": as_recorded(job).to_json()})
-    if end["interrupted"]:
+    report, experience = trained.report, trained.plan.experience
+    run_json = report.to_json() | {"job": as_recorded(job).to_json(), "experience": experience.to_json()}
+    write_run(folder, report_json=run_json)
+    if trained.interrupted:
         raise InterruptedByUser(
-            f"Interrupted after step {report.steps}; what was written is whole.", hint=_how_to_go_on(folder)
+            f"Interrupted after step {report.steps}; what was written is whole.", hint=how_to_go_on(folder)
         )
     return report
 
 
-def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
+def check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite_output_dir: bool = False) -> None:
     """Fail before minutes of planning, not after: is there a device, are there weights, and a folder to write to?
 
     Raises:
         NoGpuError, ModelNotFoundError, OutputFolderError.
-        UsageError: what the method needs beside these is not given, such as a reward.
+        UsageError: what the method needs beside these is not given, such as a reward; a run cannot be gone on with and
+            be moved aside.
     """
     _training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
@@ -285,7 +331,7 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool) -> None:
     for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
         if name:
             _check_weights(pathlib.Path(name))
-    launch.check_folder(output_dir(job), resuming=_resumes(job))
+    check_output(job, overwrite=overwrite_output_dir)
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
@@ -299,16 +345,6 @@ def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool
 def gpus() -> tuple[Hardware, ...]:
     """The cards that are known by name."""
     return catalog()
-
-
-def output_dir(job: Job) -> str:
-    """Where the run goes: as given, or named after the model and the method as TRL names it."""
-    name = job.model.rstrip("/").split("/")[-1]
-    return str(job.arguments.get("output_dir") or f"{name}-{job.method.upper()}")
-
-
-def _resumes(job: Job) -> bool:
-    return bool(job.arguments.get("resume_from_checkpoint"))
 
 
 def _check_weights(model: pathlib.Path) -> None:
@@ -359,26 +395,4 @@ def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
         f"The plan is for {named.name}, but no such GPU is here to train on.",
         hint="--plan_only     plan for that card and stop\n"
         "--simulate      train on the CPU while a simulated card of that name keeps account",
-    )
-
-
-def _how_to_go_on(folder: pathlib.Path) -> str:
-    if any(folder.glob("checkpoint-*")):
-        return f"Its checkpoint is in {folder}; go on with --resume_from_checkpoint true."
-    return "There is no checkpoint to go on from: --save_steps says how often one is written."
-
-
-def _report(chosen: Plan, folder: str, end: Mapping[str, Any]) -> Report:
-    losses, rewards = end["losses"], end["rewards"]
-    return Report(
-        output_dir=folder,
-        steps=end["steps"],
-        first_loss=losses[0] if losses else None,
-        last_loss=losses[-1] if losses else None,
-        first_reward=rewards[0] if rewards else None,
-        last_reward=rewards[-1] if rewards else None,
-        predicted_peak_bytes=chosen.estimate.reserved.peak_allocated_bytes,
-        predicted_peak_reserved_bytes=chosen.estimate.reserved.peak_reserved_bytes,
-        measured=None if end["memory"] is None else MemoryReading.from_json(end["memory"]),
-        seconds=end["seconds"],
     )

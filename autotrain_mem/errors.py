@@ -57,22 +57,25 @@ class AutofitError(Exception):
     Args:
         message: What is wrong, in one sentence with the values that matter.
         hint: What to do about it, with exact flags; may span lines. Empty when nothing helps.
+        details: What a parent may make a better message of, as JSON: a ``Shortage`` of a full card.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = details
 
     def __str__(self) -> str:
         """Message and hint: what a traceback, a notebook and a log show."""
         return "\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())])
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form, for child processes: class name, message and hint."""
-        return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
+        """Wire form, for child processes: class name, message and hint, and details where there are some."""
+        sent = {"error": type(self).__name__, "message": self.message, "hint": self.hint}
+        return sent if self.details is None else {**sent, "details": self.details}
 
 
 class UsageError(AutofitError):
@@ -226,4 +229,4 @@ def _tree(root: type[AutofitError]) -> dict[str, type[AutofitError]]:
 def from_json(fields: dict[str, Any]) -> AutofitError:
     """Rebuild an error that a child process sent with :meth:`AutofitError.to_json`."""
     kind = _tree(AutofitError).get(fields["error"], AutofitError)
-    return kind(fields["message"], hint=fields.get("hint", ""))
+    return kind(fields["message"], hint=fields.get("hint", ""), details=fields.get("details"))

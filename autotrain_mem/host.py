@@ -42,6 +42,8 @@ class _Version:
     usage: str
     reclaimable: tuple[str, ...]
     """Rows of ``memory.stat``."""
+    events: str
+    """Where it counts what it had to kill."""
 
 
 _VERSIONS = (
@@ -51,6 +53,7 @@ _VERSIONS = (
         limit="memory.max",
         usage="memory.current",
         reclaimable=("inactive_file", "active_file"),
+        events="memory.events",
     ),
     _Version(
         controller="memory",
@@ -58,6 +61,7 @@ _VERSIONS = (
         limit="memory.limit_in_bytes",
         usage="memory.usage_in_bytes",
         reclaimable=("total_inactive_file", "total_active_file"),
+        events="memory.oom_control",
     ),
 )
 
@@ -93,6 +97,30 @@ def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
                 limit = _limit(root / mount / group, version)
                 if limit is not None:
                     yield limit
+
+
+def oom_kills(root: pathlib.Path = ROOT) -> int:
+    """How many processes the kernel has killed so far for want of memory: of this control group, or of the machine
+    where that has none that counts.
+
+    Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
+    4.13); ``/proc/vmstat`` (``mm/vmstat.c: vmstat_text``).
+    """
+    for version in _VERSIONS:
+        path = _group(root, version.controller)
+        for mount in version.mounts if path is not None else ():
+            kills = _row(root / mount / str(path) / version.events, "oom_kill")
+            if kills is not None:
+                return kills
+    return _row(root / "proc/vmstat", "oom_kill") or 0
+
+
+def _row(file: pathlib.Path, name: str) -> int | None:
+    try:
+        rows = dict(line.split(maxsplit=1) for line in file.read_text(encoding="ascii").splitlines())
+        return int(rows[name])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def cores() -> int:

@@ -125,13 +125,18 @@ def fit(
     autofit: AutoFit | None = None,
     environment: Environment | None = None,
     simulate: bool = False,
+    max_restarts: int = api.RESTARTS,
+    overwrite_output_dir: bool = False,
+    probe: bool = True,
     on_event: Callable[[Event], None] = lambda event: None,
     **arguments: Any,
 ) -> Report:
     """Plan, or follow ``AutoFit(plan=...)``, and train with the plan in a process of its own.
 
     The output folder then holds the model, ``plan.json`` (``Plan.load(report.output_dir)``), ``run.json`` and
-    ``train.log``. Ctrl-C ends the training after its step.
+    ``train.log``. Where the process dies, another goes on from the last whole checkpoint, and takes less memory if that
+    was it. Ctrl-C ends the training after its step. With ``resume_from_checkpoint=True`` the plan is the one in the
+    output folder.
 
     >>> from autotrain_mem import AutoFit, fit
     >>> heard = []
@@ -156,8 +161,13 @@ def fit(
         method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; the data are always read.
         simulate: Train on the CPU, while a simulated card of the name in ``AutoFit(gpu=...)`` keeps account and runs
             out of memory where that card would.
+        max_restarts: How often in a row another process may go on without a new checkpoint in between; 0 for never.
+        overwrite_output_dir: Where ``output_dir`` holds another run, rename that to ``NAME.previous-1``.
+        probe: Try the plan first, with two real steps on the longest rows in a process of their own; it moves where
+            they need more than predicted, or far less. Reward functions are called.
         on_event: Hears of the training as it goes: mappings with ``event`` ``start`` (``total_steps``), ``step``
-            (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them) or ``interrupted``.
+            (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
+            ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it) or ``interrupted``.
 
     Returns:
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
@@ -171,13 +181,17 @@ def fit(
     """
     with python_errors():
         ours = _ours(autofit, "fit")
-        made = _given_plan(ours, method, dataset)
+        made = _given_plan(ours, method, dataset) or api.own_plan(method, str(model), arguments)
         words = _words(method, model, dataset, ours, environment, arguments, over=made, here=not simulate)
         with api.Workers() as workers:
             rehearsals = _rehearsals(workers, words, simulate=simulate)
-            api.check_can_train(rehearsals, simulate=simulate)
+            api.check_can_train(rehearsals, simulate=simulate, overwrite_output_dir=overwrite_output_dir)
             chosen = _decide(rehearsals, made, to_train=True, simulate=simulate)
-        return api.fit(rehearsals, chosen, simulate=simulate, on_event=on_event)
+        if overwrite_output_dir:
+            api.move_aside(rehearsals.job)
+        if probe:
+            chosen = api.confirm(rehearsals, chosen, simulate=simulate, may_move=made is None, on_event=on_event)
+        return api.fit(rehearsals, chosen, simulate=simulate, max_restarts=max_restarts, on_event=on_event)
 
 
 def cards(
@@ -296,7 +310,7 @@ def _words(
 
 
 _OURS = tuple(each.name for each in fields(AutoFit))
-_KEYWORDS = ("dataset", "environment", "simulate", *_OURS)
+_KEYWORDS = ("dataset", "environment", "simulate", "max_restarts", "overwrite_output_dir", *_OURS)
 """What is no argument of TRL's, for did-you-mean."""
 
 

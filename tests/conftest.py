@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +14,17 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     AUTOFIT_CACHE="",
 )
+
+
+from tests.forked import Forge
+
+
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """Forks child processes for whoever asks: ``with forge.children():``."""
+    forge = Forge(tmp_path_factory.mktemp("forge"))
+    yield forge
+    forge.end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

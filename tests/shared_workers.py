@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotrain_mem import api
+from tests.forked import Forge
 
 
 class SharedWorkers(api.Workers):
@@ -20,10 +21,11 @@ class SharedWorkers(api.Workers):
 
 
 @contextmanager
-def started_in(place: Path) -> Iterator[SharedWorkers]:
+def started_in(place: Path, forge: Forge) -> Iterator[SharedWorkers]:
     """Where relative paths lead, as for a user who is there; one, since the suite runs in two processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        shared = SharedWorkers(1)
+        with forge.children():
+            shared = SharedWorkers(1)
     yield shared
     shared.end()

@@ -47,8 +47,8 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 FOUNDATION = "errors units"
 NOUNS = "errors units spec"
 EVERYTHING_BELOW = (
-    "errors units files store versions host processes spec allocator planner trainers rehearsal estimator machine "
-    "training report quickstart"
+    "errors units columns files store versions host processes spec allocator planner trainers rehearsal estimator "
+    "machine training report quickstart"
 )
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
@@ -59,17 +59,18 @@ LAYERS = {
     "files": part(0, "errors"),
     "store": part(0, "units"),
     "versions": part(0),
+    "columns": part(0),
     "cookbook": part(1, "errors"),
     "host": part(0, "", "psutil"),
-    "__init__": part(0, "errors spec verbs drop_in"),
+    "__init__": part(0, "errors spec training verbs drop_in"),
     "spec": part(1, f"{FOUNDATION} files"),
     "allocator": part(2, NOUNS),
     "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} files host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
+    "rehearsal": part(3, f"{NOUNS} columns files host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
     "trainers": part(2, NOUNS, HUGGING_FACE),
     "estimator": part(3, f"{NOUNS} allocator"),
     "machine": part(4, f"{NOUNS} host store versions processes allocator", "pynvml platformdirs torch bitsandbytes"),
-    "training": part(4, f"{NOUNS} processes allocator", "transformers"),
+    "training": part(4, f"{NOUNS} columns files host processes allocator", "torch transformers trl"),
     "report": part(4, f"{NOUNS} files cookbook", "rich"),
     "exports": part(4, NOUNS, "yaml"),
     "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
@@ -87,6 +88,7 @@ LENS = (
     *("attention", "attention_buffers", "attention_choice", "autocast", "bitsandbytes", "cuda", "empty_cache"),
     *("fp16", "fused_head", "host", "liger", "loading", "unwatched", "workspaces"),
 )
+PPO = ("guard.cut", "guard.ppo", "guard.ppo_rollout", "guard.ppo_step", "worst.ppo")
 MAY_BE_SLOW_TO_IMPORT = frozenset(
     {
         "autotrain_mem.rehearsal.recorder",
@@ -109,6 +111,10 @@ MAY_BE_SLOW_TO_IMPORT = frozenset(
         "autotrain_mem.rehearsal.phases",
         "autotrain_mem.rehearsal.stage",
         "autotrain_mem.training.callback",
+        "autotrain_mem.training.guard.attach",
+        *("autotrain_mem.training.watch.callback", "autotrain_mem.training.watch.rows"),
+        *("autotrain_mem.training.worst.untouched", "autotrain_mem.training.worst.first"),
+        *(f"autotrain_mem.training.{name}" for name in PPO),
         "autotrain_mem.drop_in.trainers",
         "autotrain_mem.drop_in.ppo",
     }

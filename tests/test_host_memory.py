@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from autotrain_mem.host import container_limits, cores, host_memory
+from autotrain_mem.host import container_limits, cores, host_memory, oom_kills
 from autotrain_mem.units import GIB, MIB
 
 UNLIMITED_V1 = 9223372036854771712
@@ -99,3 +99,23 @@ def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.Mo
 
 def test_this_machine_can_be_read() -> None:
     assert all(limit.available_bytes <= limit.total_bytes for limit in container_limits())
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "text"),
+    [
+        ("0::/job", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2"),
+        ("4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2"),
+        ("0::/", "proc/vmstat", "nr_free_pages 7\noom_kill 2"),
+    ],
+)
+def test_what_the_kernel_killed_is_counted_by_group_or_machine(
+    tmp_path: pathlib.Path, line: str, file: str, text: str
+) -> None:
+    path = pathlib.PurePath(file)
+    group(tmp_path, line, str(path.parent), {path.name: text})
+    assert oom_kills(tmp_path) == 2
+
+
+def test_where_nothing_counts_nothing_was_killed(tmp_path: pathlib.Path) -> None:
+    assert oom_kills(tmp_path) == 0

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from autotrain_mem import api
 from autotrain_mem.cli import export, flags, plan_files, sweep
@@ -21,7 +22,9 @@ from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.cards import CardsProgress, cards_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
+from autotrain_mem.report.events import event_line as befallen_line
 from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.probe import event_line
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
@@ -99,7 +102,7 @@ def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[
 
 def train(method: str, argv: Sequence[str]) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
-    own = flags.read(f"autofit {method}", argv)
+    own = plan_files.of_own_run(flags.read(f"autofit {method}", argv), method, warn)
     export.check(own, method)
     made = plan_files.read(own, method)
     stops = own.plan_only or export.stops(own)
@@ -109,7 +112,8 @@ def train(method: str, argv: Sequence[str]) -> int:
             return _help(workers, method, f"autofit {method}")
         rehearsals = _rehearsals(workers, own, method)
         if not stops:
-            api.check_can_train(rehearsals, simulate=own.simulate)
+            overwrites = own.overwrite_output_dir
+            api.check_can_train(rehearsals, simulate=own.simulate, overwrite_output_dir=overwrites)
         chosen = _decide(rehearsals, own, made, to_train=not stops)
         if export.stops(own):
             return export.write(rehearsals, chosen, own)
@@ -117,10 +121,17 @@ def train(method: str, argv: Sequence[str]) -> int:
         return _print_plan(chosen, as_json=own.json)
     console = Console(stderr=own.json)
     console.print(plan_view(chosen))
+    if own.overwrite_output_dir and (aside := api.move_aside(rehearsals.job)):
+        console.print(Text(f"The run that was there is now in {aside}."), soft_wrap=True)
     with progress_bar(console, rehearsals) as on_event:
-        report = api.fit(rehearsals, chosen, simulate=own.simulate, on_event=on_event)
+        if not own.no_probe:
+            chosen = api.confirm(
+                rehearsals, chosen, simulate=own.simulate, may_move=made is None, on_event=probe_teller(console)
+            )
+        report = api.fit(rehearsals, chosen, simulate=own.simulate, max_restarts=own.max_restarts, on_event=on_event)
     if own.json:
-        return _print_json({"schema": "autofit.fit/1", "plan": chosen.to_json(), "run": report.to_json()})
+        kept = Plan.load(report.output_dir)  # with what the run taught
+        return _print_json({"schema": "autofit.fit/1", "plan": kept.to_json(), "run": report.to_json()})
     console.print(report_view(report))
     return 0
 
@@ -193,8 +204,21 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
                 progress.advance(event["step"], loss, peak, seconds, reward)
                 loss = reward = None
+            elif line := befallen_line(event):
+                console.print(Text(line), soft_wrap=True)
 
         yield on_event
+
+
+def probe_teller(console: Console) -> Callable[[Mapping[str, Any]], None]:
+    """Tells of probes as they go, a line for each."""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        line = event_line(event)
+        if line:
+            console.print(Text(line), soft_wrap=True)
+
+    return tell
 
 
 def _print_sweep(swept: Sweep, own: flags.Own) -> int:

@@ -43,6 +43,12 @@ class Own:
     csv: bool = False
     json: bool = False
     plan_only: bool = False
+    max_restarts: int = api.RESTARTS
+    """How often in a row another process may go on with a training, without a new checkpoint."""
+    overwrite_output_dir: bool = False
+    """Move another run's folder aside."""
+    no_probe: bool = False
+    """Train without trying the plan first."""
     plan: str | None = None
     """The file of a plan to follow."""
     out: str | None = None
@@ -118,6 +124,9 @@ _SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for
 
 
 _DRY_RUN = "plan, print TRL's config, the command and the environment that would run, and stop"
+_OVERWRITE = "where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted"
+_RESTARTS = f"go on N times in a row where the training process dies (default {api.RESTARTS}), 0 for never"
+_NO_PROBE = "train at once, without two real steps on the longest rows before, in a process of their own"
 _EXPORT = "plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml"
 
 
@@ -148,6 +157,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     if not estimates:
         output.add_argument("--plan", metavar="FILE", help="follow this plan in place of a search")
         output.add_argument("--out", metavar="FILE", help="write the plan to this file, over one that is there")
+        output.add_argument("--overwrite_output_dir", action="store_true", help=_OVERWRITE)
+        output.add_argument("--max_restarts", type=int, metavar="N", help=_RESTARTS)
+        output.add_argument("--no_probe", action="store_true", help=_NO_PROBE)
         output.add_argument("--dry_run", action="store_true", help=_DRY_RUN)
         output.add_argument("--export", choices=tuple(EXPORTERS), help=_EXPORT)
     if estimates:
@@ -206,6 +218,8 @@ def read(prog: str, argv: Sequence[str]) -> Own:
     _check_slowdown(ours.get("max_slowdown", MAX_SLOWDOWN))
     if "headroom" in ours:
         _size_or_share(ours["headroom"], 1)
+    if ours.get("max_restarts", 0) < 0:
+        raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
     return Own(
         **{**ours, "forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))},
         environment=environment,

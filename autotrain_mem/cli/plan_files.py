@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.plan_file import STDIN, check_place, load_plan, save_plan
 
 OUT = "--out a file"
+RESUME = "resume_from_checkpoint"
 
 _MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
@@ -56,6 +57,35 @@ def read(own: flags.Own, method: str) -> Plan | None:
             hint=f'Follow it there: AutoFit(plan="{own.plan}"). To follow it here, name --model and --dataset.',
         )
     return plan
+
+
+def of_own_run(own: flags.Own, method: str, told: Callable[[str], None]) -> flags.Own:
+    """A run that goes on follows its own plan, ``plan.json`` in its output folder, unless ``--plan`` names another.
+
+    Args:
+        told: Hears that it does.
+    """
+    if own.plan is not None or own.help or not _word(own, RESUME):
+        return own
+    model = own.model or _word(own, "model_name_or_path")
+    folder = _word(own, "output_dir") or (model and api.default_dir(method, str(model)))
+    if not folder or api.plan_of_own_run(str(folder)) is None:
+        return own
+    told(f"going on with the run in {folder}, with its plan")
+    return replace(own, plan=str(folder))
+
+
+def _word(own: flags.Own, name: str) -> object:
+    """What the command line or the YAML file says of one of TRL's arguments; None where neither does.
+
+    A flag without a value is one.
+    """
+    for token, after in zip(own.rest, (*own.rest[1:], "--"), strict=False):
+        flag, equals, value = token.partition("=")
+        if flag == f"--{name}":
+            given = value if equals else ("true" if after.startswith("--") else after)
+            return None if given.lower() == "false" else given
+    return own.config.get(name)
 
 
 def _check_one_card(own: flags.Own) -> None:

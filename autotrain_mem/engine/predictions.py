@@ -164,11 +164,11 @@ def _recomputed(known: Knobs, knobs: Knobs) -> float:
 
 
 def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
-    """A footprint against one device: whether it fits, and how fast it is."""
+    """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
     return Estimate(
         knobs=knobs,
         hardware=rehearsals.hardware,
-        memory=footprint.memory,
+        memory=rehearsals.correction.of(footprint.memory),
         budget_bytes=rehearsals.budget_bytes,
         time=rehearsals.step_time(footprint.work, knobs, lengths),
         vllm_share_bytes=rehearsals.vllm_share_bytes,

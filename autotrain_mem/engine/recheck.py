@@ -21,7 +21,7 @@ from autotrain_mem.planner.nearest import budget_line, needs_line
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.search import Found
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Harm, Job, Knobs, Plan
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
@@ -69,7 +69,7 @@ def follow_plan(
     estimate = _here(plan, rehearsals)
     if not reasons and estimate.fits:
         followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
-        return replace(followed, alternatives=plan.alternatives)
+        return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or (_less_room(plan.estimate, estimate),)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
     attempt = attempt_of(estimate)
@@ -78,7 +78,8 @@ def follow_plan(
         raise _does_not_fit(plan, estimate, reasons, again)
     seconds = time.perf_counter() - started
     followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
-    return replace(followed, warnings=(*followed.warnings, _note(reasons)))
+    befell = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
+    return replace(followed, warnings=(*followed.warnings, _note(reasons)), experience=befell)
 
 
 def _knobs(plan: Plan, space: Space, rehearsals: Rehearsals) -> Knobs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.engine.correction import Correction
 from autotrain_mem.errors import ModelNotFoundError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
@@ -30,6 +31,9 @@ PROMPT_UNKNOWN = 512
 one (trl/trainer/grpo_config.py up to 0.24)."""
 NOWHERE = Store(None, told=lambda message: None)
 """Keeps nothing."""
+
+AS_PREDICTED = Correction()
+"""Nothing was measured that would correct a prediction."""
 
 Hear = Callable[[Counting], None]
 
@@ -57,6 +61,8 @@ class Rehearsals:
     """What is left free on the device; None for the default."""
     store: Store = NOWHERE
     """Where rehearsals and token counts are kept for the next run."""
+    correction: Correction = AS_PREDICTED
+    """By what probes measured; what is kept is as it was rehearsed."""
 
     @property
     def budget_bytes(self) -> int:
@@ -239,6 +245,7 @@ UNSEEN = frozenset(
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
         *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "num_train_epochs"),
         *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
+        "resume_from_checkpoint",
     }
 )
 """Arguments that no rehearsal depends on, so that what is kept serves whatever they are. ``weight_decay`` is none of

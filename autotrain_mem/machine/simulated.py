@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.spec import Hardware
 from autotrain_mem.spec.report import MemoryReading
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A request that could not be met, and which blocks were taken at that moment."""
+
+    refusal: Refusal
+    blocks: tuple[int, ...]
 
 
 class SimulatedGpu:
@@ -16,6 +29,9 @@ class SimulatedGpu:
         settings: Of the allocator.
     """
 
+    before_allocation: Callable[[int], None] | None = None
+    """Told of the size of every block that is asked for; may raise (``machine.mishaps``)."""
+
     def __init__(self, hardware: Hardware, settings: AllocatorSettings | None = None) -> None:
         self.hardware = hardware
         self._allocator = CachingAllocator(
@@ -25,14 +41,19 @@ class SimulatedGpu:
             outside_bytes=hardware.non_torch_bytes,
         )
         self._addresses: dict[int, int] = {}
+        self.refused: Refused | None = None
+        """The last one."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Take a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
+        if self.before_allocation is not None:
+            self.before_allocation(size_bytes)
         try:
             self._addresses[block] = self._allocator.malloc(size_bytes, stream)
         except OutOfMemory as error:
             import torch  # only a run that already trains comes here
 
+            self.refused = Refused(refusal=error.refusal, blocks=tuple(self._addresses))
             raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
@@ -49,9 +70,43 @@ class SimulatedGpu:
         """``torch.cuda.empty_cache``."""
         self._allocator.empty_cache()
 
+    def refuse(self, size_bytes: int) -> NoReturn:
+        """Raise torch.OutOfMemoryError as if a block were too large, after what torch does before it gives up."""
+        import torch
+
+        self._allocator.empty_cache()
+        self._allocator.num_alloc_retries += 1
+        self._allocator.num_ooms += 1
+        refusal = Refusal(
+            requested_bytes=size_bytes,
+            segment_bytes=size_bytes,
+            total_bytes=self.hardware.total_bytes,
+            free_bytes=self._allocator.device.free_bytes,
+            allocated_bytes=self._allocator.allocated_bytes,
+            reserved_bytes=self._allocator.reserved_bytes,
+            outside_bytes=self.hardware.non_torch_bytes,
+        )
+        self.refused = Refused(refusal=refusal, blocks=tuple(self._addresses))
+        raise torch.OutOfMemoryError(refusal.message())
+
+    def occupy(self, size_bytes: int) -> int:
+        """Another process takes so much of the card, or all that is left of it; returns what it got."""
+        device = self._allocator.device
+        got_bytes = min(size_bytes, device.free_bytes)
+        device.take(got_bytes)
+        return got_bytes
+
+    def vacate(self, size_bytes: int) -> None:
+        """Another process gives back what it got."""
+        self._allocator.device.give_back(size_bytes)
+
     def memory_stats(self) -> dict[str, int]:
         """``torch.cuda.memory_stats`` of the card."""
         return self._allocator.memory_stats()
+
+    def begin_peaks_anew(self) -> None:
+        """``torch.cuda.reset_peak_memory_stats``."""
+        self._allocator.reset_peak_stats()
 
     def reading(self) -> MemoryReading:
         """What is taken of the card now, and was at most."""

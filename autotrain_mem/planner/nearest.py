@@ -40,7 +40,7 @@ LENGTH_TURNS = 3
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = _least(space, memo)
-    found = _confirmed(space, memo)
+    found = confirmed(space, memo)
     message = f"{_headline(space, least)}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
     if found is None:
         hint = "nothing that can be changed makes it fit here"
@@ -61,7 +61,7 @@ def _least(space: Space, memo: Memo) -> Estimate:
     return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
 
 
-def _confirmed(space: Space, memo: Memo) -> Estimate | None:
+def confirmed(space: Space, memo: Memo) -> Estimate | None:
     """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
     asked: set[Knobs] = set()
     found = nearest(space, memo)

@@ -23,7 +23,6 @@ MOST_PROCESSES = 16
 """Each is a fork of the worker, with a copy of the tokenizer."""
 
 TOLD_EVERY_SECONDS = 0.2
-_ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +50,6 @@ def processes(rows: int, given: int | None) -> int | None:
         return given
     wanted = min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)
     return wanted if wanted > 1 else None
-
-
-def list_lengths(rows: Any, column: str) -> list[int]:
-    """How long the lists in a column of a datasets.Dataset are, without making Python's lists of them: 40 ms for
-    200,000 rows of 220 tokens, in place of 5 s."""
-    found: list[int] = []
-    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        for chunk in batch.column(column).chunks:
-            found += chunk.value_lengths().to_pylist()
-    return found
 
 
 @contextmanager

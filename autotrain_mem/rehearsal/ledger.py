@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
@@ -150,6 +151,14 @@ class Ledger:
         self._stream_uses = [(at + longer * (at >= stop), block, stream) for at, block, stream in self._stream_uses]
 
     # -- what came of it -------------------------------------------------------------------------------------------
+
+    def owned(self, blocks: Iterable[int]) -> dict[Owner, int]:
+        """Bytes of these blocks by whose they are, as far as it is known by now; owners of nothing are left out."""
+        found: dict[Owner, int] = {}
+        for block in blocks:
+            owner = self._owner(block)
+            found[owner] = found.get(owner, 0) + self.sizes[block]
+        return found
 
     def trace(self, not_counted: tuple[str, ...] = (), work: Workload = _NO_WORK) -> Trace:
         """The run so far, without what was disowned."""

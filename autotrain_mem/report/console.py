@@ -70,9 +70,18 @@ def report_view(report: Report) -> RenderableType:
         add(made, "", _reserved(report, report.measured))
         if report.measured.num_alloc_retries:
             add(made, "retries", _retries(report.measured.num_alloc_retries))
+    if survived := _survived(report):
+        add(made, "survived", survived)
     add(made, "output folder", report.output_dir)
     headline = Text(f"trained {steps} in {wording.duration(report.seconds)}", style="bold")
     return Block(Group(headline, Block(made, 2)))
+
+
+def _survived(report: Report) -> str:
+    """``2 times out of memory, 1 restart``; empty for a run that nothing befell."""
+    incidents = f"{wording.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
+    restarts = wording.counted(report.restarts, "restart") if report.restarts else ""
+    return ", ".join(filter(None, [incidents, restarts]))
 
 
 def _moved(first: float | None, last: float | None) -> str:

@@ -63,7 +63,10 @@ class TrainingProgress:
             self._bar.stop()
 
     def start(self, total_steps: int) -> None:
-        """Training begins; draws the bar where there is a terminal."""
+        """Training begins; draws the bar where there is a terminal. A process that goes on draws none of its own."""
+        self._first = None
+        if self._total_steps == total_steps:
+            return
         self._total_steps = total_steps
         if not _is_live(self._console):
             _say(self._console, f"training {wording.counted(total_steps, 'step')}")

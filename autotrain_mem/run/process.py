@@ -10,20 +10,20 @@ import traceback
 
 from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
 from autotrain_mem.processes import Channel
+from autotrain_mem.run.probe import probe
+from autotrain_mem.run.saving import is_full_disk
 from autotrain_mem.run.train import train
 from autotrain_mem.training.request import Request
-from autotrain_mem.units import MIB, format_bytes
+from autotrain_mem.units import format_bytes
 
-FULL_DISK_BYTES = MIB
-"""Less than this free, and it was the disk, whatever the library says: safetensors and torch each raise their own."""
+_UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-
-TASKS = {"train": train}
+TASKS = {"probe": probe, "train": train}
 
 
 def main() -> None:
     """Do one task, and answer with its last event or an error."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
     channel = Channel(ignore_interrupt=False)
     request = Request.from_json(channel.receive())
     try:
@@ -45,10 +45,10 @@ def _failure(error: Exception, output_dir: str) -> AutofitError:
     if isinstance(error, AutofitError):
         return error
     reason = " ".join(str(error).split())
-    free_bytes = shutil.disk_usage(output_dir).free
-    if free_bytes < FULL_DISK_BYTES or getattr(error, "errno", None) in _UNWRITABLE:
+    if is_full_disk(error, output_dir) or getattr(error, "errno", None) in _UNWRITABLE:
+        free = format_bytes(shutil.disk_usage(output_dir).free)
         return OutputFolderError(
-            f"The run could not be written to {output_dir}, whose disk has {format_bytes(free_bytes)} free: {reason}",
+            f"The run could not be written to {output_dir}, whose disk has {free} free: {reason}",
             hint="Free some space, or give --output_dir a folder on another disk. Of what is in the folder, the file "
             "written last may be cut short; older checkpoints are whole.",
         )

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
 from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
+from autotrain_mem.machine.mishaps import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.rehearsal.configs import on_cpu, on_host
 from autotrain_mem.rehearsal.methods.method import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
-from autotrain_mem.spec import Hardware, Job, Knobs
+from autotrain_mem.run.phase_peaks import PhasePeaks
+from autotrain_mem.spec import Hardware, Job, Knobs, Phase, PhasePeak
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.request import Request
@@ -39,16 +42,27 @@ class Device:
     simulated: SimulatedGpu | None
     watch: Watch | None
     """Of the simulated card; None on a real device."""
+    peaks: PhasePeaks | None
+    """None on a plain CPU, where nothing measures."""
 
     def read(self) -> MemoryReading | None:
-        """What the device's allocator says of itself; None on a plain CPU, where nothing measures."""
-        if self.simulated is not None:
-            return self.simulated.reading()
-        if self.hardware.origin == "cpu":
-            return None
-        import torch
+        """What the device's allocator says of itself."""
+        return None if self.peaks is None else self.peaks.reading()
 
-        return MemoryReading.from_stats(torch.cuda.memory_stats())
+    def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
+        """The most of each phase so far; empty where nothing measures."""
+        return {} if self.peaks is None else self.peaks.peaks()
+
+    def train(self, trainer: Any, **options: Any) -> None:
+        """``trainer.train(**options)``, followed from phase to phase."""
+        if self.watch is not None:
+            self.watch.train(trainer, **options)
+            return
+        if self.peaks is not None:
+            from autotrain_mem.rehearsal.phases import follow
+
+            follow(trainer, self.peaks)  # type: ignore[arg-type]  # which takes a recorder's place
+        trainer.train(**options)
 
     @property
     def placed(self) -> Placing:
@@ -62,14 +76,28 @@ class Device:
 def device_of(request: Request) -> Iterator[Device]:
     """Inside, a trainer may be built and trained; where the card is simulated, CPU tensors are treated as its own."""
     if not request.simulate:
-        yield Device(hardware=request.hardware, simulated=None, watch=None)
+        yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
         return
     from autotrain_mem.rehearsal.stage import Watch
 
     simulated = SimulatedGpu(request.hardware, _allocator_settings(request.job, request.knobs))
     watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY)
-    with watch.curtain():
-        yield Device(hardware=request.hardware, simulated=simulated, watch=watch)
+    # A probe is no part of the run that mishaps are for.
+    environment = os.environ if request.task == "train" else dict[str, str]()
+    with watch.curtain(), beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase):
+        peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
+        peaks.listen(watch.recorder)
+        yield Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)
+
+
+def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:
+    if hardware.origin == "cpu":
+        return None
+    import torch
+
+    from autotrain_mem.training.watch.callback import cuda_reading
+
+    return PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
 
 
 def built(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.rehearsal import dataset
+from autotrain_mem.run.saving import save_trained, watch_saving
 from autotrain_mem.run.stand import SMALLER, Device, built, device_of
+from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.request import Request
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -17,19 +18,21 @@ Send = Callable[[Mapping[str, Any]], None]
 
 def train(request: Request, send: Send) -> dict[str, Any]:
     """Train once; returns the ``end`` event."""
-    from autotrain_mem.training.callback import Narrator
+    from autotrain_mem.training.callback import Narrator, NothingLeft
 
     with device_of(request) as device:
         trainer = built(request, device.placed)
         narrator = Narrator(send, device.read)
         trainer.add_callback(narrator)
+        trainer.add_callback(NothingLeft(trainer))
+        watch_saving(trainer, send)
         started = time.perf_counter()
-        _run(trainer, device, request)
+        _run(trainer, device, request, send)
     seconds = time.perf_counter() - started
     reading = device.read()
     interrupted = narrator.interrupted
     if not interrupted:
-        trainer.save_model(request.output_dir)
+        save_trained(trainer, request.output_dir)
         if trainer.args.push_to_hub:
             trainer.push_to_hub(dataset_name=dataset.dataset_name(request.job))
     return {
@@ -43,17 +46,21 @@ def train(request: Request, send: Send) -> dict[str, Any]:
     }
 
 
-def _run(trainer: Any, device: Device, request: Request) -> None:
-    import torch
+def _run(trainer: Any, device: Device, request: Request, send: Send) -> None:
+    """To the end, or to an error that says what was held when the device was full."""
+    from autotrain_mem.run.alive import Alive
 
-    watch = device.watch
+    alive = Alive(trainer, request, device, send)
     resume = request.job.arguments.get("resume_from_checkpoint")
-    start = trainer.train if watch is None else functools.partial(watch.train, trainer)
     try:
-        start(resume_from_checkpoint=resume)
-    except torch.OutOfMemoryError as error:
-        where = f" during {watch.phase.value}" if watch is not None else ""
+        device.train(trainer, resume_from_checkpoint=resume)
+    except Exception as error:
+        if kind_of(error) in (None, HOST):
+            raise
+        shortage = alive.shortage(error)
+        where = f" during {shortage.phase.value}" if shortage.phase is not None else ""
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint=SMALLER,
+            details=shortage.to_json(),
         ) from error

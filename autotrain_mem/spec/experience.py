@@ -117,6 +117,9 @@ class Probe:
     """At the end; None where nothing measures (plain CPU)."""
     phases: Mapping[Phase, PhasePeak]
     """Of those that were reached."""
+    row_tokens: int | None = None
+    """Of the longest row that there was, which was among the first; of the longest prompt where completions are
+    sampled. None where the probe did not come so far."""
     non_torch_bytes: int | None = None
     """What the process held on the device outside torch's allocator; None where that is not known."""
     others: tuple[OtherProcess, ...] = ()
@@ -129,12 +132,18 @@ class Probe:
     """The first line of the out-of-memory error that ended it; empty where none did."""
     refused_in: Phase | None = None
 
+    @property
+    def required_bytes(self) -> int | None:
+        """What it took of the device: reserved, and what lies outside torch's allocator as far as that is known."""
+        return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "knobs": self.knobs.to_json(),
             "fits": self.fits,
             "measured": None if self.measured is None else self.measured.to_json(),
             "phases": {str(phase): peak.to_json() for phase, peak in self.phases.items()},
+            "row_tokens": self.row_tokens,
             "non_torch_bytes": self.non_torch_bytes,
             "others": [other.to_json() for other in self.others],
             "step_seconds": self.step_seconds,

@@ -82,6 +82,10 @@ class Report:
     measured: MemoryReading | None
     """As training ended; None where nothing measures (plain CPU training)."""
     seconds: float
+    incidents: int = 0
+    """How often the device was full and the run went on; ``run.json`` has each of them."""
+    restarts: int = 0
+    """How often another process went on with it."""
 
     @property
     def prediction_error(self) -> float | None:
@@ -110,6 +114,8 @@ class Report:
             "prediction_error": self.prediction_error,
             "reserved_prediction_error": self.reserved_prediction_error,
             "seconds": round(self.seconds, 3),
+            "incidents": self.incidents,
+            "restarts": self.restarts,
         }
 
 

@@ -161,6 +161,9 @@ class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Must be the first callback, so that the others see a run that goes on."""
         for name in self.kept:
             setattr(state, name, getattr(self._saved, name))
+        for name, kept in self._saved.stateful_callbacks.items():
+            if name in state.stateful_callbacks:  # one that is gone could not be saved again
+                state.stateful_callbacks[name] = kept
 
 
 class Agreement(TrainerCallback):  # type: ignore[misc]

@@ -27,6 +27,7 @@ from autotrain_mem.spec import Phase
 from autotrain_mem.trainers import ppo_checks, ppo_resume
 
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
+_trl_log_probabilities = trl_ppo.selective_log_softmax
 
 
 class _TrainingEnded(Exception):
@@ -238,7 +239,11 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.dataloader = self._prompts(dataloader, checkpoint)
         try:
             with patch.multiple(
-                trl_ppo, batch_generation=self._generate_rollout, forward=self._forward, get_reward=self._judge
+                trl_ppo,
+                batch_generation=self._generate_rollout,
+                forward=self._forward,
+                get_reward=self._judge,
+                selective_log_softmax=self._log_probabilities,
             ):
                 super().train()
         except _TrainingEnded:
@@ -264,12 +269,12 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.phase_began(Phase.SCORE)
         return rollout
 
-    def _forward(self, *args: Any) -> Any:
+    def _forward(self, model: Any, *args: Any) -> Any:
         """The policy's training forward, or the reference's; only the first has an autocast of its own."""
-        if torch.is_grad_enabled():
-            return _trl_forward(*args)
+        if model is self.model:
+            return _trl_forward(model, *args)
         with self.accelerator.autocast():
-            output = _trl_forward(*args)
+            output = _trl_forward(model, *args)
         output.logits = self._full_precision(output.logits)
         return output
 
@@ -278,6 +283,10 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         with self.accelerator.autocast():
             scores, last_score, lengths = _trl_get_reward(*args)
         return self._full_precision(scores), self._full_precision(last_score), lengths
+
+    def _log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
+        """Of the tokens that were drawn: called by TRL, and a place for whoever guards a trainer."""
+        return _trl_log_probabilities(logits, index)
 
     def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
         """As accelerate gives back what a model makes under autocast (``accelerator.py: prepare_model``)."""

@@ -33,7 +33,7 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         """From here on an interrupt waits for the end of the step, so that no file is left half written."""
         signal.signal(signal.SIGINT, self._interrupt)
         signal.signal(signal.SIGTERM, self._interrupt)
-        self._send({"event": "start", "total_steps": state.max_steps})
+        self._send({"event": "start", "step": state.global_step, "total_steps": state.max_steps})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """One optimizer step is done."""
@@ -42,7 +42,8 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         self._send({"event": "step", "step": state.global_step, "memory": memory})
         if self.interrupted:
             control.should_training_stop = True
-            control.should_save = args.save_strategy != "no"  # so that the run can be gone on with from here
+            # So that the run can be gone on with from here; who asks for no checkpoints gets none.
+            control.should_save = args.save_strategy != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """The trainer logged; every number that it logs is passed on."""
@@ -56,3 +57,20 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
+
+
+class NothingLeft(TrainerCallback):  # type: ignore[misc]
+    """Ends a training that goes on from its last step before it makes another.
+
+    transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its
+    last checkpoint and its model would train one step too many.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The one place between the checkpoint's being read and the first step."""
+        if 0 < state.max_steps <= state.global_step:
+            self._trainer._run_epoch = lambda **_: None
+            control.should_training_stop = True

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotrain_mem import errors
-from autotrain_mem.errors import InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
+from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
+from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied
 from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.training.causes import Ending
 from autotrain_mem.training.request import Request
 
 RUN_PROCESS = "autotrain_mem.run.process"
@@ -22,6 +26,9 @@ LAST_WORDS_SECONDS = 60.0
 
 LAST_WORDS_CHARACTERS = 800
 """How much of a dead process's log an error shows."""
+
+HOST_SECONDS = 1.0
+"""How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
 
 Event = dict[str, Any]
 
@@ -51,6 +58,33 @@ def prepare_folder(output_dir: str, *, resuming: bool) -> pathlib.Path:
     return folder
 
 
+def move_aside(output_dir: str) -> pathlib.Path | None:
+    """Rename the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
+
+    None where there is none to move.
+
+    Raises:
+        OutputFolderError: it cannot be renamed, or the process works in it.
+    """
+    folder = pathlib.Path(output_dir).absolute()
+    if not folder.is_dir() or not _holds(folder):
+        return None
+    if folder in (pathlib.Path.cwd(), *pathlib.Path.cwd().parents):
+        raise OutputFolderError(
+            f"The output folder {output_dir} is the one that autofit runs in, and cannot be moved away.",
+            hint="Start autofit elsewhere, or give another --output_dir.",
+        )
+    numbers = itertools.count(1)
+    aside = next(path for n in numbers if not (path := folder.with_name(f"{folder.name}.previous-{n}")).exists())
+    try:
+        return folder.rename(aside)
+    except OSError as error:
+        raise OutputFolderError(
+            f"The run in {output_dir} cannot be moved to {aside.name}: {error.strerror}.",
+            hint="Give another --output_dir, or move that one away yourself.",
+        ) from error
+
+
 def check_folder(output_dir: str, *, resuming: bool) -> None:
     """What :func:`prepare_folder` would refuse, as far as it can be told without making anything.
 
@@ -69,75 +103,143 @@ def check_folder(output_dir: str, *, resuming: bool) -> None:
         _check_holds_no_run(pathlib.Path(output_dir))
 
 
-def _check_holds_no_run(folder: pathlib.Path) -> None:
+def _holds(folder: pathlib.Path) -> list[str]:
+    """Names of what shows that a run is there."""
     names = (RUN_NAME, "model.safetensors", "adapter_model.safetensors")
-    files = [name for name in names if (folder / name).exists()]
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    if files or checkpoints:
-        go_on = " To go on with it, add --resume_from_checkpoint true." if checkpoints else ""
+    return [name for name in names if (folder / name).exists()] + checkpoints
+
+
+def _check_holds_no_run(folder: pathlib.Path) -> None:
+    if found := _holds(folder):
+        has_checkpoint = any(name.startswith("checkpoint-") for name in found)
+        go_on = "\nTo go on with it, add --resume_from_checkpoint." if has_checkpoint else ""
         raise OutputFolderError(
-            f"The output folder {folder} already holds a run ({', '.join((files + checkpoints)[:3])}).",
-            hint=f"Give another --output_dir, or move that one away.{go_on}",
+            f"The output folder {folder} already holds a run ({', '.join(found[:3])}).",
+            hint="Give another --output_dir, or add --overwrite_output_dir: "
+            f"that run is then renamed, and nothing of it is lost.{go_on}",
+        )
+
+
+class _Heard:
+    """What a process told on its way, for the case that it does not tell its end."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._kills = oom_kills()
+        self._looked = 0.0
+        self._host_left_share = 1.0
+        self._began_at = self._step = 0
+        self._saving = ""
+        self._peak_reserved_bytes: int | None = None
+
+    def hear(self, event: Event) -> None:
+        match event["event"]:
+            case "start":
+                self._began_at = self._step = event["step"]
+            case "step":
+                self._step = event["step"]
+                self._peak_reserved_bytes = event["memory"] and event["memory"]["peak_reserved_bytes"]
+            case "saving":
+                self._saving = event["path"]
+            case "checkpoint" | "save_failed":
+                self._saving = ""
+        self._look_at_host()
+        self._on_event(event)
+
+    def _look_at_host(self) -> None:
+        if time.monotonic() - self._looked < HOST_SECONDS:
+            return
+        self._looked, memory = time.monotonic(), host_memory()
+        self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
+
+    def ending(self, error: AutofitError, *, code: int | None = None, log_tail: str = "") -> Ending:
+        return Ending(
+            error=error,
+            code=code,
+            log_tail=log_tail,
+            step=self._step,
+            began_at=self._began_at,
+            saving=self._saving,
+            host_kills=oom_kills() - self._kills,
+            host_left_share=self._host_left_share,
+            peak_reserved_bytes=self._peak_reserved_bytes,
         )
 
 
 def train(
     request: Request, environment: Mapping[str, str], log: pathlib.Path, on_event: Callable[[Event], None]
-) -> Event:
-    """Run one training process to its end; returns its ``end`` event.
+) -> Event | Ending:
+    """Run one training process to its end; returns its ``end`` event, or how it ended without one.
+
+    Its own processes, such as those of a dataloader, end with it, and all of them with this process.
 
     Args:
         log: Where everything goes that the trainer and its libraries print.
         on_event: Told of every event on the way.
 
     Raises:
-        GpuOutOfMemoryError: the card, real or simulated, was full.
-        TrainingError: the trainer raised, or its process ended.
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
             and so does this function.
     """
-    child = Child(RUN_PROCESS, environment, log)
+    heard = _Heard(on_event)
+    child = Child(RUN_PROCESS, environment, log, has_children=True)
     try:
         child.send(request.to_json())
-        return _listen(child, log, on_event)
+        return _listen(child, log, heard)
     except KeyboardInterrupt:
-        return _end_after_step(child, log, on_event)
+        return _end_after_step(child, log, heard)
     except ChildDied as death:
-        raise _ended(death, log) from death
+        return heard.ending(_ended(death, log), code=death.code, log_tail=death.log_tail)
     finally:
         child.stop()
 
 
-def _listen(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) -> Event:
+def _listen(child: Child, log: pathlib.Path, heard: _Heard) -> Event | Ending:
     for message in child.messages():
         if "error" in message:
             error = errors.from_json(message)
+            if isinstance(error, InterruptedByUser):
+                raise error
             if isinstance(error, (TrainingError, RewardFunctionError)):
                 error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
-            raise error
+            return heard.ending(error)
         if message["event"] == "end":
             child.wait(LAST_WORDS_SECONDS)
             return message
-        on_event(message)
+        heard.hear(message)
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(child: Child, log: pathlib.Path, on_event: Callable[[Event], None]) -> Event:
+def _end_after_step(child: Child, log: pathlib.Path, heard: _Heard) -> Event:
     """Ctrl-C: let the child end its step and write what it must. A second Ctrl-C does not wait."""
+    ended: Event | Ending
     try:
-        on_event({"event": "interrupted"})
+        heard.hear({"event": "interrupted"})
         child.interrupt()
-        return _listen(child, log, on_event)
-    except ChildDied as death:  # before training it has no step to end
-        raise InterruptedByUser(
-            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
-        ) from death
+        ended = _listen(child, log, heard)
+    except ChildDied as death:
+        ended = heard.ending(_ended(death, log), code=death.code, log_tail=death.log_tail)
     except KeyboardInterrupt as again:
         child.kill()
         raise InterruptedByUser(
             "Interrupted twice, in the middle of a step.",
-            hint="Checkpoints that were complete before stay valid; the newest may not be.",
+            hint="Checkpoints that were complete before stay valid; the newest may not be, and is then passed over.",
         ) from again
+    if isinstance(ended, Ending):
+        raise _cut_short(ended) from ended.error
+    return ended
+
+
+def _cut_short(ending: Ending) -> InterruptedByUser:
+    if ending.step == ending.began_at:  # before training it has no step to end
+        return InterruptedByUser(
+            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
+        )
+    return InterruptedByUser(
+        f"Interrupted after step {ending.step}, and ended before it could save: {ending.error.message}",
+        hint="Checkpoints that were complete before stay valid.",
+    )
 
 
 def _ended(death: ChildDied, log: pathlib.Path) -> TrainingError:

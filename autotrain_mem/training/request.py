@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotrain_mem.spec import Hardware, Job, Knobs, Learned
+from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Phase
 
 Task = Literal["train", "probe"]
 
@@ -23,6 +23,8 @@ class Request:
     output_dir: str
     learned: Learned = field(default_factory=Learned)
     """What runs before this one taught its guard."""
+    predicted: Mapping[Phase, int] = field(default_factory=dict)
+    """Peak allocated bytes of each phase, by the plan."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class Request:
             "simulate": self.simulate,
             "output_dir": self.output_dir,
             "learned": self.learned.to_json(),
+            "predicted": {str(phase): peak_bytes for phase, peak_bytes in self.predicted.items()},
         }
 
     @classmethod
@@ -46,4 +49,5 @@ class Request:
             simulate=values["simulate"],
             output_dir=values["output_dir"],
             learned=Learned.from_json(values["learned"]),
+            predicted={Phase(name): peak_bytes for name, peak_bytes in values["predicted"].items()},
         )

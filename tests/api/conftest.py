@@ -11,6 +11,7 @@ from tiny import tiny_folder
 from autotrain_mem import api
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
+from tests.forked import Forge
 from tests.shared_workers import SharedWorkers, started_in
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -26,8 +27,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_workers(place: Path) -> Iterator[SharedWorkers]:
-    with started_in(place) as shared:
+def shared_workers(place: Path, forge: Forge) -> Iterator[SharedWorkers]:
+    with started_in(place, forge) as shared:
         yield shared
 
 

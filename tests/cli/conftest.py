@@ -20,12 +20,13 @@ from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
 from autotrain_mem.rehearsal.client import Worker
+from tests.forked import Forge
 from tests.shared_workers import SharedWorkers, started_in
 
 
 @pytest.fixture(scope="session")
-def workers(files: Path) -> Iterator[SharedWorkers]:
-    with started_in(files) as shared:
+def workers(files: Path, forge: Forge) -> Iterator[SharedWorkers]:
+    with started_in(files, forge) as shared:
         yield shared
 
 
@@ -47,10 +48,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def _place(workers: SharedWorkers, files: Path) -> Iterator[None]:
-    """The folder of ``files``, on a machine without a GPU."""
+def _place(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[None]:
+    """The folder of ``files``, on a machine without a GPU; trainings are forked."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forge.children():
         patch.chdir(files)
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
             patch.delenv(name, raising=False)
@@ -63,7 +64,7 @@ def _place(workers: SharedWorkers, files: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def autofit(workers: SharedWorkers, files: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Autofit]:
+def autofit(workers: SharedWorkers, files: Path, forge: Forge, capsys: pytest.CaptureFixture[str]) -> Iterator[Autofit]:
     """Runs one command line in the folder of ``files``, on a machine without a GPU."""
 
     def run(*argv: str) -> Ran:
@@ -72,12 +73,12 @@ def autofit(workers: SharedWorkers, files: Path, capsys: pytest.CaptureFixture[s
         said = capsys.readouterr()
         return Ran(code, said.out, said.err)
 
-    with _place(workers, files):
+    with _place(workers, files, forge):
         yield run
 
 
 @pytest.fixture(scope="module")
-def autofit_once(workers: SharedWorkers, files: Path) -> Iterator[Autofit]:
+def autofit_once(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Autofit]:
     """The same for a command line whose outcome several tests of a module look at."""
 
     def run(*argv: str) -> Ran:
@@ -85,7 +86,7 @@ def autofit_once(workers: SharedWorkers, files: Path) -> Iterator[Autofit]:
             code = main.run(argv)
         return Ran(code, out.getvalue(), err.getvalue())
 
-    with _place(workers, files):
+    with _place(workers, files, forge):
         yield run
 
 

@@ -21,12 +21,13 @@ from autotrain_mem.cli import commands
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
 from autotrain_mem.units import MIB
+from tests.forked import Forge
 
 pytestmark = pytest.mark.slow
 
 STEPS = 2
 SHARED = (
-    f"--model tiny --gpu 300MiB --simulate --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
+    f"--model tiny --gpu 300MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
     "--learning_rate 1e-3 --gradient_checkpointing false --output_dir trained/{method}"
 )
 OWN = {
@@ -61,10 +62,10 @@ Train = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
-def train(workers: api.Workers, files: Path) -> Iterator[Train]:
+def train(workers: api.Workers, files: Path, forge: Forge) -> Iterator[Train]:
     """Trains a method the first time that it is asked for."""
     _write_alike(files)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forge.children():
         patch.chdir(files)
         patch.setattr(api, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda: ())

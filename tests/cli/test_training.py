@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 40
 TRAIN = shlex.split(
-    "sft --model tiny --dataset splits --gpu 300MiB --simulate --max_length 32 --per_device_train_batch_size 8 "
+    "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 "
+    "--per_device_train_batch_size 8 "
     "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 --fit lossless"
 )
 EVALUATED = ("--max_steps", str(STEPS), "--eval_strategy", "steps", "--eval_steps", "20")
@@ -102,7 +103,7 @@ def test_a_second_run_over_the_first_is_refused(finished: Ran, autofit_once: Aut
 
 
 def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autofit_once: Autofit) -> None:
-    argv = shlex.split("sft --plan finished --simulate --max_steps 3 --output_dir followed --json")
+    argv = shlex.split("sft --plan finished --simulate --no_probe --max_steps 3 --output_dir followed --json")
     followed = autofit_once(*argv)
     assert followed.code == 0, followed.err
     assert "rehearsing" not in followed.err
@@ -113,8 +114,8 @@ def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autof
     assert {name: told["plan"][name] for name in same} == {name: before[name] for name in same}
 
 
-def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path) -> None:
-    """The whole process group gets the signal, as from a terminal."""
+def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path, autofit_once: Autofit) -> None:
+    """The whole process group gets the signal, as from a terminal; the second run is one like the others here."""
     argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
     code, said = _interrupted(argv, files)
     assert code == 130, said
@@ -124,10 +125,10 @@ def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path)
     assert checkpoint.name == f"checkpoint-{record['steps']}"
     assert _tensors(checkpoint / "model.safetensors") > 10
     steps = record["steps"] + 3
-    argv = _command(*TRAIN, "--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
-    resumed = subprocess.run(argv, cwd=files, capture_output=True, text=True, timeout=100)
-    assert resumed.returncode == 0, resumed.stderr
-    _is_one_object(resumed.stdout, steps)
+    going_on = ("--output_dir", "stopped", "--resume_from_checkpoint", "--json")
+    resumed = autofit_once(*TRAIN, "--max_steps", str(steps), *going_on)
+    assert resumed.code == 0, resumed.err
+    _is_one_object(resumed.out, steps)
 
 
 def _interrupted(argv: list[str], files: Path) -> tuple[int, str]:

@@ -12,12 +12,15 @@ import pytest
 from autotrain_mem.drop_in import planning
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.rehearsal.pool import Workers
+from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Workers]:
-    with Workers(1) as started:
+def workers(forge: Forge) -> Iterator[Workers]:
+    with forge.children():
+        started = Workers(1)
+    with started:
         yield started
 
 

@@ -72,7 +72,6 @@ def check(trainers: list[Any], folder: Path, printed: str) -> Plan:
     assert plan.estimate.hardware.origin == "cpu"
     assert plan.knobs.per_device_train_batch_size == trainer.args.per_device_train_batch_size == 4
     assert plan.level == "lossless"
-    print("ATT", len(plan.attempts), plan.wall if hasattr(plan, "wall") else "", file=sys.__stderr__)
     assert plan.data is not None
     return plan
 

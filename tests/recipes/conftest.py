@@ -12,6 +12,7 @@ import pytest
 
 from autotrain_mem import api
 from autotrain_mem.machine import choose
+from tests.forked import Forge
 from tests.shared_workers import SharedWorkers, started_in
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -33,13 +34,15 @@ def rows(place: pathlib.Path) -> Place:
 
 
 @pytest.fixture(scope="session")
-def workers(place: pathlib.Path) -> Iterator[SharedWorkers]:
-    with started_in(place) as shared:
+def workers(place: pathlib.Path, forge: Forge) -> Iterator[SharedWorkers]:
+    with started_in(place, forge) as shared:
         yield shared
 
 
 @pytest.fixture
-def printed(workers: SharedWorkers, place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def printed(
+    workers: SharedWorkers, place: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """``printed(commands.plan, "sft", ["--recipe", ...])``: what the command wrote on stdout."""
 
     monkeypatch.chdir(place)
@@ -48,7 +51,7 @@ def printed(workers: SharedWorkers, place: pathlib.Path, monkeypatch: pytest.Mon
 
     def run(command: Callable[..., int], *words: object) -> str:
         said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(said), forge.children():
             assert command(*words) == 0
         return said.getvalue()
 

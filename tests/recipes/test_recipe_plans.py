@@ -1,9 +1,9 @@
-"""Recipe x card: two plans made whole, and what others chose, held to one rehearsal each.
+"""Recipe x card: one plan made whole, and what others chose, held to one rehearsal each.
 
 A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and with ``--write``
 the golden files. Here the chosen point for a recipe's own card is rehearsed on copies of few layers, which is what a
-search trusts until it confirms its choice. Other cards, and recipes that sample, whose rollouts take longest to
-rehearse, are the script's alone.
+search trusts until it confirms its choice. Other cards, recipes that sample, whose rollouts take longest to rehearse,
+and the length between two that are rehearsed are the script's alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import architectures
 import pytest
-from recipe_plans.rows import cards, flags
+from recipe_plans.rows import OTHER_CARD, flags
 from recipe_plans.statements import Golden
 
 from autotrain_mem import api
@@ -33,7 +33,8 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 FEW_LAYERS = 0.005
 """Copies of few layers, expanded, against the whole model that a golden file holds: ``scripts/expansion``."""
 WHOLE = "sft-qwen2.5-0.5b"
-HELD = [each for each in recipes() if each.method not in ONLINE_METHODS and each.name != WHOLE]
+BETWEEN = "reward-gemma3-1b-lora-16k"
+HELD = [each for each in recipes() if each.method not in ONLINE_METHODS and each.name != BETWEEN]
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +50,9 @@ def golden(recipe: Recipe, card: str) -> Golden:
 
 @pytest.mark.parametrize("recipe", HELD, ids=lambda recipe: recipe.name)
 def test_what_a_plan_chose_needs_what_it_did(recipe: Recipe, models: pathlib.Path, workers: api.Workers) -> None:
-    expected = golden(recipe, recipe.card)
-    words = ["--recipe", recipe.name, "--gpu", recipe.card, *flags(recipe, models)]
+    card = OTHER_CARD[WHOLE] if recipe.name == WHOLE else recipe.card
+    expected = golden(recipe, card)
+    words = ["--recipe", recipe.name, "--gpu", card, *flags(recipe, models)]
     own = own_flags.read(f"autofit plan {recipe.method}", words)
     rehearsals = commands._rehearsals(workers, own, recipe.method)
     predictions = Predictions(rehearsals, rehearsals.describe(), Lengths(longest=own.prompt_length))
@@ -60,15 +62,11 @@ def test_what_a_plan_chose_needs_what_it_did(recipe: Recipe, models: pathlib.Pat
     assert found.required_bytes == pytest.approx(expected.required_mib * MIB, rel=FEW_LAYERS)
 
 
-@pytest.mark.parametrize("card", cards(recipe(WHOLE)))
-def test_a_whole_plan_is_the_one_that_is_kept(
-    card: str, models: pathlib.Path, place: pathlib.Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both cards are of one kernel class, and share what was rehearsed."""
-    monkeypatch.setenv("AUTOFIT_CACHE", str(place / "cache"))
+def test_a_whole_plan_is_the_one_that_is_kept(models: pathlib.Path, printed: Callable[..., str]) -> None:
+    """For its own card; its choice for the other one is held above."""
     one = recipe(WHOLE)
-    words = ["--recipe", one.name, "--gpu", card, "--json", *flags(one, models)]
+    words = ["--recipe", one.name, "--gpu", one.card, "--json", *flags(one, models)]
     plan = Plan.from_json(json.loads(printed(commands.plan, one.method, words)))
-    assert str(Golden.of(plan)) == str(golden(one, card))
+    assert str(Golden.of(plan)) == str(golden(one, one.card))
     (warning,) = plan.warnings
     assert "trl-lib/Capybara could not be looked at" in warning

@@ -19,8 +19,8 @@ from autotrain_mem.spec.job import REWARD_MODELS
 
 STEPS = 3
 SHARED = (
-    f"--gpu 400MiB --simulate --json --max_steps {STEPS} --logging_steps 1 --save_strategy no --fit lossless "
-    "--gradient_checkpointing false --effective_batch_size 8 --per_device_train_batch_size 8"
+    f"--gpu 400MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
+    "--fit lossless --gradient_checkpointing false --effective_batch_size 8 --per_device_train_batch_size 8"
 )
 SHORT = {
     "sft": "--dataset chat.jsonl --max_length 32",

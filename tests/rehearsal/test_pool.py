@@ -25,6 +25,7 @@ from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.rehearsal.pool import Workers, room_for
 from autotrain_mem.spec import Job
 from autotrain_mem.units import GIB
+from tests.forked import Forge
 
 
 class FakeWorker:
@@ -195,7 +196,9 @@ def context_length(job: Job) -> Callable[[Worker], int | None]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(job: Job, tmp_path: pathlib.Path) -> None:
+def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(
+    job: Job, tmp_path: pathlib.Path, forge: Forge
+) -> None:
     answered: list[int | None] = []
 
     begun = threading.Event()  # a call that fails lets no further one begin
@@ -212,7 +215,7 @@ def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(job: Job, tm
     def missing(worker: Worker) -> int | None:
         return worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0)).context_length
 
-    with Workers(2) as workers:
+    with forge.children(), Workers(2) as workers:
         before = {worker.pid for worker in workers._all}
         with pytest.raises(WorkerDiedError, match="signal 9"):
             workers.map([dying, answering])

@@ -45,6 +45,7 @@ from report_examples import (
     sampling,
 )
 from rich.console import Console, RenderableType
+from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import AutofitError, TrainingError
@@ -107,6 +108,7 @@ VIEWS = {
     "error_does_not_fit": error_view(DOES_NOT_FIT),
     "error_no_gpu": error_view(NO_GPU),
     **SWEEPS,
+    **SHORTAGES,
     **CARDS,
 }
 

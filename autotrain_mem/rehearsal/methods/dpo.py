@@ -8,8 +8,9 @@ from operator import add
 from typing import Any
 from unittest.mock import patch
 
+from autotrain_mem.columns import list_lengths
 from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
-from autotrain_mem.rehearsal.counting import RowLengths, list_lengths, pair_lengths
+from autotrain_mem.rehearsal.counting import RowLengths, pair_lengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.small import smallest_model
 from autotrain_mem.rehearsal.tokens import shorten_last_rejected, text_of

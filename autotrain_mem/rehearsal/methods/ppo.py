@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from autotrain_mem.columns import list_lengths
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import online
 from autotrain_mem.rehearsal.configs import (
@@ -16,7 +17,7 @@ from autotrain_mem.rehearsal.configs import (
     trainer_arguments,
     trusts_remote_code,
 )
-from autotrain_mem.rehearsal.counting import RowLengths, list_lengths
+from autotrain_mem.rehearsal.counting import RowLengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, PADDING_TOKEN
 from autotrain_mem.spec import Knobs

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from autotrain_mem.columns import list_lengths
 from autotrain_mem.rehearsal.configs import Configs, fill, trainer_arguments
-from autotrain_mem.rehearsal.counting import RowLengths, list_lengths, pair_lengths
+from autotrain_mem.rehearsal.counting import RowLengths, pair_lengths
 from autotrain_mem.rehearsal.methods.method import EditRows
 from autotrain_mem.rehearsal.small import smallest_model
 from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, shorten_last_rejected

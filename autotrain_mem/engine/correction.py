@@ -1,0 +1,229 @@
+"""What probes measured, turned into a prediction that agrees with them.
+
+Each phase has a line: corrected = measured + scale x (predicted - predicted there), so that what was measured is what
+is predicted for it, byte for byte, and what is predicted for other settings moves by a scale of its own.
+
+The scale. A phase's peak is a static part, which is there as soon as the models are loaded, and a moving part on top.
+
+- One point: what is wrong in the static part is wrong by bytes, whatever the batch is (weights counted twice, a buffer
+  not seen), and loading measures it by itself: that much is offset. What is then left is of the moving part, where
+  errors go with the size (a saved tensor too many in each layer, of each token): that is scale, measured over
+  predicted, each beyond its loading.
+- Two points that differ only in how much is in a micro-batch: the slope between them, which needs no such assumption.
+
+A scale outside of 0.5 to 2 is no error of a prediction but of that reasoning (a phase whose moving part is next to
+nothing): it is cut there, and the rest is offset. A phase that no probe reached takes the line of the last one that was
+reached.
+
+What the allocator holds beyond what tensors take is corrected by bytes, and only where nothing was refused and no cache
+was given back: else the card, not the run, said how much it could hold.
+
+A refusal measures too little. What was allocated in each phase, and what was asked for in vain, are lower bounds, which
+can raise a prediction and not lower it; and all of it is taken to need a byte more than the budget at least, a
+twentieth of it more for every probe that failed before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autotrain_mem.spec import Estimate, Knobs, MemoryEstimate, Owner, Phase, ReservedEstimate
+from autotrain_mem.spec.experience import Probe
+from autotrain_mem.units import parse_bytes
+
+SCALES = (0.5, 2.0)
+"""Of predictions against public runs, none was off by more than 15 % (README, "How good it is"); cut far outside."""
+LEAST_DISTANCE = 0.05
+"""Two points whose predictions are closer than this share tell no slope: what is measured moves in segments of 2 MiB,
+and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
+MISTRUST = 0.05
+"""Share of the budget that every further failed probe adds to what such settings are taken to need."""
+
+_ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
+"""``c10/cuda/CUDACachingAllocator.cpp: malloc``; its sizes are ``format_size``'s."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One probe beside the prediction for it, which no probe had corrected."""
+
+    predicted: Estimate
+    probe: Probe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Of one phase."""
+
+    predicted_bytes: int
+    """Where it was measured."""
+    measured_bytes: int
+    scale: float = 1.0
+
+    def at(self, predicted_bytes: int) -> int:
+        """What a prediction for other settings becomes."""
+        return max(0, self.measured_bytes + round(self.scale * (predicted_bytes - self.predicted_bytes)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """What turns a prediction into one that agrees with what was measured.
+
+    Example: forward was predicted at 80 MiB on 20 MiB of weights, and measured at 92 on 24. Then 4 MiB are offset, the
+    scale is 68 / 60, and half the batch, predicted at 50 MiB, becomes 92 - 34 = 58.
+    """
+
+    lines: Mapping[Phase, Line] = field(default_factory=dict)
+    """Of the phases that were reached, in their order."""
+    cached_bytes: int = 0
+    """More that the allocator holds beyond what tensors take."""
+    more_bytes: int = 0
+    """What is needed beyond all that, since it was seen not to fit."""
+
+    def of(self, memory: MemoryEstimate) -> MemoryEstimate:
+        """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""
+        if not (self.lines or self.cached_bytes or self.more_bytes):
+            return memory
+        phases = {phase: self._line(phase).at(peak) if self.lines else peak for phase, peak in memory.phases.items()}
+        peak_phase = max(phases, key=lambda phase: phases[phase])
+        peak_bytes = phases[peak_phase]
+        moved_bytes = peak_bytes - memory.peak_allocated_bytes
+        return replace(
+            memory,
+            peak_allocated_bytes=peak_bytes,
+            peak_phase=peak_phase,
+            phases=phases,
+            owners_at_peak=_owners(memory.owners_at_peak, moved_bytes),
+            native=self._reserved(memory.native, moved_bytes),
+            expandable=self._reserved(memory.expandable, moved_bytes),
+        )
+
+    def _line(self, phase: Phase) -> Line:
+        return self.lines.get(phase) or list(self.lines.values())[-1]
+
+    def _reserved(self, reserved: ReservedEstimate, moved_bytes: int) -> ReservedEstimate:
+        allocated = max(0, reserved.peak_allocated_bytes + moved_bytes)
+        more = moved_bytes + self.cached_bytes + self.more_bytes
+        return replace(
+            reserved,
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=max(allocated, reserved.peak_reserved_bytes + more),
+            peak_limited_bytes=max(allocated, reserved.peak_limited_bytes + more),
+            slack_bytes=max(0, reserved.slack_bytes + self.cached_bytes + self.more_bytes),
+        )
+
+
+def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
+    """What the probes so far say, the last one above all."""
+    last = points[-1]
+    correction = Correction(lines=_lines(points), cached_bytes=_cached_bytes(last))
+    if last.probe.fits:
+        return correction
+    misfits = sum(not point.probe.fits for point in points)
+    needed_bytes = budget_bytes + 1 + int(MISTRUST * (misfits - 1) * budget_bytes)
+    told = replace(last.predicted, memory=correction.of(last.predicted.memory))
+    outside_bytes = last.predicted.outside_bytes if last.probe.non_torch_bytes is None else last.probe.non_torch_bytes
+    required_bytes = told.reserved.peak_reserved_bytes + outside_bytes
+    return replace(correction, more_bytes=max(0, needed_bytes - required_bytes))
+
+
+def asked_bytes(refused: str) -> int:
+    """What was asked for in vain, by torch's own words; 0 where they do not say.
+
+    >>> asked_bytes("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 104.00 MiB")
+    16777216
+    """
+    found = _ASKED.search(refused)
+    return 0 if found is None else parse_bytes(found[1].replace("bytes", "B"))
+
+
+def _lines(points: Sequence[Point]) -> dict[Phase, Line]:
+    last = points[-1]
+    measured = _measured(last)
+    predicted = last.predicted.memory.phases
+    return {
+        phase: Line(predicted_bytes=predicted[phase], measured_bytes=peak, scale=_scale(phase, points))
+        for phase, peak in measured.items()
+        if phase in predicted
+    }
+
+
+def _measured(point: Point) -> dict[Phase, int]:
+    """Allocated, by phase. After a refusal no phase has been seen whole: what was measured can only raise it."""
+    probe, predicted = point.probe, point.predicted.memory.phases
+    peaks = {phase: peak.allocated_bytes for phase, peak in probe.phases.items()}
+    if not probe.refused:
+        return peaks
+    if probe.refused_in in peaks:
+        peaks[probe.refused_in] += asked_bytes(probe.refused)
+    whole = () if probe.refused_in is Phase.LOAD else (Phase.LOAD,)
+    return {phase: peak if phase in whole else max(peak, predicted.get(phase, 0)) for phase, peak in peaks.items()}
+
+
+def _scale(phase: Phase, points: Sequence[Point]) -> float:
+    if phase is Phase.LOAD:
+        return 1.0
+    for other in reversed(points[:-1]):
+        slope = _slope(phase, other, points[-1])
+        if slope is not None:
+            return _cut(slope)
+    measured, predicted = _measured(points[-1]), points[-1].predicted.memory.phases
+    moved_predicted = predicted[phase] - predicted.get(Phase.LOAD, 0)
+    moved_measured = measured[phase] - measured.get(Phase.LOAD, predicted.get(Phase.LOAD, 0))
+    return _cut(moved_measured / moved_predicted) if moved_predicted > 0 else 1.0
+
+
+def _slope(phase: Phase, one: Point, other: Point) -> float | None:
+    """Between two points of one kind that lie apart; None for all others."""
+    predicted = [point.predicted.memory.phases.get(phase, 0) for point in (one, other)]
+    measured = [_measured(point).get(phase) for point in (one, other)]
+    first, second = measured
+    if first is None or second is None or one.probe.refused or other.probe.refused:
+        return None
+    is_apart = abs(predicted[1] - predicted[0]) > LEAST_DISTANCE * max(predicted)
+    if not is_apart or _kind(one.probe.knobs) != _kind(other.probe.knobs):
+        return None
+    return (second - first) / (predicted[1] - predicted[0])
+
+
+def _kind(knobs: Knobs) -> Knobs:
+    """Settings that differ only in how much is in a micro-batch are of one kind."""
+    return replace(
+        knobs,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        max_length=None,
+        local_rollout_forward_batch_size=None,
+        per_device_eval_batch_size=None,
+    )
+
+
+def _cut(scale: float) -> float:
+    return min(max(scale, SCALES[0]), SCALES[1])
+
+
+def _cached_bytes(point: Point) -> int:
+    measured = point.probe.measured
+    if measured is None or point.probe.refused or measured.num_alloc_retries:
+        return 0
+    predicted = point.predicted.reserved.peak_reserved_bytes - point.predicted.memory.peak_allocated_bytes
+    return measured.peak_reserved_bytes - measured.peak_allocated_bytes - predicted
+
+
+_NOT_STATIC = (Owner.OTHER, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)
+
+
+def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
+    """What is more is of the others; what is less is taken from what is least certain first."""
+    made = dict(owners)
+    if moved_bytes >= 0:
+        made[Owner.OTHER] = made.get(Owner.OTHER, 0) + moved_bytes
+        return made
+    for owner in (*_NOT_STATIC, *(each for each in owners if each not in _NOT_STATIC)):
+        taken_bytes = min(made.get(owner, 0), -moved_bytes)
+        if taken_bytes:
+            made[owner] -= taken_bytes
+            moved_bytes += taken_bytes
+    return made

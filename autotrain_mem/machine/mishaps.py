@@ -1,0 +1,298 @@
+"""What goes wrong on a simulated card when it is told to: try what your run would survive.
+
+``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each mishap comes once in a run: a file in
+the output folder tells the process that goes on after it that it was there. On a real card nothing is made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import pathlib
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+from unittest.mock import patch
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.spec.phase import Phase
+from autotrain_mem.units import parse_bytes
+
+VARIABLE = "AUTOFIT_MISHAPS"
+MARKS_NAME = ".autofit-mishaps"
+"""The file in the output folder that lists what has come."""
+OPTIMIZER_NAME = "optimizer.pt"
+"""Of a checkpoint's files the one that is written after the weights and before the trainer's state
+(``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
+
+COUNT = "count"
+_PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
+SYNTAX = f"""Mishaps stand one after the other, with blanks between:
+oom:PHASE:N              the Nth allocation of that phase is refused: {", ".join(_PHASES)}
+taken:SIZE:N[:until:M]   from the Nth allocation (to the Mth) another process holds that much, such as 40MiB
+kill:N                   the process is killed at its Nth allocation
+kill:save:N              ... in the middle of writing its Nth checkpoint
+oom:save:N               the card is full in the middle of writing the Nth checkpoint
+disk:save:N              the disk is full in the middle of writing the Nth checkpoint
+torn:save:N[:FILE]       a file of the Nth checkpoint, or its largest, is cut short, and the process is killed
+count                    nothing goes wrong; {MARKS_NAME} in the output folder then tells how many there are of each
+Every process counts anew, its checkpoints too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """An allocation is refused as if the card were full."""
+
+    phase: Phase
+    at: int
+
+    def __str__(self) -> str:
+        return f"oom:{self.phase}:{self.at}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """Another process holds a part of the card; less where less is free."""
+
+    size_bytes: int
+    at: int
+    until: int | None
+
+    def __str__(self) -> str:
+        return f"taken:{self.size_bytes}B:{self.at}" + ("" if self.until is None else f":until:{self.until}")
+
+    @property
+    def over(self) -> str:
+        """What is marked when the other process has ended."""
+        return f"{self} is over"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Killed:
+    """SIGKILL, as the host's out-of-memory killer sends it."""
+
+    at: int
+
+    def __str__(self) -> str:
+        return f"kill:{self.at}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtSave:
+    """Something that befalls a checkpoint."""
+
+    kind: Literal["oom", "kill", "disk", "torn"]
+    """Saving itself mostly asks for nothing of the card, so ``oom`` counts checkpoints, too."""
+    save: int
+    file: str = ""
+    """That is torn; empty for the largest."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:save:{self.save}" + (f":{self.file}" if self.file else "")
+
+
+Mishap = Refused | Taken | Killed | AtSave
+
+
+def parse_mishaps(text: str) -> tuple[Mishap, ...]:
+    """Read the variable's text.
+
+    >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
+    ['oom:backward:37', 'taken:1048576B:500:until:900', 'disk:save:2']
+
+    Raises:
+        UsageError: with what is wrong, and how mishaps are written.
+    """
+    words = [word for word in text.split() if word != COUNT]
+    wrong: list[str] = []
+    mishaps: list[Mishap] = []
+    for word in words:
+        try:
+            mishaps.append(_parse(word.split(":")))
+        except ValueError:
+            wrong.append(word)
+    if wrong:
+        raise UsageError(f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}.", hint=SYNTAX)
+    return tuple(mishaps)
+
+
+def _parse(parts: Sequence[str]) -> Mishap:
+    """Raises ValueError."""
+    match parts:
+        case ["oom", phase, at] if phase in _PHASES:
+            return Refused(phase=Phase(phase), at=_count(at))
+        case ["taken", size, at]:
+            return Taken(size_bytes=parse_bytes(size), at=_count(at), until=None)
+        case ["taken", size, at, "until", until] if _count(until) > _count(at):
+            return Taken(size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
+        case ["kill", at]:
+            return Killed(at=_count(at))
+        case ["oom" | "kill" | "disk" | "torn" as kind, "save", save]:
+            return AtSave(kind=kind, save=_count(save))
+        case ["torn", "save", save, file] if file and pathlib.PurePath(file).name == file:
+            return AtSave(kind="torn", save=_count(save), file=file)
+        case _:
+            raise ValueError
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+@contextlib.contextmanager
+def beset(
+    gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
+) -> Iterator[None]:
+    """Inside, what ``environment`` asks for befalls this process, each mishap when it is due.
+
+    Args:
+        folder: The run's output folder, where it is marked what has come.
+        phase: Tells where the run is.
+
+    Raises:
+        UsageError: the variable cannot be read.
+    """
+    mishaps = parse_mishaps(environment.get(VARIABLE, ""))
+    counts = COUNT in environment.get(VARIABLE, "").split()
+    marks = Marks(folder / MARKS_NAME)
+    pending = [mishap for mishap in mishaps if mishap not in marks or isinstance(mishap, Taken)]
+    if not pending and not counts:
+        yield
+        return
+    import torch  # only a run that already trains comes here
+
+    fate = Fate(gpu, pending, marks, phase)
+    fate.save = torch.save
+    gpu.before_allocation = fate.allocation
+    with patch.object(torch, "save", fate.saving):
+        yield
+    gpu.before_allocation = None
+    for line in fate.counted() if counts else ():
+        marks.add(line)
+
+
+class Marks:
+    """What has come in this run, over all of its processes: one line each, written before it comes."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._lines = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
+
+    def __contains__(self, mark: object) -> bool:
+        return str(mark) in self._lines
+
+    def add(self, mark: object) -> None:
+        """The system keeps the line when the process is killed."""
+        self._lines.add(str(mark))
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(f"{mark}\n")
+
+
+class Fate:
+    """Counts what one process does, and lets come what is due.
+
+    Args:
+        pending: What has not come, or is not over.
+        phase: Tells where the run is.
+    """
+
+    save: Callable[..., Any]
+    """``torch.save`` as it was."""
+
+    def __init__(self, gpu: SimulatedGpu, pending: Sequence[Mishap], marks: Marks, phase: Callable[[], Phase]) -> None:
+        self._gpu = gpu
+        self._marks = marks
+        self._phase = phase
+        self._refused = [mishap for mishap in pending if isinstance(mishap, Refused)]
+        self._taken = [mishap for mishap in pending if isinstance(mishap, Taken)]
+        self._killed = [mishap for mishap in pending if isinstance(mishap, Killed)]
+        self._at_save = [mishap for mishap in pending if isinstance(mishap, AtSave)]
+        self._held: dict[Taken, int] = {}
+        self._allocations = 0
+        self._of_phase = Counter[Phase]()
+        self._saves = 0
+        self._checkpoint = pathlib.Path()
+
+    def allocation(self, size_bytes: int) -> None:
+        """Comes before each; raises torch.OutOfMemoryError for one that is refused."""
+        phase = self._phase()
+        self._allocations += 1
+        self._of_phase[phase] += 1
+        for taken in self._taken:
+            self._come_and_go(taken)
+        for torn in self._due_at_save("torn"):
+            if phase is not Phase.SAVE:
+                self._tear(torn)
+        for killed in self._killed:
+            if killed.at == self._allocations:
+                self._kill(killed)
+        for refused in self._refused:
+            if (refused.phase, refused.at) == (phase, self._of_phase[phase]) and refused not in self._marks:
+                self._marks.add(refused)
+                self._gpu.refuse(size_bytes)
+
+    def counted(self) -> list[str]:
+        """``backward 4711 allocations``, ``all 9999 allocations``, ``save 3 checkpoints``."""
+        phases = [f"{phase} {number} allocations" for phase, number in self._of_phase.items()]
+        return [*phases, f"all {self._allocations} allocations", f"save {self._saves} checkpoints"]
+
+    def saving(self, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        """In the place of ``torch.save``: the file of a checkpoint that is due is written by half."""
+        path = pathlib.Path(file) if isinstance(file, (str, os.PathLike)) else pathlib.Path()
+        if path.name != OPTIMIZER_NAME:
+            self.save(value, file, *args, **kwargs)
+            return
+        self._saves, self._checkpoint = self._saves + 1, path.parent
+        due = [mishap for kind in ("oom", "kill", "disk") for mishap in self._due_at_save(kind)]
+        if not due:
+            self.save(value, file, *args, **kwargs)
+            return
+        whole = io.BytesIO()
+        self.save(value, whole, *args, **kwargs)
+        path.write_bytes(whole.getvalue()[: whole.tell() // 2])
+        if due[0].kind == "kill":
+            self._kill(due[0])
+        self._marks.add(due[0])
+        if due[0].kind == "oom":
+            self._gpu.refuse(whole.tell())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def _due_at_save(self, kind: str) -> list[AtSave]:
+        """Of the checkpoint that is being written, or was last."""
+        if not self._at_save:
+            return []
+        named = [mishap for mishap in self._at_save if mishap.kind == kind and mishap.save == self._saves]
+        return [mishap for mishap in named if mishap not in self._marks]
+
+    def _come_and_go(self, taken: Taken) -> None:
+        """A process that came while an earlier one of this run was alive is still there."""
+        if taken.over in self._marks:
+            return
+        comes = taken in self._marks or self._allocations >= taken.at
+        if comes and taken not in self._held:
+            self._held[taken] = self._gpu.occupy(taken.size_bytes)
+            if taken not in self._marks:
+                self._marks.add(taken)
+        if taken.until is not None and self._allocations >= taken.until:
+            self._gpu.vacate(self._held.pop(taken))
+            self._marks.add(taken.over)
+
+    def _tear(self, torn: AtSave) -> NoReturn:
+        files = [path for path in self._checkpoint.iterdir() if path.is_file()]
+        path = self._checkpoint / torn.file if torn.file else max(files, key=lambda each: each.stat().st_size)
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+        self._kill(torn)
+
+    def _kill(self, mishap: Mishap) -> NoReturn:
+        self._marks.add(mishap)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a process lived on after SIGKILL")

@@ -1,0 +1,95 @@
+"""Who else holds memory on a card, and how much of it a process of ours does: NVML's word, without a CUDA context.
+
+NVML lists processes that compute and processes that draw; one that does both is in both lists, with the same bytes. In
+a container it lists other process numbers than ours, or none, and on Windows it lists no bytes
+(``nvml.h: nvmlProcessInfo_t``). What is taken and named by nobody is told as one nameless process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from autotrain_mem.spec.experience import OtherProcess
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.units import MIB
+
+NOBODY = 0
+"""The process number of what is taken by nobody that NVML names: no process has it."""
+UNNAMED_FROM_BYTES = 64 * MIB
+"""What is taken and named by nobody is told from this size on. No process that computes holds less: the smallest
+context, on a MIG instance of 14 SMs, is 61 MiB (``machine.measure.PLAUSIBLE_BYTES``) with nothing loaded into it."""
+
+
+def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
+    """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
+    with _opened(hardware) as opened:
+        if opened is None:
+            return ()
+        nvml, handle = opened
+        listed = [_named(pid, used) for pid, used in _listed(nvml, handle).items()]
+        unnamed_bytes = _taken_bytes(nvml, handle) - sum(other.used_bytes for other in listed)
+    if unnamed_bytes >= UNNAMED_FROM_BYTES:
+        listed.append(OtherProcess(pid=NOBODY, name="", used_bytes=unnamed_bytes))
+    return tuple(sorted(listed, key=lambda other: (-other.used_bytes, other.pid)))
+
+
+def held_by(hardware: Hardware, pid: int) -> int | None:
+    """All that one process holds of a card; None where NVML does not tell."""
+    with _opened(hardware) as opened:
+        return None if opened is None else _listed(*opened).get(pid) or None
+
+
+@contextlib.contextmanager
+def _opened(hardware: Hardware) -> Iterator[tuple[Any, Any] | None]:
+    """NVML, and the card in its words; None where there is no such card, or no NVML."""
+    try:
+        import pynvml  # a machine without NVIDIA's driver does without it
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield (pynvml, pynvml.nvmlDeviceGetHandleByUUID(hardware.uuid)) if hardware.uuid else None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _listed(nvml: Any, handle: Any) -> dict[int, int]:
+    """Bytes by process number; 0 where NVML knows of a process but not of its bytes."""
+    listed: dict[int, int] = {}
+    for question in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
+        try:
+            processes = getattr(nvml, question)(handle)
+        except nvml.NVMLError:  # a MIG instance draws nothing
+            continue
+        for process in processes:
+            listed[process.pid] = max(listed.get(process.pid, 0), process.usedGpuMemory or 0)
+    return listed
+
+
+def _taken_bytes(nvml: Any, handle: Any) -> int:
+    """What processes hold: without the driver's own reserve; 0 where it does not tell that (``detect._memory``)."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        return 0
+    return int(memory.total - memory.reserved - memory.free)
+
+
+def _named(pid: int, used_bytes: int) -> OtherProcess:
+    return OtherProcess(pid=pid, name=_name(pid), used_bytes=used_bytes)
+
+
+def _name(pid: int) -> str:
+    """As Linux tells it (``proc(5)``); empty for another system's process, or another container's."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,166 @@
+"""Why a training process ended before its time, and whether another may go on where it was.
+
+What is recognised by its text is what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
+
+- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and goes on with the words
+  of ``cudaGetErrorString`` (CUDA Runtime API, "Error handling"): ``an illegal memory access was encountered``,
+  ``device-side assert triggered``, ``unspecified launch failure``, ``uncorrectable ECC error encountered``. After any
+  of them the context is lost, and the process with it.
+- ``torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK`` writes ``NCCL error in:``, and its watchdog
+  (``ProcessGroupNCCL.cpp``) ``Watchdog caught collective operation timeout``.
+- What says that memory ran out stands in ``training.out_of_memory``; Python's own is ``MemoryError``.
+- ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
+"""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
+from autotrain_mem.training.out_of_memory import HOST, kind_of_text
+
+
+class Remedy(StrEnum):
+    """What may help."""
+
+    AGAIN = "again"
+    """The same once more: it came from outside."""
+    UNLESS_REPEATED = "unless repeated"
+    """The same once more, but not where the process before ended so at the same step."""
+    UNLESS_LOST = "unless lost"
+    """As before, and only where a checkpoint spares what was done: most likely it comes again."""
+    LESS_DEVICE_MEMORY = "less device memory"
+    LESS_HOST_MEMORY = "less host memory"
+    """Less of it where the plan can do with less; else the same once more: it may have been somebody else's."""
+    NONE = "none"
+    """The user's to mend."""
+
+
+CAUSES: Mapping[str, Remedy] = {
+    "GPU out of memory": Remedy.LESS_DEVICE_MEMORY,
+    "host out of memory": Remedy.LESS_HOST_MEMORY,
+    "CUDA error": Remedy.UNLESS_REPEATED,
+    "NCCL error": Remedy.UNLESS_REPEATED,
+    "killed": Remedy.AGAIN,
+    "crashed": Remedy.UNLESS_REPEATED,
+    "ended": Remedy.UNLESS_REPEATED,
+    "saving failed": Remedy.UNLESS_REPEATED,
+    "disk full": Remedy.NONE,
+    "raised": Remedy.UNLESS_LOST,
+    "refused": Remedy.NONE,
+}
+"""Every cause by its name, as a :class:`~autotrain_mem.spec.experience.Restart` has it."""
+
+LOW_HOST_SHARE = 0.05
+"""Less than this of the host's memory was left: a process that was killed then was killed for it. earlyoom, which
+Fedora had on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
+
+WHY_CHARACTERS = 120
+"""Of what a library raised, which may be pages: the error that ends a run has it all."""
+
+_TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("host out of memory", ("MemoryError", "is killed by signal: Killed")),
+    ("NCCL error", ("NCCL error", "collective operation timeout")),
+    ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
+)
+"""Cause -> what tells it, beside what tells that memory ran out; the first that is found counts."""
+
+_BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
+"""What Python raises for code or data that are wrong: they are as wrong the next time."""
+
+_CRASHES = frozenset(
+    number
+    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+    if (number := getattr(signal, name, None)) is not None  # Windows has no SIGBUS
+)
+"""Signals that a process raises by what it does itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What was seen of a training process that ended before its time."""
+
+    error: AutofitError
+    """What it told; or, where it told nothing, that it ended."""
+    code: int | None = None
+    """Exit status, negative for a signal; None for a process that told its error."""
+    log_tail: str = ""
+    """The last that it and its libraries printed."""
+    step: int = 0
+    """Optimizer steps that were done, as far as it told."""
+    began_at: int = 0
+    """Those that were done when it began to train; equal to ``step`` where it did none itself."""
+    saving: str = ""
+    """The folder of the checkpoint that it was writing; empty where it was not."""
+    host_kills: int = 0
+    """Processes that the kernel killed meanwhile for want of memory."""
+    host_left_share: float = 1.0
+    """The least of the host's memory that was seen to be available."""
+    peak_reserved_bytes: int | None = None
+    """Of the device's allocator, as of the last step; None where nothing measures."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Why a process ended."""
+
+    name: str
+    """One of ``CAUSES``."""
+    why: str
+    """What was seen of it, in one line."""
+
+    @property
+    def remedy(self) -> Remedy:
+        return CAUSES[self.name]
+
+
+def cause_of(ending: Ending) -> Cause:
+    """What the process told counts before how it ended, and both before what it printed.
+
+    >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
+    Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
+    """
+    return _of_status(ending) if ending.code is not None else _of_error(ending)
+
+
+def _of_error(ending: Ending) -> Cause:
+    error, why = ending.error, textwrap.shorten(ending.error.message, WHY_CHARACTERS, placeholder=" ...")
+    if isinstance(error, GpuOutOfMemoryError):
+        return Cause(name="GPU out of memory", why=why)
+    if isinstance(error, OutputFolderError):
+        return Cause(name="disk full", why=why)
+    if not isinstance(error, TrainingError):
+        return Cause(name="refused", why=why)
+    named = _named_in(error.message)
+    if named is not None:
+        return Cause(name=named, why=why)
+    if ending.saving:
+        return Cause(name="saving failed", why=why)
+    return Cause(name="refused" if any(f"raised {bug}" in why for bug in _BUGS) else "raised", why=why)
+
+
+def _of_status(ending: Ending) -> Cause:
+    number = -(ending.code or 0)
+    if number == signal.SIGKILL and ending.host_kills:
+        return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
+    if number in (signal.SIGKILL, signal.SIGTERM):
+        is_low = ending.host_left_share < LOW_HOST_SHARE
+        left = f" with {ending.host_left_share:.0%} of the host's memory left" if is_low else ""
+        return Cause(name="host out of memory" if is_low else "killed", why=f"signal {number}{left}")
+    how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
+    for line in reversed(ending.log_tail.splitlines()):
+        said = _named_in(line)
+        if said is not None:
+            return Cause(name=said, why=f"{how}, after {line.strip()!r}")
+    return Cause(name="crashed" if number in _CRASHES else "ended", why=how)
+
+
+def _named_in(text: str) -> str | None:
+    memory = kind_of_text(text)
+    if memory is not None:
+        return "host out of memory" if memory == HOST else "GPU out of memory"
+    return next((name for name, texts in _TEXTS if any(each in text for each in texts)), None)

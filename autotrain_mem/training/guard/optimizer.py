@@ -1,0 +1,147 @@
+"""Clipping and the optimizer's step: repeated where the first try changed nothing, and else not.
+
+A tensor that an operator writes counts its versions (``torch/csrc/autograd/VariableTypeUtils.h: increment_version``),
+which tells whether a try that ran out of memory had begun to write.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.spec import Phase
+from autotrain_mem.training.guard.generation import REPEATED
+from autotrain_mem.training.out_of_memory import Full, attempt, release
+
+if TYPE_CHECKING:
+    from autotrain_mem.training.guard.attach import Guard
+
+HALF_MADE = "some parameters had their update already: only a checkpoint has all of them as they were"
+HALF_CLIPPED = "some gradients were scaled already: only a checkpoint goes back before them"
+
+
+class OptimizerSteps:
+    """Stands in for ``_clip_grad_norm`` of one trainer and, once there is one, for ``step`` of its optimizer."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._followed: Any = None
+        self._clip: Callable[..., Any] | None = getattr(guard.trainer, "_clip_grad_norm", None)
+        if self._clip is not None:
+            guard.trainer._clip_grad_norm = self.clip
+
+    def follow(self, optimizer: Any) -> None:
+        """From now on, a step of this optimizer that runs out of memory is repeated. Accelerate has wrapped it."""
+        if optimizer is self._followed or optimizer is None:
+            return
+        self._followed = optimizer
+        step = optimizer.step
+
+        @functools.wraps(step)  # with the mark by which torch's schedulers know a step that they have seen
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self._step(optimizer, lambda: step(*args, **kwargs))
+
+        optimizer.step = guarded
+
+    def clip(self, model: Any) -> Any:
+        """``Trainer._clip_grad_norm``."""
+        clip = self._clip
+        assert clip is not None
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        before = [gradient._version for gradient in gradients]
+        outcome = attempt(lambda: clip(model))
+        if not isinstance(outcome, Full):
+            return outcome.value
+        reason = HALF_CLIPPED if [gradient._version for gradient in gradients] != before else self._guard.why_not
+        if reason:
+            self._guard.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
+        value = clip(model)
+        self._guard.tell(Phase.OPTIMIZER_STEP, REPEATED, outcome)
+        return value
+
+    def _step(self, wrapped: Any, step: Callable[[], Any]) -> Any:
+        optimizer = getattr(wrapped, "optimizer", wrapped)
+        before = _Untouched.of(optimizer)
+        outcome = attempt(step)
+        if not isinstance(outcome, Full):
+            return outcome.value
+        is_seen_through = not hasattr(optimizer, "_inner")  # ours on the host has copies that it writes first
+        reason = self._guard.why_not if is_seen_through and before.holds_for(optimizer) else HALF_MADE
+        if reason:
+            self._guard.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
+        before.take_back_new_state(optimizer)
+        one_by_one = _without_foreach(optimizer)
+        release()
+        value = step()
+        remedy = "repeated with one parameter after the other" if one_by_one else REPEATED
+        self._guard.tell(Phase.OPTIMIZER_STEP, remedy, outcome)
+        return value
+
+
+def _without_foreach(optimizer: Any) -> bool:
+    """From now on parameters are updated one by one: their temporaries never lie side by side. The same numbers."""
+    changed = False
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is not False and not group.get("fused"):
+            group["foreach"] = False
+            changed = True
+    return changed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Untouched:
+    """What an optimizer's step would write, before it."""
+
+    written: tuple[tuple[Any, int], ...]
+    """Each tensor, and its version."""
+    states: Mapping[int, Mapping[str, Any]]
+    """Per parameter, by its id: the numbers in its state, which some optimizers count up (bitsandbytes' ``step``)."""
+
+    @classmethod
+    def of(cls, optimizer: Any) -> _Untouched:
+        written = tuple((tensor, tensor._version) for tensor in _written(optimizer))
+        states = {id(parameter): _numbers(state) for parameter, state in optimizer.state.items()}
+        return cls(written=written, states=states)
+
+    def holds_for(self, optimizer: Any) -> bool:
+        """Whether all of it is as it was, and what is new was made and not yet used."""
+        if any(tensor._version != version for tensor, version in self.written):
+            return False
+        for parameter, state in optimizer.state.items():
+            known = self.states.get(id(parameter))
+            if known is None and (any(_numbers(state).values()) or any(map(_was_written, _tensors(state)))):
+                return False
+            if known is not None and _numbers(state) != known:
+                return False
+        return True
+
+    def take_back_new_state(self, optimizer: Any) -> None:
+        """State that the try began to make is as if it never was."""
+        for parameter in [parameter for parameter in optimizer.state if id(parameter) not in self.states]:
+            del optimizer.state[parameter]
+
+
+def _written(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+    for state in optimizer.state.values():
+        yield from _tensors(state)
+
+
+def _tensors(state: Any) -> Iterator[Any]:
+    import torch
+
+    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _numbers(state: Any) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if isinstance(value, (int, float))}
+
+
+def _was_written(tensor: Any) -> bool:
+    return bool(tensor._version > 0)

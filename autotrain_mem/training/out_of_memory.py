@@ -1,0 +1,158 @@
+"""Tells a full device or host from every other error, whoever raises it, and gives back what nobody holds any more."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+HOST = "host memory"
+"""What :func:`kind_of` says of memory that is not the device's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sign:
+    """What a library says when it could not have memory; all ``words`` stand in its text, whatever their case."""
+
+    kind: str
+    words: tuple[str, ...]
+
+
+_SIGNS = (
+    # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a
+    # RuntimeError of the same words). NCCL's own allocations below say neither.
+    _Sign(kind="GPU memory", words=("cuda out of memory",)),
+    _Sign(kind="GPU memory", words=("hip out of memory",)),
+    # torch/csrc/distributed/c10d/NCCLUtils.cpp: getNcclErrorDetailStr appends ncclGetLastError; NCCL's
+    # include/alloc.h and enqueue.cc warn "Cuda failure 2 'out of memory'", older ones without the number.
+    _Sign(kind="NCCL buffer", words=("nccl", "cuda failure", "'out of memory'")),
+    _Sign(kind="NCCL buffer", words=("nccl", "failed to cuda calloc")),
+    # aten/src/ATen/cuda/Exceptions.h: TORCH_CUDABLAS_CHECK, aten/src/ATen/cuda/CublasHandlePool.cpp:
+    # createCublasHandle. The workspace of a handle is made with it: cublasCreate says "not initialized" where it
+    # cannot be had.
+    _Sign(kind="cuBLAS workspace", words=("cublas_status_alloc_failed",)),
+    _Sign(kind="cuBLAS workspace", words=("cublas_status_not_initialized", "cublascreate")),
+    _Sign(kind="cuBLAS workspace", words=("cublas_status_not_initialized", "cublasltcreate")),
+    # The same file: AT_CUDNN_CHECK; names of cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one of cuDNN 8 too.
+    _Sign(kind="cuDNN workspace", words=("cudnn_status_alloc_failed",)),
+    _Sign(kind="cuDNN workspace", words=("cudnn_status_internal_error_device_allocation_failed",)),
+    _Sign(kind=HOST, words=("cudnn_status_internal_error_host_allocation_failed",)),
+    # The same file: TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK.
+    _Sign(kind="cuSOLVER workspace", words=("cusolver_status_alloc_failed",)),
+    _Sign(kind="cuSPARSE workspace", words=("cusparse_status_alloc_failed",)),
+    # bitsandbytes csrc/ops.cuh: CUDA_CHECK_RETURN prints this and ends the process with exit code 1: no exception, but
+    # the last line that the child said. cget_managed_ptr (paged optimizers) goes through it.
+    _Sign(kind="bitsandbytes buffer", words=("error out of memory at line", "csrc")),
+    # c10/cuda/CUDAException.cpp: c10_cuda_check_implementation, cudaErrorMemoryAllocation: what asks CUDA past the
+    # allocator (pinned host memory: aten/src/ATen/cuda/CachingHostAllocator.cpp; streams, graphs, a context).
+    _Sign(kind="CUDA runtime memory", words=("cuda error: out of memory",)),
+    # c10/cuda/driver_api.h: C10_CUDA_DRIVER_CHECK (expandable segments); triton's backends/nvidia/driver.c: gpuAssert.
+    _Sign(kind="CUDA driver memory", words=("cuda driver error: out of memory",)),
+    _Sign(kind="CUDA driver memory", words=("triton error [cuda]: out of memory",)),
+    # c10/core/impl/alloc_cpu.cpp: alloc_cpu; "not enough memory" is what Windows' build says.
+    _Sign(kind=HOST, words=("defaultcpuallocator: can't allocate memory",)),
+    _Sign(kind=HOST, words=("defaultcpuallocator: not enough memory",)),
+    # aten/src/ATen/MapAllocator.cpp: mmap of a file or of shared memory; errno 12.
+    _Sign(kind=HOST, words=("unable to mmap", "cannot allocate memory")),
+    # C++'s own, as torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes it on.
+    _Sign(kind=HOST, words=("std::bad_alloc",)),
+)
+
+_FATAL = (
+    "illegal memory access",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "misaligned address",
+    "illegal instruction",
+    "uncorrectable ecc error",
+    "invalid device context",
+)
+"""The context is lost with these (CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state"):
+whatever else the text names, no memory that is freed will help. Words: ``cudaGetErrorString``."""
+
+
+def kind_of_text(text: str) -> str | None:
+    """Whose memory ran out, by what a library said; None where it said something else.
+
+    >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    'cuBLAS workspace'
+    """
+    lowered = text.lower()
+    if any(words in lowered for words in _FATAL):
+        return None
+    return next((sign.kind for sign in _SIGNS if all(word in lowered for word in sign.words)), None)
+
+
+def kind_of(error: BaseException) -> str | None:
+    """Whose memory ran out; None for every other error, a lost CUDA context among them."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return "GPU memory"
+    if isinstance(error, MemoryError):
+        return HOST
+    return kind_of_text(str(error)) if isinstance(error, RuntimeError) else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, and nothing else is wrong."""
+    return kind_of(error) is not None
+
+
+def release() -> None:
+    """Give back what nobody holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
+
+    ``torch.cuda.empty_cache`` does nothing where CUDA was never used.
+    """
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done(Generic[Result]):
+    """A try that went through."""
+
+    value: Result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Full:
+    """A try that ran out of memory."""
+
+    error: Exception
+    """Its frames hold nothing any more."""
+    message: str
+    """The first line of what the library raised."""
+
+
+def attempt(work: Callable[[], Result]) -> Done[Result] | Full:
+    """Try once. What an attempt that ran out of memory held is given back before this returns.
+
+    Raises:
+        Exception: whatever ``work`` raises that is no shortage of memory.
+    """
+    try:
+        return Done(value=work())
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        full = Full(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
+    _let_go(full.error)
+    release()
+    return full
+
+
+def _let_go(error: BaseException | None) -> None:
+    """The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,197 @@
+"""Goes on where a training process ended before its time: with the same plan, or with one that takes less memory.
+
+Nothing here starts a process or reads a file: what does is handed over, so that every ending can be told in a test.
+
+A run may be started again so many times without having got further: a checkpoint beyond the one that the last process
+began with sets the count back, so that a run of a week survives what comes once a day, and one that cannot go on is
+given up soon. What is the user's to mend is given up at once, and most of what comes again at the same step then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from autotrain_mem.errors import AutofitError, InterruptedByUser
+from autotrain_mem.spec import Knobs, Learned
+from autotrain_mem.spec.experience import Restart
+from autotrain_mem.training.causes import Cause, Ending, Remedy, cause_of
+from autotrain_mem.training.checkpoints import Checkpoint
+from autotrain_mem.training.launch import Event
+
+RESTARTS = 3
+"""The default: a fourth process in a row that gets no further has shown that it is not chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stint:
+    """One process's part of a run."""
+
+    knobs: Knobs
+    learned: Learned
+    """What guards learned in those before."""
+    checkpoint: Checkpoint | None
+    """To begin with; None for the beginning."""
+
+    @property
+    def began_at(self) -> int:
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def resume_from(self) -> Path | None:
+        return None if self.checkpoint is None else self.checkpoint.path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Another plan for the same training."""
+
+    knobs: Knobs
+    flags: str
+    """What is other, as flags: ``--per_device_train_batch_size 2 --gradient_accumulation_steps 4``."""
+
+
+class Ways(Protocol):
+    """What the supervisor cannot do itself."""
+
+    def train(self, stint: Stint, hear: Callable[[Event], None]) -> Event | Ending:
+        """Run a process to its end."""
+
+    def newest(self, ending: Ending) -> Checkpoint | None:
+        """The last whole checkpoint of the run, after what was torn has been put aside."""
+
+    def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
+        """A plan that takes less; None where there is none."""
+
+    def explained(self, ending: Ending) -> AutofitError:
+        """The error that tells best how the process ended: its own, or one that says more."""
+
+
+def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
+    """Train to the end; returns the ``end`` event of the last process.
+
+    Args:
+        restarts: So many times in a row without a new checkpoint; 0 for never.
+        on_event: Hears of every process, and of a ``restart`` before each other one.
+
+    Raises:
+        AutofitError: what ended the last process; the hint says why there is no other, and what to go on from.
+        InterruptedByUser: as :func:`launch.train`; also where Ctrl-C came while no process ran.
+    """
+    stint, spent, before = first, 0, ("", 0)
+    learning = _Learning(on_event, first.learned)
+    while True:
+        ended = ways.train(stint, learning.hear)
+        if not isinstance(ended, Ending):
+            return ended
+        cause, newest = cause_of(ended), None
+        try:
+            newest = ways.newest(ended)
+            spent = 0 if newest is not None and newest.step > stint.began_at else spent
+            refusal = why_not(cause, ended, newest, is_repeated=before == (cause.name, ended.step))
+            refusal = refusal or _why_no_more(spent, restarts)
+            change = None if refusal else _change(ways, cause, ended, stint.knobs)
+            if refusal or _is_hopeless(cause, ended, change, is_repeated=before == (cause.name, ended.step)):
+                raise _given_up(cause, ways.explained(ended), refusal or NOTHING_LESS, newest)
+        except KeyboardInterrupt as interrupt:
+            raise _interrupted(ended, newest) from interrupt
+        stint = _next(stint, newest, learning.learned, change)
+        on_event({"event": "restart", "restart": _restart(stint, cause, ended, change).to_json()})
+        spent, before = spent + 1, (cause.name, ended.step)
+
+
+class _Learning:
+    """Passes events on, and keeps what the guard learned last."""
+
+    def __init__(self, on_event: Callable[[Event], None], learned: Learned) -> None:
+        self._on_event = on_event
+        self.learned = learned
+
+    def hear(self, event: Event) -> None:
+        if event["event"] == "incident":
+            self.learned = Learned.from_json(event["learned"])
+        self._on_event(event)
+
+
+# -- whether to go on ----------------------------------------------------------------------------------------------
+
+NOTHING_LESS = "No other settings of the same training take less."
+
+
+def why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
+    """Why another process would end as this one did, in a sentence; empty where it may not.
+
+    Args:
+        is_repeated: The process before ended of the same cause after the same step.
+    """
+    has_trained = ending.step > ending.began_at
+    match cause.remedy:
+        case Remedy.NONE:
+            return "It would end so again."
+        case Remedy.UNLESS_LOST if newest is None or not has_trained:
+            return "It would most likely end so again."
+        case Remedy.UNLESS_LOST | Remedy.UNLESS_REPEATED if is_repeated:
+            return f"It has ended so twice, after step {ending.step}."
+    return ""
+
+
+def _why_no_more(spent: int, restarts: int) -> str:
+    if spent < restarts:
+        return ""
+    if restarts == 0:
+        return "--max_restarts 0 lets no other process go on."
+    times = "once" if spent == 1 else f"{spent} times"
+    return f"It was started again {times} without getting further (--max_restarts {restarts})."
+
+
+def _change(ways: Ways, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
+    if cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY):
+        return ways.changed(cause, ending, knobs)
+    return None
+
+
+def _is_hopeless(cause: Cause, ending: Ending, change: Change | None, *, is_repeated: bool) -> bool:
+    """A device that was full once, because of others, has room again; one that is full in the first step has not."""
+    if change is not None or cause.remedy is not Remedy.LESS_DEVICE_MEMORY:
+        return False
+    return is_repeated or ending.step == ending.began_at
+
+
+# -- going on, or not ----------------------------------------------------------------------------------------------
+
+
+def _next(stint: Stint, newest: Checkpoint | None, learned: Learned, change: Change | None) -> Stint:
+    knobs = stint.knobs if change is None else change.knobs
+    return Stint(knobs=knobs, learned=learned, checkpoint=newest)
+
+
+def _restart(stint: Stint, cause: Cause, ending: Ending, change: Change | None) -> Restart:
+    return Restart(
+        step=ending.step,
+        resumed_at=stint.began_at,
+        cause=cause.name,
+        why=cause.why,
+        change="" if change is None else change.flags,
+    )
+
+
+def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
+    """What is the user's to mend needs no word of ours but where to go on from."""
+    why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
+    error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
+    return error
+
+
+def _go_on(newest: Checkpoint | None) -> str:
+    if newest is None:
+        return ""
+    return f"Its last whole checkpoint is {newest.path}; --resume_from_checkpoint goes on from there."
+
+
+def _interrupted(ending: Ending, newest: Checkpoint | None) -> InterruptedByUser:
+    return InterruptedByUser(
+        f"Interrupted after step {ending.step}, while no training process ran.",
+        hint=_go_on(newest) or "Run the command again when you like.",
+    )

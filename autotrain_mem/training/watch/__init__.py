@@ -1,0 +1,1 @@
+"""Watches what a training takes, and says what it is a sign of."""

@@ -1,0 +1,309 @@
+"""Watches the memory of a training run, of any transformers Trainer, and says in one line what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+from transformers.utils import logging
+
+from autotrain_mem.allocator.settings import settings_of
+from autotrain_mem.host import HostMemory, host_memory
+from autotrain_mem.spec import Phase, PhasePeak
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.watch.record import RECORD_NAME, Record, record_path
+from autotrain_mem.training.watch.rows import Rows
+from autotrain_mem.training.watch.signs import Lookout, Sample, Sign
+from autotrain_mem.units import GIB
+
+logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it
+
+HOST_EVERY_SECONDS = 5.0
+"""Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21) where all
+else that is done at a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
+FRAMES = 10
+"""Calls between the handler of a trainer's callbacks and this one, at most: two, and those of a subclass."""
+
+Event = Callable[..., None]
+
+
+def _harmless(event: Event) -> Event:
+    """A watch ends no training: what it raises is said once."""
+
+    @functools.wraps(event)
+    def watched(self: MemoryWatch, *args: Any, **kwargs: Any) -> None:
+        try:
+            event(self, *args, **kwargs)
+        except Exception as error:
+            self._excuse(error)
+
+    return watched
+
+
+class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Logs what a training takes of the device and of the host, and says what to do before it runs out.
+
+    ``Trainer(..., callbacks=[MemoryWatch()])`` is all there is to do, with any Trainer of transformers or TRL. Every
+    log of the training gets ``memory/...`` figures, in the trackers of ``report_to``, ``state.log_history`` and on the
+    console; a JSONL in the output folder has them in bytes. Where something goes wrong (what is reserved climbs with
+    every longer row, fragmentation, a leak, host memory running out, memory that spilled to the host) one line says so.
+
+    Peaks are those of the allocator: since the process began, or since somebody reset them; the watch never does.
+    Nothing that it does can end the training.
+
+    Args:
+        read: Reads the device's allocator; None where nothing measures. By default, CUDA's current device.
+        predicted: Peak of what is allocated in each phase, in bytes, as a plan's ``estimate.memory.phases`` has it.
+        total_bytes: Of the device; by default, of CUDA's current device.
+        phases: Tells the measured peak of each phase so far, where somebody measures them (``run.phase_peaks`` does, by
+            resetting the peaks; ``read`` must then be of the same).
+        file: Of the record, relative to ``output_dir``; of other ranks than 0 with the rank in its name.
+        told: Gets each sign; by default transformers' logger warns of it.
+        host: Reads the host's memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        read: Callable[[], MemoryReading | None] | None = None,
+        predicted: Mapping[Phase, int] | None = None,
+        total_bytes: int | None = None,
+        phases: Callable[[], Mapping[Phase, PhasePeak]] | None = None,
+        file: str | pathlib.Path = RECORD_NAME,
+        told: Callable[[Sign], None] | None = None,
+        host: Callable[[], HostMemory] = host_memory,
+    ) -> None:
+        self._read = read or cuda_reading
+        self._predicted = predicted or {}
+        self._total_bytes = total_bytes
+        self._phases = phases or dict
+        self._file = file
+        self._told = told or (lambda sign: logger.warning(sign.message))
+        self._host = _Seldom(host)
+        self._rows = Rows()
+        self._clock = _Clock()
+        self._lookout = Lookout()
+        self._record: Record | None = None
+        self._logged_step = -1
+        self._excused: set[str] = set()
+
+    # -- the trainer's events --------------------------------------------------------------------------------------
+
+    @_harmless
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Take the place before the trackers, and look at the model's embedding."""
+        _move_first(self)
+        self._clock.start()
+        self._logged_step = -1
+        if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
+            self._rows.follow(model)
+        self._record = Record(record_path(self._file, args.output_dir, args.process_index))
+        self._total_bytes = self._total_bytes or _cuda_total_bytes()
+        self._lookout = Lookout(settings_of(os.environ).expandable_segments)
+        predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
+        self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
+
+    @_harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What comes before the next event is no training."""
+        self._clock.mark()
+
+    @_harmless
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Its time does not count."""
+        self._clock.leave_out()
+
+    @_harmless
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Its time does not count."""
+        self._clock.leave_out()
+
+    @_harmless
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Add the figures to what is logged, and say what they are a sign of."""
+        if logs is None or _is_evaluation(logs) or state.global_step <= self._logged_step:
+            return
+        self._logged_step = state.global_step
+        sample, peaks = self._sample(state.global_step), self._phases()
+        figures = dict(self._figures(sample, peaks))
+        logs.update(figures)
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(figures)  # a copy of logs, made before the callbacks were called
+        self._write("sample", **sample.to_json(), phases=_wire(peaks))
+        for sign in self._lookout.see(sample):
+            self._write("sign", **sign.to_json())
+            if state.is_world_process_zero:
+                self._told(sign)
+
+    @_harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The model is left as it was; the peaks of the last evaluation and save are kept."""
+        self._rows.leave()
+        self._write("end", step=state.global_step, phases=_wire(self._phases()))
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    def _sample(self, step: int) -> Sample:
+        batches, host, seconds = self._rows.take(), self._host.read(), self._clock.take()
+        return Sample(
+            step=step,
+            seconds=time.perf_counter(),
+            device=self._read(),
+            total_bytes=self._total_bytes,
+            rows=None if batches is None else batches.rows,
+            tokens=None if batches is None else batches.tokens,
+            tokens_per_second=batches.all_tokens / seconds if batches and seconds > 0 else None,
+            host_available_bytes=host.available_bytes,
+            host_total_bytes=host.total_bytes,
+        )
+
+    def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
+        """As they are logged: sizes in GiB, since people read them; what is not known is left out."""
+        device = sample.device
+        if device is not None:
+            yield "memory/allocated_gib", _gib(device.allocated_bytes)
+            yield "memory/peak_allocated_gib", _gib(device.peak_allocated_bytes)
+            yield "memory/peak_reserved_gib", _gib(device.peak_reserved_bytes)
+            yield "memory/slack_share", round(sample.slack or 0.0, 4)
+            yield "memory/retries", device.num_alloc_retries
+        if device is not None and self._predicted:
+            yield "memory/predicted_peak_gib", _gib(max(self._predicted.values()))
+        for phase, peak in peaks.items():
+            yield f"memory/{phase}_gib", _gib(peak.allocated_bytes)
+            if phase in self._predicted:
+                yield f"memory/{phase}_predicted_gib", _gib(self._predicted[phase])
+        if sample.rows is not None and sample.tokens is not None:
+            yield "memory/longest_row_tokens", sample.tokens
+            yield "memory/longest_batch_tokens", sample.rows * sample.tokens
+        if sample.tokens_per_second is not None:
+            yield "memory/tokens_per_second", round(sample.tokens_per_second, 1)
+        if sample.host_available_bytes is not None:
+            yield "memory/host_available_gib", _gib(sample.host_available_bytes)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        if self._record is None:
+            return
+        try:
+            self._record.write({"event": event, "time": round(time.time(), 3), **fields})
+        except OSError as error:
+            self._excuse(error, f"{self._record.path} cannot be written; figures are logged all the same")
+            self._record = None
+
+    def _excuse(self, error: Exception, what: str = "the memory watch failed; the training goes on") -> None:
+        if what not in self._excused:
+            self._excused.add(what)
+            logger.warning(f"{what}: {type(error).__name__}: {error}")
+
+
+class _Clock:
+    """Seconds of training since it was last asked: what lies between a step and an event that is none is left out."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self._since = self._marked = time.perf_counter()
+        self._left_out = 0.0
+
+    def mark(self) -> None:
+        self._marked = time.perf_counter()
+
+    def leave_out(self) -> None:
+        before, self._marked = self._marked, time.perf_counter()
+        self._left_out += self._marked - before
+
+    def take(self) -> float:
+        seconds = time.perf_counter() - self._since - self._left_out
+        self.start()
+        return seconds
+
+
+class _Seldom:
+    """Reads the host's memory, but not at every log."""
+
+    def __init__(self, host: Callable[[], HostMemory]) -> None:
+        self._host = host
+        self._last: HostMemory | None = None
+        self._at = 0.0
+
+    def read(self) -> HostMemory:
+        now = time.perf_counter()
+        if self._last is None or now - self._at >= HOST_EVERY_SECONDS:
+            self._last, self._at = self._host(), now
+        return self._last
+
+
+# -- CUDA ----------------------------------------------------------------------------------------------------------
+
+
+def cuda_reading() -> MemoryReading | None:
+    """Of the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer than
+    the reading; None before there is a context, and where there is no CUDA."""
+    if not torch.cuda.is_initialized():
+        return None
+    stats = torch.cuda.memory_stats_as_nested_dict()
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return MemoryReading(
+        allocated_bytes=allocated["current"],
+        peak_allocated_bytes=allocated["peak"],
+        reserved_bytes=reserved["current"],
+        peak_reserved_bytes=reserved["peak"],
+        num_alloc_retries=stats["num_alloc_retries"],
+    )
+
+
+def _cuda_total_bytes() -> int | None:
+    if not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+# -- the trainer ---------------------------------------------------------------------------------------------------
+
+
+def _move_first(callback: MemoryWatch) -> None:
+    """The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
+    (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late.
+
+    A callback is given no trainer: its caller is the handler that holds the list. Moving to the front of a list while
+    it is gone through skips none and repeats none. Where no handler is found, only the trackers miss the figures.
+    """
+    callbacks = _callbacks_of_caller()
+    if callback in callbacks:
+        flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
+        first = flow[-1] + 1 if flow else 0
+        if callbacks.index(callback) > first:
+            callbacks.remove(callback)
+            callbacks.insert(first, callback)
+
+
+def _callbacks_of_caller() -> list[Any]:
+    frame = inspect.currentframe()
+    for _ in range(FRAMES):
+        frame = frame and frame.f_back
+        caller = frame.f_locals.get("self") if frame else None
+        if isinstance(caller, CallbackHandler):
+            found: list[Any] = caller.callbacks
+            return found
+    return []
+
+
+def _is_evaluation(logs: Mapping[str, Any]) -> bool:
+    """Trackers go by the same names (``transformers/integrations/integration_utils.py: rewrite_logs``)."""
+    return any(name.startswith(("eval_", "test_")) for name in logs)
+
+
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / GIB, 4)
+
+
+def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
+    return {str(phase): peak.to_json() for phase, peak in peaks.items()}

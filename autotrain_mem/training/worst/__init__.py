@@ -1,0 +1,1 @@
+"""The longest rows before the first step, of which nothing stays."""

@@ -1,0 +1,143 @@
+"""What a training step changes of a trainer beside its gradients, put back as it was: the run never knows of it."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_KEPT_BY_VALUE = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
+"""Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
+``_metrics``): the step gets copies."""
+
+_PLAIN = (bool, int, float, str, type(None), list, tuple, dict, set, deque, torch.Tensor)
+"""Kinds of values that a step may leave in a trainer under a name: counters, buffers of completions, running entropies.
+Everything else, such as a method that somebody replaced, was put there for good."""
+
+_NUMBERS = (bool, int, float, type(None))
+
+Undo = Callable[[], None]
+
+
+@contextmanager
+def untouched(trainer: Any) -> Iterator[None]:
+    """Afterwards everything is as before: gradients, random states, counters and metrics, buffers of all models.
+
+    Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
+    ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,
+    ``compute_loss`` of SFT, Reward, DPO, GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie
+    in host memory. Only this trainer's models are looked at.
+    """
+    undo = [
+        _random_states(),
+        _attributes(trainer),
+        _attributes(trainer.state),
+        _mapping(trainer.accelerator.gradient_state._shared_state),
+        *(_numbers(module) for model in models_of(trainer) for module in model.modules()),
+        *(_buffers(module) for model in models_of(trainer) for module in model.modules() if module._buffers),
+        *(_gradients(model) for model in models_of(trainer)),
+    ]
+    if trainer.accelerator.scaler is not None:
+        undo.append(_attributes(trainer.accelerator.scaler))
+    try:
+        yield
+    finally:
+        for back in undo:
+            back()
+
+
+def models_of(trainer: Any) -> list[torch.nn.Module]:
+    """All of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
+    names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model")
+    found = [getattr(trainer, name, None) for name in names]
+    found += getattr(trainer, "reward_funcs", None) or ()
+    unique = {id(model): model for model in found if isinstance(model, torch.nn.Module)}
+    return list(unique.values())
+
+
+def _random_states() -> Undo:
+    """Of Python, numpy (where it was imported: nobody else can have drawn from it), torch, and every CUDA device."""
+    python, on_host = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    drawn = None if numpy is None else numpy.random.get_state()
+    on_cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def back() -> None:
+        random.setstate(python)
+        torch.set_rng_state(on_host)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+        if on_cards is not None:
+            torch.cuda.set_rng_state_all(on_cards)
+
+    return back
+
+
+def _attributes(kept: Any) -> Undo:
+    """What names stand for in an object, and the contents of those that a step adds to."""
+    held = vars(kept)
+    before = dict(held)
+    for name in _KEPT_BY_VALUE:
+        if name in held:
+            held[name] = copy.deepcopy(held[name])
+
+    def back() -> None:
+        for name in [name for name in held if name not in before and isinstance(held[name], _PLAIN)]:
+            del held[name]
+        for name, value in before.items():
+            if held.get(name) is not value and isinstance(value, _PLAIN) and isinstance(held.get(name), _PLAIN):
+                held[name] = value
+
+    return back
+
+
+def _mapping(held: Any) -> Undo:
+    before = dict(held)
+    return lambda: held.update(before)
+
+
+def _numbers(module: torch.nn.Module) -> Undo:
+    """Counters and switches, such as the longest row that a rotary embedding has met."""
+    before = {name: value for name, value in vars(module).items() if isinstance(value, _NUMBERS)}
+
+    def back() -> None:
+        for name, value in before.items():
+            if isinstance(vars(module).get(name), _NUMBERS):
+                vars(module)[name] = value
+
+    return back
+
+
+def _buffers(module: torch.nn.Module) -> Undo:
+    """Statistics of a batch norm, frequencies of a rotary embedding that grows: replaced or written in place."""
+    before = dict(module._buffers)
+    with torch.no_grad(), _disable_current_modes():  # a simulated card keeps no account of the host
+        copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}
+
+    def back() -> None:
+        module._buffers.clear()
+        module._buffers.update(before)
+        with torch.no_grad(), _disable_current_modes():
+            for name, value in copies.items():
+                before[name].copy_(value)
+
+    return back
+
+
+def _gradients(model: torch.nn.Module) -> Undo:
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+
+    def back() -> None:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+    return back

@@ -1,0 +1,164 @@
+"""The same data on the same cards: TRL as it is, with ``auto_find_batch_size=True``, and autofit."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.units import KIB, format_bytes
+from survival_cases import jobs
+from survival_cases.command import ROOT, autofit, surroundings
+from survival_cases.kept import Row
+from survival_cases.sizes import LARGE, card_of
+
+METHODS = ("sft", "reward", "dpo", "grpo")
+MICRO_BATCH, ACCUMULATION = 20, 2
+"""40 rows a step: the card is sized by what this takes."""
+GENERATION = 40
+"""GRPO's, of 20 prompts with 2 completions each; it refuses before it trains."""
+SITUATIONS = ("the long row", "from the start")
+TOOLS = ("TRL", "auto_find_batch_size", "autofit")
+LIMIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One way to train on one card."""
+
+    method: str
+    situation: str
+    tool: str
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.situation}, {self.tool}"
+
+
+def cases() -> list[Case]:
+    """All; of GRPO only what it says."""
+    every = [
+        Case(method=method, situation=situation, tool=tool)
+        for method in METHODS
+        for situation in SITUATIONS
+        for tool in TOOLS
+    ]
+    return [case for case in every if case.method != "grpo" or str(case) == str(REFUSED)]
+
+
+REFUSED = Case(method="grpo", situation=SITUATIONS[0], tool="auto_find_batch_size")
+
+
+def run(case: Case, place: pathlib.Path) -> Row:
+    """One case; the card is sized once for each method, by a run that has room."""
+    card = LARGE if case == REFUSED else _card(case, place)
+    if case.tool == "autofit":
+        return {"card": card, **_with_autofit(case, card, place)}
+    told = _plain(case.method, card, place, auto=case.tool == "auto_find_batch_size")
+    return {"card": card, **judged(told)}
+
+
+def _card(case: Case, place: pathlib.Path) -> str:
+    """Too small for the long row alone, or for any micro-batch."""
+    kept = place / f"peaks-{case.method}.json"
+    if not kept.is_file():
+        kept.write_text(json.dumps(_plain(case.method, LARGE, place, auto=False)["attempts"][0]["peaks"]))
+    peaks = json.loads(kept.read_text())
+    usual, most = statistics.median_low(peaks[:3]), max(peaks)
+    wanted = (usual + most) // 2 if case.situation == SITUATIONS[0] else usual * 3 // 4
+    return card_of(wanted)
+
+
+def _plain(method: str, card: str, place: pathlib.Path, *, auto: bool) -> dict[str, Any]:
+    started = time.time()
+    asked = {
+        "method": method,
+        "card": card,
+        "micro_batch": GENERATION if method == "grpo" else MICRO_BATCH,
+        "accumulation": 1 if method == "grpo" else ACCUMULATION,
+        "auto_find_batch_size": auto,
+        "output_dir": f"runs/plain-{method}-{card}-{auto}",
+        "started": started,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "survival_cases.plain", json.dumps(asked)],
+        cwd=place,
+        env=surroundings(place, {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told | {"seconds": time.time() - started}
+
+
+def judged(told: Mapping[str, Any]) -> Row:
+    """What was trained before the last attempt is trained again: the weights stay, the schedule begins anew."""
+    attempts, error = told["attempts"], told["error"]
+    abandoned, last = attempts[:-1], attempts[-1] if attempts else None
+    return {
+        "outcome": error or "finished",
+        "restarts": len(abandoned),
+        "wasted_steps": sum(attempt["steps"] for attempt in abandoned),
+        "rows_twice": sum(attempt["steps"] * attempt["micro_batch"] * ACCUMULATION for attempt in abandoned),
+        "rows_a_step": last["micro_batch"] * ACCUMULATION if last else None,
+        "steps": last["steps"] if last else 0,
+        "first_good_step_seconds": last["first_step_seconds"] if last and not error else None,
+        "seconds": round(told["seconds"], 1),
+    }
+
+
+def _with_autofit(case: Case, card: str, place: pathlib.Path) -> Row:
+    argv = [case.method, *jobs.flags(case.method, "full"), "--gpu", card, "--simulate", "--save_strategy", "no"]
+    ended = autofit(argv, place, f"against-{case.method}-{card}", {})
+    if ended.told is None:
+        return {"outcome": ended.error, "seconds": round(ended.seconds, 1)}
+    knobs, restarts = ended.told["plan"]["knobs"], ended.experience.get("restarts", ())
+    wasted = sum(restart["step"] - restart["resumed_at"] for restart in restarts)
+    return {
+        "outcome": "finished",
+        "restarts": len(restarts),
+        "wasted_steps": wasted,
+        "rows_twice": wasted * jobs.rows_per_step(case.method),
+        "rows_a_step": knobs["per_device_train_batch_size"] * knobs["gradient_accumulation_steps"],
+        "steps": ended.told["run"]["steps"],
+        "first_good_step_seconds": ended.first_step_seconds,
+        "seconds": round(ended.seconds, 1),
+    }
+
+
+def table(rows: Mapping[str, Row]) -> list[str]:
+    """In Markdown, for the README."""
+    columns = (
+        *("", "card", "ended", "restarts", "steps in vain", "rows trained twice", "rows a step"),
+        *("steps", "first good step", "in all"),
+    )
+    return ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", *map(_line, rows, rows.values())]
+
+
+def _line(name: str, row: Row) -> str:
+    card = format_bytes(int(row["card"].removesuffix("KiB")) * KIB) if row["card"] != LARGE else LARGE
+    if "restarts" not in row or row["steps"] == 0:
+        return f"| {name} | {card} | {_short(row['outcome'])} |" + " |" * 7
+    first = row["first_good_step_seconds"]
+    figures = [
+        *(f"{row[name]:,}" for name in ("restarts", "wasted_steps", "rows_twice")),
+        f"40 -> {row['rows_a_step']}" if row["rows_a_step"] != MICRO_BATCH * ACCUMULATION else "40",
+        str(row["steps"]),
+        "" if first is None else f"{first:.0f} s",
+        f"{row['seconds']:.0f} s",
+    ]
+    return f"| {name} | {card} | {_short(row['outcome'])} | " + " | ".join(figures) + " |"
+
+
+def _short(outcome: str) -> str:
+    if "out of memory" in outcome:
+        return "out of memory"
+    return outcome if len(outcome) < 40 else f"{outcome[:60]}..."

@@ -1,0 +1,129 @@
+"""The command as a user types it, in a process of its own, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+AUTOFIT = (sys.executable, "-m", "autotrain_mem.cli.main")
+LIMIT_SECONDS = 300.0
+"""Of one command; a run that hangs is as bad as one that dies."""
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How one command ended."""
+
+    code: int | None
+    """None where it had to be ended."""
+    seconds: float
+    told: Mapping[str, Any] | None
+    """The object that it printed; None where it printed none."""
+    error: str
+    """Its error, with hint; empty where it has none."""
+    folder: pathlib.Path
+    first_step_seconds: float | None
+    """From the command to the end of the first optimizer step, planning included; None where there was none."""
+
+    @property
+    def finished(self) -> bool:
+        return self.code == 0 and self.told is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """It failed, with one error of ours and no traceback."""
+        return bool(self.code) and self.error.startswith("error:") and "Traceback" not in self.error
+
+    @property
+    def experience(self) -> Mapping[str, Any]:
+        """Of a run that ended well as it tells itself; of another as its folder has it."""
+        plan: Mapping[str, Any] = {}
+        if self.told is not None:
+            plan = self.told["plan"]
+        elif (self.folder / "plan.json").is_file():
+            plan = json.loads((self.folder / "plan.json").read_text())
+        return plan.get("experience") or {}
+
+    def count(self, name: str) -> int:
+        """How many ``incidents``, ``restarts`` or ``probes`` there were."""
+        return len(self.experience.get(name, ()))
+
+    def state(self) -> Mapping[str, Any]:
+        """``trainer_state.json`` of the newest checkpoint; empty where there is none."""
+        numbered = {
+            int(match[1]): path
+            for path in self.folder.glob("checkpoint-*/trainer_state.json")
+            if (match := re.fullmatch(r"checkpoint-(\d+)", path.parent.name))
+        }
+        return json.loads(numbered[max(numbered)].read_text()) if numbered else {}
+
+    def losses(self) -> dict[int, float]:
+        """Optimizer step -> loss (or the mean reward, where a method logs no loss of a step)."""
+        history = self.state().get("log_history", ())
+        names = ("loss", "loss/policy_avg")
+        return {entry["step"]: float(entry[name]) for entry in history for name in names if name in entry}
+
+
+def autofit(argv: Sequence[str], place: pathlib.Path, run: str, environment: Mapping[str, str]) -> Ended:
+    """Run one command in ``place``; its output folder is ``runs/RUN`` there, made anew."""
+    folder = place / "runs" / run
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    said, cried = folder.parent / f"{run}.json", folder.parent / f"{run}.txt"
+    started = time.monotonic()
+    with said.open("w") as out, cried.open("w") as err:
+        command = [*AUTOFIT, *argv, "--output_dir", str(folder), "--json"]
+        process = subprocess.Popen(command, cwd=place, stdout=out, stderr=err, env=surroundings(place, environment))
+        first_step_seconds = _first_step(process, cried, started)
+        code = _ended(process, started + LIMIT_SECONDS - time.monotonic())
+    printed, errors = said.read_text(), cried.read_text()
+    return Ended(
+        code=code,
+        seconds=time.monotonic() - started,
+        told=json.loads(printed) if printed.strip() else None,
+        error=errors[errors.find("\nerror:") + 1 :] if "error:" in errors else "",
+        folder=folder,
+        first_step_seconds=first_step_seconds,
+    )
+
+
+def _first_step(process: subprocess.Popen[bytes], cried: pathlib.Path, started: float) -> float | None:
+    """Look for its line until the process ends or is due to."""
+    while process.poll() is None and time.monotonic() < started + LIMIT_SECONDS:
+        if "\nstep 1/" in cried.read_text(errors="replace"):
+            return round(time.monotonic() - started, 2)
+        time.sleep(0.05)
+    return None
+
+
+def _ended(process: subprocess.Popen[bytes], limit_seconds: float) -> int | None:
+    """Its exit code; None where it had to be ended. Its children end with it: their stdin closes."""
+    try:
+        return process.wait(max(0.0, limit_seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
+
+
+def surroundings(place: pathlib.Path, more: Mapping[str, str]) -> dict[str, str]:
+    """One thread, no network, rehearsals kept beside the runs."""
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "",
+        "AUTOFIT_CACHE": str(place / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
+    return {**os.environ, **fixed, **more}

@@ -1,0 +1,52 @@
+"""Results on disk, one row of JSON by name, so that what was cut short goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Kept:
+    """The rows of one section; safe to use from several threads."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._rows: dict[str, Row] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> Row:
+        return self._rows[name]
+
+    def put(self, name: str, row: Row) -> None:
+        with self._lock:
+            self._rows[name] = row
+            unfinished = self._path.with_suffix(".partial")
+            unfinished.write_text(json.dumps(self._rows, indent=1) + "\n")
+            os.replace(unfinished, self._path)
+
+    def fill(self, names: Iterable[str], make: Callable[[str], Row], processes: int) -> dict[str, Row]:
+        """The rows of these names, so many made at a time; those that are kept are not made again."""
+        wanted = list(names)
+        missing = [name for name in wanted if name not in self]
+        started = time.monotonic()
+
+        def made(name: str) -> None:
+            row = make(name)
+            self.put(name, row)
+            print(f"{time.monotonic() - started:6.0f} s  {name}: {row.get('outcome', '')}", file=sys.stderr, flush=True)
+
+        with ThreadPoolExecutor(processes) as pool:
+            list(pool.map(made, missing))
+        return {name: self[name] for name in wanted}

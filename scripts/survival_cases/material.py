@@ -1,0 +1,98 @@
+"""What the runs train: a tiny model, a judge, and rows of which one in a thousand is eight times as long as the median.
+
+All of it is made on the spot from fixed seeds. Words are tokens: a row of 20 words has 20 tokens and its end.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from autotrain_mem.quickstart import data, model
+
+ROWS = 1000
+SHORT_ROWS, TEST_ROWS = 96, 8
+"""Of the runs that faults befall, one of them long."""
+SHORT_WORDS = range(16, 25)
+"""Of an ordinary row; drawn evenly, so the median is 20."""
+LONG_WORDS = 8 * 20
+VOCABULARY = 512
+"""Rows of the embedding: bytes, words and special tokens need fewer."""
+WORDS = tuple(first + second for first in "bdfgklmnprst" for second in ("an", "el", "in", "or", "us"))
+KINDS = ("text", "pairs", "prompts")
+REWARD = '''"""A reward without a model: short completions are good."""
+
+
+def short(completions, **kwargs):
+    return [-float(len(completion)) for completion in completions]
+'''
+
+
+def write(folder: pathlib.Path) -> None:
+    """``model``, ``judge`` (a classifier), ``judging.py`` (a reward function) and ``text|pairs|prompts.jsonl``."""
+    tokenizer = model.train_tokenizer(row["text"] for row in rows("text", seed=1))
+    model.write_model(folder / "model", tiny_config(), tokenizer)
+    write_judge(folder / "judge", tokenizer)
+    (folder / "judging.py").write_text(REWARD, encoding="utf-8")
+    for kind in KINDS:
+        data.write_rows(folder / f"{kind}.jsonl", rows(kind, seed=0))
+        data.write_rows(folder / f"short_{kind}" / "train.jsonl", rows(kind, seed=2, count=SHORT_ROWS))
+        data.write_rows(folder / f"short_{kind}" / "test.jsonl", rows(kind, seed=3, count=TEST_ROWS))
+
+
+def rows(kind: str, seed: int, count: int = ROWS) -> Iterator[dict[str, Any]]:
+    """Of one kind; in every thousand that is begun one row, drawn for that thousand, is long."""
+    random = Random(seed)
+    long_row = 0
+    for row in range(count):
+        if row % ROWS == 0:
+            long_row = row + random.randrange(min(ROWS, count - row))
+        words = LONG_WORDS if row == long_row else random.choice(SHORT_WORDS)
+        yield _row(random, kind, words)
+
+
+def _row(random: Random, kind: str, words: int) -> dict[str, Any]:
+    text = random.choices(WORDS, k=words)
+    if kind == "text":
+        return {"text": " ".join(text)}
+    if kind == "prompts":
+        return {"prompt": " ".join(text)}
+    half = words // 2
+    rejected = random.choices(WORDS, k=words - half)
+    return {
+        "prompt": " ".join(text[:half]),
+        "chosen": " " + " ".join(text[half:]),
+        "rejected": " " + " ".join(rejected),
+    }
+
+
+def tiny_config() -> Any:
+    """Qwen2 with 2 layers of 64."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=model.CONTEXT_LENGTH,
+        initializer_range=model.INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        **model.special_token_ids(),
+    )
+
+
+def write_judge(folder: pathlib.Path, tokenizer: Any) -> None:
+    """A classifier of one class with fixed random weights."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    config = tiny_config()
+    config.num_labels = 1
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

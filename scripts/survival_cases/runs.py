@@ -1,0 +1,108 @@
+"""60 runs over all trainers, each on a card that its plan fills."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from survival_cases import jobs
+from survival_cases.command import Ended, autofit
+from survival_cases.kept import Row
+
+SHARES = (1.0, 0.6, 0.4)
+"""Of what the whole effective batch needs at once: what the smaller cards have."""
+SHARES_OF_FULL = (0.8,)
+"""Further cards for full training: 6 x (3 x 3 + 1) is 60."""
+LEAST_FILL = 0.85
+SAVE_STEPS = "10"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One run."""
+
+    method: str
+    mode: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.mode} {self.share:.1f}"
+
+    @property
+    def flags(self) -> list[str]:
+        return jobs.flags(self.method, self.mode)
+
+
+def cases() -> list[Case]:
+    """All 60, method by method."""
+    return [
+        Case(method=method, mode=mode, share=share)
+        for method in jobs.METHODS
+        for mode in jobs.MODES
+        for share in (*SHARES, *(SHARES_OF_FULL if mode == "full" else ()))
+    ]
+
+
+def run(case: Case, card: str, place: pathlib.Path) -> Row:
+    """One case, from the command to its last checkpoint."""
+    argv = [case.method, *case.flags, "--gpu", card, "--simulate", "--save_steps", SAVE_STEPS]
+    ended = autofit(argv, place, str(case).replace(" ", "-"), {})
+    return {"card": card, "seconds": round(ended.seconds, 1), **judged(case, ended)}
+
+
+def judged(case: Case, ended: Ended) -> Row:
+    """What came of it. Steps times rows of a step are the rows of the data: so one epoch is all of them, each once."""
+    if ended.told is None:
+        return {"outcome": "died", "code": ended.code, "error": ended.error[:2000]}
+    plan, state = ended.told["plan"], ended.state()
+    knobs, estimate = plan["knobs"], plan["estimate"]
+    batch = knobs["per_device_train_batch_size"] * knobs["gradient_accumulation_steps"]
+    row = {
+        "fill": round(estimate["required_bytes"] / estimate["budget_bytes"], 3),
+        "micro_batch": knobs["per_device_train_batch_size"],
+        "steps": ended.told["run"]["steps"],
+        "steps_planned": plan["optimizer_steps"],
+        "epoch": state.get("epoch"),
+        "batch_kept": batch == jobs.rows_per_step(case.method),
+        **{name: ended.count(name) for name in ("probes", "incidents", "restarts")},
+    }
+    whole = row["steps"] == row["steps_planned"] == state.get("global_step") and state.get("epoch") == 1.0
+    return {"outcome": "finished" if whole and row["batch_kept"] else "changed", **row}
+
+
+def table(rows: Mapping[str, Row]) -> list[str]:
+    """A line for each run, and what it comes to."""
+    head = f"{'run':20} {'card':>10} {'fill':>6} {'micro':>5} {'steps':>7} {'OOM':>4} {'restarts':>8} {'seconds':>7}"
+    return [head, *(_line(name, row) for name, row in rows.items()), *summary(list(rows.values()))]
+
+
+def _line(name: str, row: Row) -> str:
+    if row["outcome"] == "died":
+        return f"{name:20} {row['card']:>10}  died: {row['error'].splitlines()[0] if row['error'] else row['code']}"
+    steps = f"{row['steps']}/{row['steps_planned']}"
+    changed = "" if row["outcome"] == "finished" else f"  * epoch {row['epoch']}, batch kept: {row['batch_kept']}"
+    return (
+        f"{name:20} {row['card']:>10} {row['fill']:6.0%} {row['micro_batch']:5} {steps:>7} {row['incidents']:4} "
+        f"{row['restarts']:8} {row['seconds']:7.1f}{changed}"
+    )
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """In one sentence each."""
+    finished = [row for row in rows if row["outcome"] == "finished"]
+    filled = [row for row in finished if row["fill"] >= LEAST_FILL]
+    caught = sum(row.get("incidents", 0) for row in rows)
+    restarts = sum(row.get("restarts", 0) for row in rows)
+    lost = sum(row.get("steps", 0) != row.get("steps_planned", 1) for row in rows)
+    changed = sum(not row.get("batch_kept", False) for row in rows)
+    return [
+        f"{len(finished)} of {len(rows)} finished; {lost} lost a step, {changed} changed the effective batch",
+        f"{len(filled)} plans fill at least {LEAST_FILL:.0%} of the budget; {caught} out of memory caught, "
+        f"{restarts} restarts",
+    ]
+
+
+def missed(rows: Mapping[str, Row]) -> bool:
+    """Whether a run did not finish as it was planned, or its plan did not fill the card."""
+    return any(row["outcome"] != "finished" or row["fill"] < LEAST_FILL for row in rows.values())

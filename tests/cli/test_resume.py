@@ -1,0 +1,148 @@
+"""A run that is gone on with, after it died and by hand; and one that makes room for another."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from command_line import Autofit, Ran
+
+from autotrain_mem.cli import flags, plan_files
+from autotrain_mem.engine import output
+from autotrain_mem.errors import OutputFolderError, UsageError
+from autotrain_mem.spec import Job
+from autotrain_mem.training import launch
+
+TRAIN = shlex.split(
+    "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 --fit lossless "
+    "--per_device_train_batch_size 4 --gradient_checkpointing false --logging_steps 1 --save_steps 2"
+)
+
+
+@pytest.fixture(scope="module")
+def survived(autofit_once: Autofit) -> Ran:
+    """Killed in the middle of its second checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
+        return autofit_once(*TRAIN, "--max_steps", "5", "--output_dir", "survived", "--json")
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Path) -> None:
+    assert survived.code == 0, survived.err
+    told = json.loads(survived.out)
+    (restart,) = told["plan"]["experience"]["restarts"]
+    assert (restart["step"], restart["resumed_at"], restart["cause"]) == (4, 2, "killed")
+    assert (told["run"]["steps"], told["run"]["restarts"]) == (5, 1)
+    assert json.loads((files / "survived/run.json").read_text())["experience"]["restarts"] == [restart]
+    assert "the training process ended after 4 steps (killed: signal 9); another goes on from step 2" in survived.err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, autofit_once: Autofit) -> None:
+    assert survived.code == 0, survived.err
+    argv = shlex.split("sft --output_dir survived --simulate --no_probe --max_steps 7 --resume_from_checkpoint --json")
+    resumed = autofit_once(*argv)
+    assert resumed.code == 0, resumed.err
+    assert "going on with the run in survived, with its plan" in resumed.err
+    assert "rehearsing" not in resumed.err
+    told, before = json.loads(resumed.out), json.loads(survived.out)
+    assert told["plan"]["knobs"] == before["plan"]["knobs"]
+    assert told["plan"]["experience"] == before["plan"]["experience"]
+    assert told["run"]["steps"] == 7
+    assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
+
+
+def test_words_that_contradict_the_runs_plan_are_refused(survived: Ran, autofit: Autofit) -> None:
+    assert survived.code == 0, survived.err
+    argv = shlex.split("sft --output_dir survived --simulate --optim sgd --resume_from_checkpoint")
+    refused = autofit(*argv)
+    assert refused.code == UsageError.exit_code
+    assert "optim is sgd, and adamw_torch_fused in the plan" in refused.err
+
+
+def test_another_methods_run_is_not_gone_on_with(survived: Ran, autofit: Autofit) -> None:
+    assert survived.code == 0, survived.err
+    refused = autofit("dpo", "--model", "tiny", "--output_dir", "survived", "--resume_from_checkpoint")
+    assert refused.code == UsageError.exit_code
+    assert "survived is a plan for sft, not for dpo" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "plan"),
+    [
+        ("--output_dir survived --resume_from_checkpoint", "survived"),
+        ("--output_dir=survived --resume_from_checkpoint=true", "survived"),
+        ("--resume_from_checkpoint survived/checkpoint-4 --output_dir survived", "survived"),
+        ("--output_dir survived --resume_from_checkpoint false", None),
+        ("--output_dir survived", None),
+        ("--output_dir nowhere --resume_from_checkpoint", None),
+        ("--output_dir survived --resume_from_checkpoint --plan finished", "finished"),
+    ],
+)
+def test_the_runs_own_plan_is_found_by_its_flags(
+    survived: Ran, files: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
+) -> None:
+    monkeypatch.chdir(files)
+    own = flags.read("autofit sft", shlex.split(argv))
+    assert plan_files.of_own_run(own, "sft", lambda said: None).plan == plan
+
+
+def test_less_than_no_restarts_is_refused(autofit: Autofit) -> None:
+    assert "--max_restarts -1 is less than never" in autofit("sft", "--model", "tiny", "--max_restarts", "-1").err
+
+
+# -- another run's folder ------------------------------------------------------------------------------------------
+
+
+def _held(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    return folder
+
+
+def _job(folder: Path, **arguments: object) -> Job:
+    return Job(method="sft", model="tiny", dataset=None, arguments={"output_dir": str(folder), **arguments})
+
+
+def test_another_run_is_refused_with_the_flag_that_moves_it(tmp_path: Path) -> None:
+    folder = _held(tmp_path / "run")
+    with pytest.raises(OutputFolderError, match="--overwrite_output_dir"):
+        output.check_output(_job(folder), overwrite=False)
+    output.check_output(_job(folder), overwrite=True)
+    assert folder.is_dir()
+
+
+def test_another_run_is_moved_to_the_next_free_number_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for number in (1, 2):
+        _held(folder)
+        assert launch.move_aside(str(folder)) == tmp_path / f"run.previous-{number}"
+        assert (tmp_path / f"run.previous-{number}/run.json").is_file()
+        assert not folder.exists()
+
+
+def test_a_folder_that_holds_no_run_stays(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert launch.move_aside(str(tmp_path)) is None
+    assert launch.move_aside(str(tmp_path / "nowhere")) is None
+
+
+def test_the_folder_that_one_works_in_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(_held(tmp_path / "run"))
+    with pytest.raises(OutputFolderError, match="is the one that autofit runs in"):
+        launch.move_aside(".")
+
+
+def test_what_the_training_reads_is_not_moved(tmp_path: Path) -> None:
+    folder = _held(tmp_path / "run")
+    with pytest.raises(UsageError, match="which the training reads"):
+        job = Job(method="sft", model=str(folder), dataset=None, arguments={"output_dir": str(folder)})
+        output.check_output(job, overwrite=True)
+
+
+def test_a_run_is_not_moved_and_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Leave one of them away"):
+        output.check_output(_job(_held(tmp_path / "run"), resume_from_checkpoint=True), overwrite=True)

@@ -1,0 +1,273 @@
+"""A plan is confirmed by a probe, or moves by what was measured, or is given up with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
+from test_recheck import Counting
+
+from autotrain_mem import api
+from autotrain_mem.engine.correction import Correction, Line
+from autotrain_mem.engine.probes import RealWays
+from autotrain_mem.engine.probing import MOST_PROBES, Replanned, confirmed, is_probed
+from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
+from autotrain_mem.spec.handed import Handed
+from autotrain_mem.units import GIB, MIB
+
+JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
+
+
+def rows(count: int) -> Knobs:
+    return replace(TRL_DEFAULTS, per_device_train_batch_size=count, gradient_accumulation_steps=8 // count)
+
+
+def plan(estimate: Estimate) -> Plan:
+    return Plan(
+        job=JOB,
+        level="lossless",
+        estimate=estimate,
+        defaults=TRL_DEFAULTS,
+        levers=(),
+        attempts=(),
+        warnings=("the disk is nearly full",),
+        seconds=1.0,
+        row_tokens=ROW_TOKENS,
+        versions={},
+        model_digest="",
+    )
+
+
+@dataclass
+class FakeWays:
+    """A model of 20 MiB whose rows are predicted at 10 MiB each, and take what ``needed`` says."""
+
+    needed: Callable[[int], int]
+    cards: list[Hardware] = field(default_factory=list)
+    """One for each look; the last one stays."""
+    row_tokens: int | None = ROW_TOKENS
+    non_torch_bytes: int | None = 0
+    corrections: list[Correction] = field(default_factory=list)
+    planned_on: list[Hardware] = field(default_factory=list)
+    probed: list[int] = field(default_factory=list)
+
+    def look(self) -> Hardware:
+        return (self.cards.pop(0) if len(self.cards) > 1 else self.cards[0]) if self.cards else CARD
+
+    def budget_bytes(self, hardware: Hardware) -> int:
+        return hardware.free_bytes - 4 * MIB
+
+    def probe(self, made: Plan) -> Probe:
+        count = made.knobs.per_device_train_batch_size
+        self.probed.append(count)
+        peak_mib = 20 + self.needed(count)
+        if peak_mib > 104:
+            return probe(measured(104, load_mib=20), knobs=made.knobs, fits=False, refused_in=Phase.BACKWARD)
+        found = probe(measured(peak_mib, load_mib=20), knobs=made.knobs, non_torch_bytes=self.non_torch_bytes)
+        return replace(found, row_tokens=self.row_tokens)
+
+    def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
+        self.corrections.append(correction)
+        self.planned_on.append(hardware)
+        for count in (8, 4, 2, 1):
+            raw = replace(of(count), hardware=hardware, budget_bytes=self.budget_bytes(hardware))
+            told = replace(raw, memory=correction.of(raw.memory))
+            if told.fits:
+                return Replanned(plan=plan(told), predicted=raw)
+        raise DoesNotFitError("here/m does not fit toy.", hint="--gpu larger")
+
+
+def of(count: int) -> Estimate:
+    return predicted(20 + 10 * count, load_mib=20, knobs=rows(count))
+
+
+def as_predicted(count: int) -> int:
+    return 10 * count
+
+
+CHOSEN = plan(of(4))
+
+
+def test_a_plan_that_fits_is_confirmed_as_it_is() -> None:
+    ways, heard = FakeWays(as_predicted), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, heard.append)
+    assert made == replace(CHOSEN, experience=made.experience)
+    assert [(each.knobs, each.fits) for each in made.experience.probes] == [(rows(4), True)]
+    assert [event["event"] for event in heard] == ["probing", "probe"]
+    assert (heard[1]["predicted_bytes"], heard[1]["budget_bytes"]) == (60 * MIB, BUDGET)
+    assert not ways.corrections
+
+
+def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
+    """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
+    heard = list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), heard.append)
+    assert made.knobs == rows(2)
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert [event["event"] for event in heard] == ["probing", "probe", "replanned", "probing", "probe"]
+    assert Plan.from_json(heard[2]["plan"]).knobs == rows(2)
+    assert made.warnings == CHOSEN.warnings
+
+
+def test_what_fits_the_card_but_not_the_budget_does_not_fit() -> None:
+    assert [each.fits for each in confirmed(CHOSEN, FakeWays(lambda count: 20 * count + 2)).experience.probes] == [
+        False,
+        True,
+    ]
+
+
+def test_a_cache_that_was_given_back_is_a_misfit() -> None:
+    class Pressed(FakeWays):
+        def probe(self, made: Plan) -> Probe:
+            found = super().probe(made)
+            if len(self.probed) > 1:
+                return found
+            return replace(found, measured=replace(found.measured, num_alloc_retries=1), fits=False)  # type: ignore[type-var]
+
+    ways = Pressed(as_predicted)
+    assert confirmed(CHOSEN, ways).knobs != CHOSEN.knobs
+    assert ways.probed == [4, 2]
+
+
+def test_three_probes_are_made_at_most_and_the_error_holds_them_all() -> None:
+    ways = FakeWays(lambda count: 90)
+    with pytest.raises(DoesNotFitError) as raised:
+        confirmed(CHOSEN, ways)
+    assert len(ways.probed) <= MOST_PROBES
+    assert raised.value.message.count("probed") == len(ways.probed)
+    assert "out of memory in the backward phase" in raised.value.message
+
+
+def test_where_nothing_fits_by_what_was_measured_the_searchs_error_says_what_was() -> None:
+    chosen = plan(of(1))
+    with pytest.raises(DoesNotFitError) as raised:
+        confirmed(chosen, FakeWays(lambda count: 90))
+    assert raised.value.message.splitlines()[0] == "here/m does not fit toy."
+    assert "probed 1 x 8 rows of 300 tokens: held 104.0 MiB of 100.0 MiB" in raised.value.message
+    assert raised.value.hint == "--gpu larger"
+
+
+def test_far_less_than_predicted_moves_the_plan_up_once() -> None:
+    ways = FakeWays(lambda count: 5 * count)
+    made = confirmed(plan(of(2)), ways)
+    assert ways.probed == [2, 8]
+    assert made.knobs == rows(8)
+    assert [each.fits for each in made.experience.probes] == [True, True]
+
+
+def test_where_the_larger_plan_does_not_fit_the_first_one_stays() -> None:
+    ways = FakeWays(lambda count: 5 * count if count < 8 else 90)
+    made = confirmed(plan(of(2)), ways)
+    assert ways.probed == [2, 8]
+    assert made == replace(plan(of(2)), experience=made.experience)
+    assert [each.fits for each in made.experience.probes] == [True, False]
+
+
+def test_a_little_less_than_predicted_moves_nothing() -> None:
+    ways = FakeWays(lambda count: 8 * count)
+    assert confirmed(plan(of(2)), ways).knobs == rows(2)
+    assert not ways.corrections
+
+
+def test_rows_that_are_shorter_than_planned_for_move_nothing() -> None:
+    ways = FakeWays(lambda count: count, row_tokens=ROW_TOKENS - 1)
+    assert confirmed(plan(of(2)), ways).knobs == rows(2)
+    assert ways.probed == [2]
+
+
+def test_settings_of_the_users_are_tried_and_not_moved() -> None:
+    assert confirmed(plan(of(2)), FakeWays(lambda count: 1), may_move=False).knobs == rows(2)
+    with pytest.raises(DoesNotFitError, match="A probe was made, and it did not fit") as raised:
+        confirmed(CHOSEN, FakeWays(lambda count: 90), may_move=False)
+    assert "--no_probe" in raised.value.hint
+
+
+def test_a_plan_that_was_confirmed_before_is_not_probed_again() -> None:
+    made, ways = confirmed(CHOSEN, FakeWays(as_predicted)), FakeWays(as_predicted)
+    assert confirmed(made, ways) == made
+    assert not ways.probed
+
+
+def test_it_is_where_less_is_free_than_it_needed() -> None:
+    made = confirmed(CHOSEN, FakeWays(as_predicted))
+    ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
+    assert confirmed(made, ways).knobs == rows(2)
+    assert ways.probed == [2]
+
+
+def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
+    ways, heard = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, heard.append)
+    assert heard[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
+    assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
+
+
+def test_what_is_held_outside_torch_counts_and_is_planned_with() -> None:
+    ways = FakeWays(as_predicted, non_torch_bytes=50 * MIB)
+    made = confirmed(CHOSEN, ways)
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert [card.non_torch_bytes for card in ways.planned_on] == [50 * MIB]
+    assert made.knobs == rows(2)
+
+
+def test_the_same_probes_lead_to_the_same_plan() -> None:
+    assert confirmed(CHOSEN, FakeWays(lambda count: 22 * count)) == confirmed(
+        CHOSEN, FakeWays(lambda count: 22 * count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "card", "share_bytes", "expected"),
+    [
+        pytest.param(JOB, CARD, 0, True, id="a card"),
+        pytest.param(JOB, replace(CARD, origin="cpu"), 0, False, id="a CPU measures nothing"),
+        pytest.param(JOB, CARD, GIB, False, id="vLLM's share cannot be told apart"),
+        pytest.param(
+            replace(JOB, handed=Handed(path="call", holds_model=False, holds_rows=True, digest="")),
+            CARD,
+            0,
+            False,
+            id="a drop-in trainer holds its card",
+        ),
+    ],
+)
+def test_what_is_probed(job: Job, card: Hardware, share_bytes: int, expected: bool) -> None:
+    assert is_probed(job, card, vllm_share_bytes=share_bytes) is expected
+
+
+# -- the search that is repeated -----------------------------------------------------------------------------------
+
+
+class Closing(api.Workers):
+    """Counts how often it ends."""
+
+    ended = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.ended += 1
+
+
+def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tmp_path: Any) -> None:
+    """A backward that needs 18 GiB more leads to another level; what is kept stays as it was rehearsed."""
+    worker = Counting()
+    workers = Closing.holding(worker)  # type: ignore[arg-type]
+    card = Hardware(name="large", origin="imagined", total_bytes=32 * GIB, free_bytes=32 * GIB, non_torch_bytes=0)
+    rehearsals = Rehearsals(workers=workers, job=JOB, defaults=TRL_DEFAULTS, hardware=card)
+    before = api.plan(rehearsals, to_train=True)
+    ways = RealWays(rehearsals=rehearsals, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    peak = before.estimate.memory.phases[Phase.BACKWARD]
+    line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
+    moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
+    assert workers.ended == 1  # type: ignore[attr-defined]
+    assert (before.level, moved.plan.level) == ("lossless", "lossless, offloading")
+    assert moved.plan.estimate.memory.peak_allocated_bytes == moved.predicted.memory.peak_allocated_bytes + 18 * GIB
+    assert moved.plan.estimate.fits
+    asked = len(worker.asked)
+    again = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
+    assert (again.plan.knobs, len(worker.asked)) == (moved.plan.knobs, asked)

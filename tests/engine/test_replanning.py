@@ -1,0 +1,157 @@
+"""Another plan for a run under way: less memory, and the same training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_recheck import JOB, Counting, made, rehearsals
+
+from autotrain_mem.engine import supervised
+from autotrain_mem.engine.replanning import MOVABLE, flags_of, with_less_on_device, with_less_on_host
+from autotrain_mem.engine.supervised import as_begun
+from autotrain_mem.errors import OutputFolderError, TrainingError
+from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan
+from autotrain_mem.spec.experience import Restart
+from autotrain_mem.training.causes import Ending
+
+PLAN = made(replace(JOB, effective_batch_size=16))
+RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")
+INCIDENT = Incident(step=7, phase=Phase.BACKWARD, remedy="split into 4 + 4 rows", message="")
+
+
+def _less(peak_reserved_bytes: int | None = None, plan: Plan = PLAN, **arguments: Any) -> Plan | None:
+    job = replace(plan.job, arguments={**plan.job.arguments, **arguments})
+    return with_less_on_device(rehearsals(Counting(), job), plan, peak_reserved_bytes)
+
+
+def _moved(before: Knobs, after: Knobs) -> set[str]:
+    return {each.name for each in fields(Knobs) if getattr(before, each.name) != getattr(after, each.name)}
+
+
+def test_a_plan_that_ran_out_of_memory_is_followed_by_one_that_needs_clearly_less() -> None:
+    less = _less()
+    assert less is not None
+    assert less.estimate.required_bytes <= 0.9 * PLAN.estimate.required_bytes
+    assert less.estimate.budget_bytes == PLAN.estimate.budget_bytes
+
+
+def test_the_training_stays_the_same() -> None:
+    less = _less()
+    assert less is not None
+    assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
+    assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
+
+
+def test_what_was_measured_above_the_prediction_counts_twice() -> None:
+    less, much_less = _less(), _less(peak_reserved_bytes=2 * PLAN.estimate.required_bytes)
+    assert less is not None
+    assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
+
+
+def test_what_the_user_gave_is_not_moved() -> None:
+    rows = {
+        "per_device_train_batch_size": PLAN.knobs.per_device_train_batch_size,
+        "gradient_accumulation_steps": PLAN.knobs.gradient_accumulation_steps,
+        "gradient_checkpointing": PLAN.knobs.gradient_checkpointing,
+    }
+    plan = replace(PLAN, job=replace(PLAN.job, forbid=frozenset({"activation_offloading", "optimizer_offload"})))
+    less = _less(plan=plan, **rows)
+    assert less is None or _moved(plan.knobs, less.knobs) == {"expandable_segments"}
+
+
+def test_a_plan_that_moved_nothing_to_the_host_can_take_nothing_back() -> None:
+    assert with_less_on_host(rehearsals(Counting(), PLAN.job), PLAN) is None
+
+
+def test_what_the_plan_moved_to_the_host_comes_back() -> None:
+    plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
+    back = with_less_on_host(rehearsals(Counting(), plan.job), plan)
+    assert back is not None
+    assert not back.knobs.activation_offloading
+
+
+def test_the_change_is_told_as_it_would_be_typed() -> None:
+    after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
+    before = replace(PLAN.knobs, gradient_checkpointing=False)
+    assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
+
+
+# -- the run's own records -----------------------------------------------------------------------------------------
+
+
+def _run(folder: Path, job: Job = JOB) -> Any:
+    told: list[Any] = []
+    device = PLAN.estimate.hardware
+    run = supervised._Run(rehearsals(Counting(), job), PLAN, device, folder, simulate=True, on_event=told.append)
+    run.told = told
+    return run
+
+
+def _checkpoint(folder: Path, step: int) -> Path:
+    made = folder / f"checkpoint-{step}"
+    made.mkdir()
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (made / "pytorch_model.bin").write_bytes(b"older than zip")
+    return made
+
+
+def _resuming(wish: object) -> Job:
+    return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": wish})
+
+
+def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
+    run, learned = _run(tmp_path), Learned(train_tokens=512)
+    run.hear({"event": "incident", "incident": INCIDENT.to_json(), "learned": learned.to_json()})
+    run.hear({"event": "restart", "restart": RESTART.to_json()})
+    kept = Plan.load(tmp_path).experience
+    assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
+    assert [event["event"] for event in run.told] == ["incident", "restart"]
+
+
+def test_a_run_that_is_gone_on_with_begins_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, 5)
+    (tmp_path / "checkpoint-10").mkdir()
+    run = _run(tmp_path, _resuming(True))
+    assert run.first_checkpoint().step == 5
+    assert [event["event"] for event in run.told] == ["torn"]
+
+
+def test_torn_checkpoints_alone_are_none_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-10").mkdir()
+    with pytest.raises(OutputFolderError, match="holds no whole checkpoint"):
+        _run(tmp_path, _resuming(True)).first_checkpoint()
+    with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
+        _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
+
+
+def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_written_anew(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        _checkpoint(tmp_path, step)
+    run = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-5")))
+    assert run.first_checkpoint().step == 5
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
+    assert run.newest(ending).step == 5
+    run.hear({"event": "checkpoint", "step": 10, "path": str(tmp_path / "checkpoint-10")})
+    assert run.newest(ending).step == 10
+
+
+def test_a_checkpoint_that_was_being_written_is_removed(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, 5)
+    unfinished = tmp_path / "checkpoint-10"
+    unfinished.mkdir()
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=10, saving=str(unfinished))
+    assert _run(tmp_path).newest(ending).step == 5
+    assert not unfinished.exists()
+
+
+def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:
+    befallen = replace(PLAN.experience, learned=Learned(train_tokens=512), restarts=(RESTART,))
+    plan = replace(PLAN, experience=befallen)
+    assert as_begun(plan).experience == replace(befallen, restarts=())
+    resuming = replace(plan, job=_resuming(True))
+    assert as_begun(resuming).experience == befallen
+    assert as_begun(resuming).job == JOB

@@ -1,0 +1,181 @@
+"""What goes wrong on a simulated card when it is told to, and that it does so once in a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.mishaps import MARKS_NAME, VARIABLE, beset, parse_mishaps
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.spec import Hardware, Phase
+from autotrain_mem.units import MIB
+
+CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
+
+
+class Died(BaseException):
+    """In the place of the end of this process."""
+
+
+@pytest.fixture(autouse=True)
+def _killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGKILL)
+        raise Died
+
+    monkeypatch.setattr(os, "kill", kill)
+
+
+class Process:
+    """One process of a run: a card, and where the run is."""
+
+    def __init__(self) -> None:
+        self.gpu = SimulatedGpu(CARD)
+        self.phase = Phase.FORWARD
+        self._blocks = 0
+
+    def allocate(self, count: int = 1, size_bytes: int = 512) -> None:
+        for _ in range(count):
+            self._blocks += 1
+            self.gpu.allocate(self._blocks, size_bytes)
+
+    def save(self, checkpoint: pathlib.Path) -> None:
+        """As transformers does, with weights and state around the optimizer."""
+        before, self.phase = self.phase, Phase.SAVE
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(bytes(100_000))
+        torch.save({"step": torch.zeros(1000)}, checkpoint / "optimizer.pt")
+        (checkpoint / "trainer_state.json").write_text("{}")
+        self.phase = before
+
+
+@contextmanager
+def process(text: str, folder: pathlib.Path) -> Iterator[Process]:
+    started = Process()
+    with beset(started.gpu, {VARIABLE: text}, folder, lambda: started.phase):
+        yield started
+
+
+def test_the_allocation_of_a_phase_that_is_named_is_refused_in_torchs_words(tmp_path: pathlib.Path) -> None:
+    with process("oom:backward:3", tmp_path) as run:
+        run.allocate(10)
+        run.phase = Phase.BACKWARD
+        run.allocate(2)
+        with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 5\.00 MiB\. GPU 0"):
+            run.allocate(size_bytes=5 * MIB)
+        run.allocate(10)
+    assert run.gpu.memory_stats()["num_ooms"] == 1
+
+
+def test_a_mishap_that_came_does_not_come_to_the_process_that_goes_on(tmp_path: pathlib.Path) -> None:
+    with process("kill:3", tmp_path) as first:
+        first.allocate(2)
+        with pytest.raises(Died):
+            first.allocate()
+    with process("kill:3", tmp_path) as second:
+        second.allocate(10)
+
+
+def test_of_two_kills_the_second_comes_to_the_second_process(tmp_path: pathlib.Path) -> None:
+    for done in (2, 4):
+        with process("kill:5 kill:3", tmp_path) as run, pytest.raises(Died):
+            run.allocate(10)
+        assert run.gpu.memory_stats()["allocation.all.current"] == done
+    with process("kill:5 kill:3", tmp_path) as last:
+        last.allocate(10)
+
+
+def test_another_process_takes_what_is_free_and_no_more_and_gives_it_back(tmp_path: pathlib.Path) -> None:
+    with process("taken:200MiB:2:until:4", tmp_path) as run:
+        run.allocate(size_bytes=60 * MIB)
+        with pytest.raises(torch.OutOfMemoryError, match=r"of which 0 bytes is free"):
+            run.allocate(size_bytes=20 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            run.allocate(size_bytes=20 * MIB)
+        run.allocate(size_bytes=20 * MIB)
+    with process("taken:200MiB:2:until:4", tmp_path) as again:
+        again.allocate(3, size_bytes=30 * MIB)
+
+
+def test_another_process_that_came_is_still_there_after_a_restart(tmp_path: pathlib.Path) -> None:
+    with process("taken:90MiB:2 kill:3", tmp_path) as first, pytest.raises(Died):
+        first.allocate(3)
+    with process("taken:90MiB:2 kill:3", tmp_path) as second, pytest.raises(torch.OutOfMemoryError):
+        second.allocate(size_bytes=20 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"), [("kill:save:2", Died), ("disk:save:2", OSError), ("oom:save:2", torch.OutOfMemoryError)]
+)
+def test_the_second_checkpoint_breaks_off_in_the_middle_of_a_file(
+    text: str, ends: type[BaseException], tmp_path: pathlib.Path
+) -> None:
+    with process(text, tmp_path) as run:
+        run.save(tmp_path / "checkpoint-1")
+        with pytest.raises(ends) as raised:
+            run.save(tmp_path / "checkpoint-2")
+    whole, half = ((tmp_path / name / "optimizer.pt").stat().st_size for name in ("checkpoint-1", "checkpoint-2"))
+    assert half == pytest.approx(whole / 2, rel=0.02)  # torch names the file in it, and here there is none yet
+    with pytest.raises(RuntimeError):
+        torch.load(tmp_path / "checkpoint-2" / "optimizer.pt")
+    assert not (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
+    assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
+    if isinstance(raised.value, OSError):
+        assert raised.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(("text", "torn"), [("torn:save:1", "model.safetensors"), ("torn:save:1:optimizer.pt", "")])
+def test_a_checkpoint_is_torn_once_it_is_whole(text: str, torn: str, tmp_path: pathlib.Path) -> None:
+    with process(text, tmp_path) as run:
+        run.allocate(5)
+        run.save(tmp_path / "checkpoint-1")
+        sizes = {path.name: path.stat().st_size for path in (tmp_path / "checkpoint-1").iterdir()}
+        with pytest.raises(Died):
+            run.allocate()
+    after = {path.name: path.stat().st_size for path in (tmp_path / "checkpoint-1").iterdir()}
+    name = torn or "optimizer.pt"
+    assert after == sizes | {name: sizes[name] // 2}
+
+
+def test_torchs_save_is_itself_again_when_the_run_is_over(tmp_path: pathlib.Path) -> None:
+    before = torch.save
+    with process("kill:save:9", tmp_path):
+        assert torch.save is not before
+    assert torch.save is before
+
+
+def test_where_nothing_is_asked_for_nothing_is_counted_and_no_file_is_made(tmp_path: pathlib.Path) -> None:
+    with process("", tmp_path) as run:
+        assert run.gpu.before_allocation is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_count_tells_how_many_moments_there_are(tmp_path: pathlib.Path) -> None:
+    with process("count", tmp_path) as run:
+        run.allocate(3)
+        run.phase = Phase.BACKWARD
+        run.allocate(2)
+        run.save(tmp_path / "checkpoint-1")
+    told = (tmp_path / MARKS_NAME).read_text().splitlines()
+    assert told == ["forward 3 allocations", "backward 2 allocations", "all 5 allocations", "save 1 checkpoints"]
+
+
+def test_what_is_no_mishap_is_named_with_the_syntax() -> None:
+    wrong = ["oom:sideways:3", "kill:0", "taken:3GB:5", "taken:3MiB:9:until:2", "torn:save:1:../x"]
+    with pytest.raises(UsageError) as raised:
+        parse_mishaps(" ".join([*wrong, "kill:7"]))
+    assert raised.value.message == f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}."
+    assert "taken:SIZE:N[:until:M]" in raised.value.hint
+
+
+def test_a_mishap_is_written_as_it_is_read() -> None:
+    text = "oom:optimizer_step:4 taken:1048576B:5 taken:7B:5:until:6 kill:2 oom:save:2 kill:save:1 torn:save:3:a.pt"
+    assert " ".join(map(str, parse_mishaps(text))) == text

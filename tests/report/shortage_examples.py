@@ -1,0 +1,56 @@
+"""Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from report_examples import PLAN, RTX3060
+
+from autotrain_mem.report.console import error_view
+from autotrain_mem.report.shortage import explained
+from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.units import GIB, MIB
+
+OWNED = {
+    Owner.WEIGHTS: 3_087_428_608,
+    Owner.GRADIENTS: 36_929_536,
+    Owner.OPTIMIZER_STATE: 73_860_096,
+    Owner.ACTIVATIONS: 5_905_374_720,
+    Owner.TEMPORARY: 1_100_000_256,
+    Owner.OTHER: 139_776,
+}
+ALLOCATED = sum(OWNED.values())
+
+SIMULATED = Shortage(
+    phase=Phase.BACKWARD,
+    step=12,
+    requested_bytes=1_288_490_189,
+    segment_bytes=1_289_748_480,
+    total_bytes=RTX3060.total_bytes,
+    free_bytes=300 * MIB,
+    allocated_bytes=ALLOCATED,
+    reserved_bytes=RTX3060.total_bytes - 505 * MIB,
+    outside_bytes=205 * MIB,
+    measured=OWNED,
+)
+
+NAMED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+ON_A_CARD = replace(
+    SIMULATED,
+    segment_bytes=SIMULATED.requested_bytes,
+    free_bytes=100 * MIB,
+    reserved_bytes=RTX3060.total_bytes - 1305 * MIB,
+    measured={owner: OWNED[owner] for owner in NAMED},
+)
+"""Somebody else has 1000 MiB."""
+
+MISHAP = replace(
+    SIMULATED, phase=Phase.SAVE, free_bytes=6 * GIB, reserved_bytes=5 * GIB, allocated_bytes=5 * GIB, measured={}
+)
+
+VIEWS = {
+    "error_shortage_simulated": error_view(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
+    "error_shortage_real": error_view(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
+    "error_shortage_unclear": error_view(explained(MISHAP, PLAN, None)),
+}

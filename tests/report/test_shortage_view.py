@@ -1,0 +1,72 @@
+"""Out of memory, explained: the columns add up, and what was measured stands beside what was predicted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from report_examples import PLAN
+from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
+
+from autotrain_mem import errors
+from autotrain_mem.errors import GpuOutOfMemoryError
+from autotrain_mem.report.shortage import NOTHING_FITS, explained, shortage_text
+from autotrain_mem.spec import Owner
+from autotrain_mem.spec.shortage import Shortage
+
+
+def columns(text: str) -> list[tuple[str, str, float, float]]:
+    """(sign, name, predicted, measured) of every row of the table that has both."""
+    rows = re.findall(r"^([+=])  (.*?) {2,}([\d.]+) +([\d.]+)  [GM]iB$", text, re.MULTILINE)
+    return [(sign, name, float(predicted), float(measured)) for sign, name, predicted, measured in rows]
+
+
+def test_both_columns_add_up_to_what_the_run_held() -> None:
+    for shortage in (SIMULATED, ON_A_CARD, MISHAP):
+        *parts, total = columns(shortage_text(shortage, PLAN))
+        assert total[:2] == ("=", "held by this run")
+        assert [round(sum(row[column] for row in parts), 2) for column in (2, 3)] == list(total[2:])
+
+
+def test_owners_that_a_real_card_does_not_tell_apart_stand_together() -> None:
+    names = [name for _, name, _, _ in columns(shortage_text(ON_A_CARD, PLAN))]
+    assert "activations, temporary, other" in names
+    assert "activations" not in names
+
+
+def test_the_error_says_what_was_asked_for_who_held_the_bytes_and_what_would_fit() -> None:
+    error = explained(SIMULATED, PLAN, "--use_peft true")
+    said = str(error)
+    assert "1.20 GiB more, in a segment of 1.20 GiB, with 300.0 MiB free" in said
+    assert "backward, after 12 optimizer steps." in said
+    assert said.endswith("smallest change that would fit: --use_peft true")
+    assert all(len(line) <= 82 for line in said.splitlines()[1:])
+
+
+def test_it_says_so_where_nothing_would_fit() -> None:
+    assert explained(SIMULATED, PLAN, None).hint == NOTHING_FITS
+
+
+def test_the_figures_go_with_the_error_to_another_process() -> None:
+    sent = explained(SIMULATED, PLAN, None).to_json()
+    received = errors.from_json(sent)
+    assert isinstance(received, GpuOutOfMemoryError)
+    assert received.details is not None
+    assert Shortage.from_json(received.details) == SIMULATED
+    assert "details" not in GpuOutOfMemoryError("x").to_json()
+
+
+def test_a_phase_and_a_request_that_are_not_known_are_not_made_up() -> None:
+    said = str(explained(replace(MISHAP, phase=None, requested_bytes=None), PLAN, None))
+    assert "an unknown amount more" in said
+    assert ": after 12 optimizer steps." in said
+
+
+def test_parts_sum_to_the_card_and_to_what_was_reserved() -> None:
+    for each in (SIMULATED, ON_A_CARD, MISHAP):
+        taken = each.free_bytes + each.reserved_bytes + each.outside_bytes + each.others_bytes
+        assert taken == each.total_bytes
+        assert each.allocated_bytes + each.cached_bytes == each.reserved_bytes
+        assert sum(each.measured.values()) + each.rest_bytes == each.allocated_bytes
+    assert SIMULATED.rest_bytes == 0
+    assert Owner.ACTIVATIONS in SIMULATED.measured

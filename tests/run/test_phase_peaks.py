@@ -1,0 +1,81 @@
+"""Peaks of each phase out of an allocator that knows those since they were last begun anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.run.phase_peaks import PhasePeaks
+from autotrain_mem.spec import Phase
+from autotrain_mem.spec.experience import PhasePeak
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.units import MIB
+
+
+@pytest.fixture
+def gpu() -> SimulatedGpu:
+    return SimulatedGpu(named("100MiB"))
+
+
+@pytest.fixture
+def peaks(gpu: SimulatedGpu) -> PhasePeaks:
+    return PhasePeaks(gpu.reading, gpu.begin_peaks_anew)
+
+
+def test_each_phase_has_its_own_peak_and_one_that_comes_again_the_larger(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
+    gpu.allocate(1, 20 * MIB)
+    for number, size_mib in ((2, 30), (3, 50), (4, 40)):
+        peaks.enter_phase(Phase.FORWARD)
+        gpu.allocate(number, size_mib * MIB)
+        gpu.free(number)
+        gpu.empty_cache()
+        peaks.enter_phase(Phase.BACKWARD)
+    assert peaks.peaks() == {
+        Phase.LOAD: PhasePeak(allocated_bytes=20 * MIB, reserved_bytes=20 * MIB),
+        Phase.FORWARD: PhasePeak(allocated_bytes=70 * MIB, reserved_bytes=70 * MIB),
+        Phase.BACKWARD: PhasePeak(allocated_bytes=20 * MIB, reserved_bytes=20 * MIB),
+    }
+
+
+def test_the_reading_has_the_peaks_of_the_whole_run(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
+    gpu.allocate(1, 60 * MIB)
+    gpu.free(1)
+    peaks.enter_phase(Phase.FORWARD)
+    gpu.allocate(2, 90 * MIB)  # what was cached must be given back first
+    gpu.free(2)
+    peaks.enter_phase(Phase.BACKWARD)
+    assert peaks.reading() == MemoryReading(
+        allocated_bytes=0,
+        peak_allocated_bytes=90 * MIB,
+        reserved_bytes=90 * MIB,
+        peak_reserved_bytes=90 * MIB,
+        num_alloc_retries=1,
+    )
+
+
+def test_a_full_device_ends_the_phase_that_it_was_full_in(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
+    def evaluate() -> None:
+        peaks.enter_phase(Phase.EVALUATE)
+        try:
+            gpu.allocate(1, 101 * MIB)
+        finally:
+            peaks.enter_phase(Phase.OPTIMIZER_STEP)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate()
+    assert peaks.phase is Phase.EVALUATE
+
+
+def test_any_other_exception_does_not(peaks: PhasePeaks) -> None:
+    def evaluate() -> None:
+        peaks.enter_phase(Phase.EVALUATE)
+        try:
+            raise KeyError
+        finally:
+            peaks.enter_phase(Phase.FORWARD)
+
+    with pytest.raises(KeyError):
+        evaluate()
+    assert peaks.phase is Phase.FORWARD

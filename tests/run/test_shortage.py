@@ -1,0 +1,218 @@
+"""What is read of a full device: exact on a simulated card, from torch's message on a real one."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotrain_mem.allocator.out_of_memory import Refusal
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.run.shortage import _of_a_real_card, phase_of, shortage_of
+from autotrain_mem.run.stand import Device
+from autotrain_mem.spec import Hardware, Owner, Phase
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.units import GIB, MIB
+
+CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
+REAL = Hardware(name="real", origin="detected", total_bytes=24 * GIB, free_bytes=23 * GIB, non_torch_bytes=300 * MIB)
+
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 23.50 GiB of which 512.00 MiB is "
+    "free. Process 4711 has 2.00 GiB memory in use. Including non-PyTorch memory, this process has 21.00 GiB memory in "
+    "use. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but "
+    "unallocated."
+)
+
+
+class FakeDevice:
+    """A real card, as far as this module asks it."""
+
+    def __init__(self, reading: MemoryReading) -> None:
+        self.hardware, self.simulated, self.watch, self._reading = REAL, None, None, reading
+
+    def read(self) -> MemoryReading:
+        return self._reading
+
+
+def reading(allocated_bytes: int, reserved_bytes: int) -> MemoryReading:
+    return MemoryReading(
+        allocated_bytes=allocated_bytes,
+        peak_allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        peak_reserved_bytes=reserved_bytes,
+        num_alloc_retries=0,
+    )
+
+
+def trainer(step: int = 3, model: torch.nn.Module | None = None, optimizer: Any = None) -> Any:
+    model = model or torch.nn.Linear(2, 2)
+    return SimpleNamespace(model=model, optimizer=optimizer, state=SimpleNamespace(global_step=step))
+
+
+# -- a simulated card ------------------------------------------------------------------------------------------------
+
+
+def refused() -> tuple[Device, BaseException]:
+    """Weights of 20 MiB, gradients of 10 MiB, 7 bytes of something else, and a request too many."""
+    gpu = SimulatedGpu(CARD)
+    recorder = Recorder(device=gpu)
+    ledger = recorder.ledger
+    ledger.enter_phase(Phase.OPTIMIZER_STEP)
+    sizes = ((20 * MIB, Owner.WEIGHTS), (10 * MIB, Owner.GRADIENTS), (30 * MIB, None), (7, None))
+    blocks = []
+    for size, owner in sizes:
+        blocks.append(ledger.write_birth(size, ""))
+        if owner is not None:
+            ledger.describe(blocks[-1], owner, "")
+        ledger.allocate(blocks[-1])
+    ledger.end(blocks[2])
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        ledger.allocate(ledger.write_birth(90 * MIB - 5, ""))
+    ledger.end(blocks[0])  # as the error passes through
+    return Device(
+        hardware=CARD, simulated=gpu, watch=SimpleNamespace(recorder=recorder, phase=ledger.phase)
+    ), raised.value  # type: ignore[arg-type]
+
+
+def test_on_a_simulated_card_the_figures_are_those_of_the_moment_to_the_byte() -> None:
+    device, error = refused()
+    shortage = shortage_of(error, trainer(), device)
+    assert (shortage.requested_bytes, shortage.segment_bytes, shortage.step) == (90 * MIB - 5, 90 * MIB, 3)
+    assert shortage.phase is Phase.OPTIMIZER_STEP
+    assert shortage.measured == {
+        Owner.WEIGHTS: 20 * MIB,
+        Owner.GRADIENTS: 10 * MIB,
+        Owner.TEMPORARY: 7,
+        Owner.OTHER: 505,
+    }
+    assert (shortage.allocated_bytes, shortage.rest_bytes) == (30 * MIB + 512, 0)
+    assert shortage.outside_bytes == 10 * MIB
+    assert shortage.others_bytes == CARD.total_bytes - CARD.free_bytes
+
+
+def test_an_error_that_the_card_did_not_raise_is_not_explained_by_its_last_refusal() -> None:
+    device, _ = refused()
+    shortage = shortage_of(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), trainer(), device)
+    assert shortage.requested_bytes is None
+    assert shortage.measured == {}
+    assert shortage.allocated_bytes == device.read().allocated_bytes  # type: ignore[union-attr]
+
+
+def test_a_request_that_is_refused_on_purpose_is_explained_too() -> None:
+    device, _ = refused()
+    assert device.simulated is not None
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        device.simulated.refuse(5 * MIB)
+    shortage = shortage_of(raised.value, trainer(), device)
+    assert shortage.requested_bytes == 5 * MIB
+    assert Owner.GRADIENTS in shortage.measured
+
+
+# -- a real card -----------------------------------------------------------------------------------------------------
+
+
+def test_on_a_real_card_the_message_tells_what_was_held_at_the_moment() -> None:
+    """What the allocator says afterwards is less, since tensors died meanwhile."""
+    device: Any = FakeDevice(reading(2 * GIB, 20 * GIB))
+    shortage = shortage_of(torch.OutOfMemoryError(MESSAGE), trainer(), device)
+    assert shortage.requested_bytes == 3 * GIB // 2
+    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (20 * GIB, 20 * GIB + 512 * MIB)
+    assert shortage.outside_bytes == 512 * MIB
+    assert shortage.others_bytes == 2 * GIB
+    assert (shortage.total_bytes, shortage.free_bytes) == (23 * GIB + 512 * MIB, 512 * MIB)
+
+
+def test_a_library_that_says_nothing_leaves_what_the_allocator_says() -> None:
+    device: Any = FakeDevice(reading(2 * GIB, 3 * GIB))
+    shortage = shortage_of(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), trainer(), device)
+    assert shortage.requested_bytes is None
+    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (2 * GIB, 3 * GIB)
+    assert shortage.others_bytes == 1 * GIB
+
+
+def test_the_simulators_own_message_is_read_like_torchs() -> None:
+    refusal = Refusal(
+        requested_bytes=1 * GIB,
+        segment_bytes=1 * GIB,
+        total_bytes=24 * GIB,
+        free_bytes=0,
+        allocated_bytes=20 * GIB,
+        reserved_bytes=22 * GIB,
+        outside_bytes=1 * GIB,
+    )
+    device: Any = FakeDevice(reading(0, 0))
+    shortage = shortage_of(torch.OutOfMemoryError(refusal.message()), trainer(), device)
+    assert (shortage.requested_bytes, shortage.allocated_bytes, shortage.cached_bytes) == (1 * GIB, 20 * GIB, 2 * GIB)
+    assert (shortage.outside_bytes, shortage.others_bytes) == (1 * GIB, 1 * GIB)
+
+
+def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    model.register_buffer("scale", torch.ones(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    wrapped = SimpleNamespace(optimizer=optimizer)
+    assert _of_a_real_card(trainer(model=model, optimizer=wrapped)) == {
+        Owner.WEIGHTS: 4 * 64 + 4 * 4,
+        Owner.GRADIENTS: 4 * 64,
+        Owner.OPTIMIZER_STATE: 2 * 4 * 64 + 4,
+    }
+
+
+def test_what_lies_on_the_host_is_not_counted() -> None:
+    assert set(_of_a_real_card(trainer()).values()) == {0}
+
+
+# -- where ------------------------------------------------------------------------------------------------------------
+
+
+def raised_in(*names: str, file: str = "transformers/trainer.py") -> BaseException:
+    """An error that has passed through functions of these names, outermost first."""
+    source = "".join(
+        f"def {name}(): {'raise MemoryError' if number == len(names) - 1 else names[number + 1] + '()'}\n"
+        for number, name in enumerate(names)
+    )
+    space: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), space)
+    try:
+        space[names[0]]()
+    except MemoryError:
+        error = sys.exc_info()[1]
+        assert error is not None
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("names", "phase"),
+    [
+        (("training_step", "compute_loss", "forward"), Phase.FORWARD),
+        (("training_step", "backward", "recompute", "forward"), Phase.BACKWARD),
+        (("train", "evaluate", "prediction_step", "compute_loss"), Phase.EVALUATE),
+        (("_prepare_inputs", "_generate_and_score_completions", "generate"), Phase.GENERATE),
+        (("_prepare_inputs", "_generate_and_score_completions"), Phase.SCORE),
+        (("train", "_save_checkpoint", "state_dict"), Phase.SAVE),
+        (("train", "other"), None),
+    ],
+)
+def test_the_phase_is_told_by_the_functions_that_the_error_passed(names: tuple[str, ...], phase: Phase | None) -> None:
+    assert phase_of(raised_in(*names)) is phase
+
+
+def test_an_error_that_a_guard_raised_is_where_the_one_was_that_led_to_it() -> None:
+    error = raised_in("train", "other")
+    error.__cause__ = raised_in("train", "compute_loss")
+    assert phase_of(error) is Phase.FORWARD
+
+
+def test_of_all_functions_called_step_only_an_optimizers_is_the_optimizer_step() -> None:
+    assert phase_of(raised_in("train", "step", file="torch/optim/adamw.py")) is Phase.OPTIMIZER_STEP
+    assert phase_of(raised_in("train", "step", "compute_loss")) is Phase.FORWARD

@@ -1,0 +1,140 @@
+"""What scripts/survival trains, on what moments its faults fall, and how it judges what came of them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections import Counter
+from typing import Any
+
+import pytest
+from survival_cases import against, faults, material, runs
+from survival_cases.command import Ended
+from survival_cases.faults import Undisturbed
+from survival_cases.kept import Kept
+
+from autotrain_mem.machine.mishaps import parse_mishaps
+
+PHASES = ("forward", "optimizer_step", "evaluate", "generate")
+QUIET = {
+    method: Undisturbed(
+        card="65536KiB",
+        losses={1: 2.0, 2: 1.0},
+        counts={"all": 9000, "checkpoints": 3, "backward": 3000} | dict.fromkeys(PHASES, 500),
+    )
+    for method in faults.BATCHES
+}
+
+
+def ended(folder: pathlib.Path, *, losses: dict[int, float], code: int = 0, **changes: Any) -> Ended:
+    """A run of two steps of 40 rows, and its checkpoint."""
+    (folder / "checkpoint-2").mkdir(parents=True)
+    history = [{"step": step, "loss": loss} for step, loss in losses.items()]
+    state = {"global_step": 2, "epoch": 1.0, "log_history": history}
+    (folder / "checkpoint-2" / "trainer_state.json").write_text(json.dumps(state))
+    knobs = {"per_device_train_batch_size": 10, "gradient_accumulation_steps": 4}
+    plan = {
+        "knobs": knobs | changes,
+        "optimizer_steps": 2,
+        "estimate": {"required_bytes": 90, "budget_bytes": 100},
+        "experience": {"incidents": [{"remedy": "split into 5 + 5 rows"}], "restarts": [], "probes": []},
+    }
+    told = {"plan": plan, "run": {"steps": 2}} if code == 0 else None
+    error = "" if code == 0 else "error: The card is full.\n  Take a larger one."
+    return Ended(code=code, seconds=1.0, told=told, error=error, folder=folder, first_step_seconds=0.5)
+
+
+# -- what is trained -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", material.KINDS)
+def test_one_row_in_a_thousand_is_eight_times_as_long_as_the_median(kind: str) -> None:
+    lengths = [sum(len(str(text).split()) for text in row.values()) for row in material.rows(kind, seed=0)]
+    if kind == "pairs":  # a prompt of half the words, and two answers of the other half
+        lengths = [length * 2 // 3 for length in lengths]
+    median = statistics.median(lengths)
+    assert [length for length in lengths if length > 1.5 * median] == [max(lengths)]
+    assert max(lengths) == pytest.approx(8 * median, rel=0.05)
+
+
+def test_there_are_sixty_runs_with_every_trainer_in_every_mode() -> None:
+    cases = runs.cases()
+    assert len({str(case) for case in cases}) == len(cases) == 60
+    assert Counter(case.method for case in cases) == dict.fromkeys(("sft", "reward", "dpo", "grpo", "rloo", "ppo"), 10)
+
+
+def test_each_fault_falls_on_twenty_moments_of_the_undisturbed_run_the_same_each_time() -> None:
+    cases = faults.cases(QUIET)
+    assert Counter(case.fault for case in cases) == dict.fromkeys(faults.FAULTS, faults.MOMENTS)
+    assert cases == faults.cases(QUIET)
+    assert len(parse_mishaps(" ".join(case.mishap for case in cases))) == len(cases)
+    backward = {case.mishap for case in cases if case.fault == "oom:backward"}
+    assert len(backward) > 15
+    assert all(1 <= int(mishap.rpartition(":")[2]) <= 3000 for mishap in backward)
+
+
+# -- how it is judged ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_steps_and_rows_are_all_there_has_finished(tmp_path: pathlib.Path) -> None:
+    row = runs.judged(runs.cases()[0], ended(tmp_path, losses={}))
+    assert (row["outcome"], row["fill"], row["incidents"]) == ("finished", 0.9, 1)
+    assert not runs.missed({"one": row})
+    assert runs.summary([row])[0] == "1 of 1 finished; 0 lost a step, 0 changed the effective batch"
+
+
+def test_a_run_with_another_batch_and_one_that_died_are_missed(tmp_path: pathlib.Path) -> None:
+    changed = runs.judged(runs.cases()[0], ended(tmp_path / "changed", losses={}, gradient_accumulation_steps=3))
+    died = runs.judged(runs.cases()[0], ended(tmp_path / "died", losses={}, code=61))
+    assert (changed["outcome"], died["outcome"]) == ("changed", "died")
+    assert runs.missed({"one": changed})
+    assert runs.missed({"one": died})
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome"),
+    [
+        ({1: 2.0, 2: 1.00001}, "survived"),
+        ({1: 2.0, 2: 1.01}, "losses differ"),
+        ({1: 2.0}, "steps differ"),
+        ({1: 2.0, 2: float("nan")}, "losses differ"),
+    ],
+)
+def test_a_run_survived_if_its_losses_are_those_of_the_undisturbed_one(
+    losses: dict[int, float], outcome: str, tmp_path: pathlib.Path
+) -> None:
+    judged = faults.judged(ended(tmp_path, losses=losses), came=True, losses=QUIET["sft"].losses)
+    assert judged["outcome"] == outcome
+    assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
+
+
+def test_a_run_that_ends_with_an_error_of_ours_is_reported_and_one_without_is_lost(tmp_path: pathlib.Path) -> None:
+    reported = ended(tmp_path, losses={}, code=61)
+    assert faults.judged(reported, came=True, losses={})["outcome"] == "reported"
+    silent = Ended(code=-9, seconds=1.0, told=None, error="", folder=tmp_path, first_step_seconds=None)
+    row = faults.judged(silent, came=True, losses={})
+    assert row["outcome"] == "lost"
+    assert faults.table({"kill 00 sft": row})[-1] == "| kill | 1 | 0 | 0 | 1 lost | 0 | 0 | 0e+00 |"
+
+
+def test_attempts_that_were_abandoned_are_counted_in_vain() -> None:
+    told = {
+        "attempts": [
+            {"micro_batch": 20, "steps": 10, "first_step_seconds": 1.0},
+            {"micro_batch": 18, "steps": 50, "first_step_seconds": 3.0},
+        ],
+        "error": "",
+        "seconds": 9.0,
+    }
+    row = against.judged(told)
+    figures = [row[name] for name in ("outcome", "restarts", "wasted_steps", "rows_twice", "rows_a_step", "steps")]
+    assert figures == ["finished", 1, 10, 400, 36, 50]
+    line = against.table({"sft": {"card": "2048KiB", **row}})[-1]
+    assert line == "| sft | 2.00 MiB | finished | 1 | 10 | 400 | 40 -> 36 | 50 | 3 s | 9 s |"
+
+
+def test_what_is_kept_is_not_made_again(tmp_path: pathlib.Path) -> None:
+    Kept(tmp_path / "rows.json").fill(["a", "b"], lambda name: {"outcome": name}, processes=2)
+    rows = Kept(tmp_path / "rows.json").fill(["b", "c"], lambda name: {"outcome": "new"}, processes=1)
+    assert rows == {"b": {"outcome": "b"}, "c": {"outcome": "new"}}

@@ -1,0 +1,327 @@
+"""A PPO run on a device that refuses: what was done in parts gives what the whole would have given."""
+
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from ppo_runs import NEEDS_PPO, config, logged, prompts, trainer, weights
+from tiny import tiny_folder
+
+from autotrain_mem.spec import Incident, Learned, Phase
+
+pytestmark = NEEDS_PPO
+
+ROWS = 5
+"""Of a micro-batch: odd, so that its parts differ."""
+UPDATES = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
+
+
+@dataclass
+class Run:
+    """A guarded run, before and after it trained."""
+
+    trainer: Any
+    incidents: list[Incident] = field(default_factory=list)
+    learned: list[Learned] = field(default_factory=list)
+
+    def remedies(self) -> list[tuple[Phase, str]]:
+        return [(incident.phase, incident.remedy) for incident in self.incidents]
+
+
+Start = Callable[..., Run]
+
+
+def guard(run: Run, learned: Learned | None = None, grow_after: int = 100) -> None:
+    from autotrain_mem.training.guard.ppo import attach_ppo_guard
+
+    def told(incident: Incident, learned: Learned) -> None:
+        run.incidents.append(incident)
+        run.learned.append(learned)
+
+    attach_ppo_guard(run.trainer, learned=learned or Learned(), told=told, grow_after=grow_after)
+
+
+def builder(model: pathlib.Path, folder: pathlib.Path) -> Start:
+    """Builds runs; by SGD, since Adam makes large steps of small differences."""
+
+    def build(*, guarded: bool = True, learned: Learned | None = None, grow_after: int = 100, **changes: Any) -> Run:
+        use_lora = changes.pop("use_lora", False)
+        settings = {"per_device_train_batch_size": ROWS, "num_ppo_epochs": 2, "max_steps": UPDATES, "optim": "sgd"}
+        args = config(folder, **settings | {"learning_rate": 0.1, "max_grad_norm": 0.0} | changes)
+        run = Run(trainer(model, args, prompts(2 * ROWS * UPDATES), use_lora=use_lora))
+
+        if guarded:
+            guard(run, learned, grow_after)
+        return run
+
+    return build
+
+
+@pytest.fixture
+def start(model: pathlib.Path, tmp_path: pathlib.Path) -> Start:
+    return builder(model, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Without a guard; shared."""
+    run = builder(model, tmp_path_factory.mktemp("undisturbed"))(guarded=False)
+    run.trainer.train()
+    return run
+
+
+class Refusals:
+    """A device that refuses where a layer meets more than ``most`` rows, ``times`` times."""
+
+    def __init__(self, most: int, times: int = 10**6) -> None:
+        self.most, self.times = most, times
+
+    def __call__(self, rows: int) -> None:
+        if rows > self.most and self.times > 0:
+            self.times -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nmore")
+
+
+def in_forward(layer: torch.nn.Module, refuse: Refusals, *, with_graph: bool = True) -> None:
+    def before(_: Any, inputs: Any) -> None:
+        if torch.is_grad_enabled() is with_graph:
+            refuse(len(inputs[0]))
+
+    layer.register_forward_pre_hook(before)
+
+
+def in_backward(layer: torch.nn.Module, refuse: Refusals) -> None:
+    def after(_: Any, __: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: refuse(len(gradient)))
+
+    layer.register_forward_hook(after)
+
+
+def assert_same(run: Run, undisturbed: Run) -> None:
+    """To rounding: fp32 sums of other shapes, over some steps of size 0.1; the weights moved by more than 0.01."""
+    expected = weights(undisturbed.trainer)
+    for name, value in weights(run.trainer).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=2e-6, msg=lambda text, name=name: name + text)
+    torch.testing.assert_close(logged(run.trainer, "loss"), logged(undisturbed.trainer, "loss"), rtol=1e-4, atol=1e-6)
+
+
+# -- a micro-batch -----------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_that_nothing_refuses_changes_not_one_bit(start: Start, undisturbed: Run) -> None:
+    run = start()
+    run.trainer.train()
+    expected = weights(undisturbed.trainer)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(run.trainer).items())
+    assert run.incidents == []
+
+
+@pytest.mark.parametrize("most", [4, 2, 1])
+def test_a_refused_forward_is_made_in_parts(most: int, start: Start, undisturbed: Run) -> None:
+    run = start()
+    in_forward(run.trainer.policy_model.model.layers[1], Refusals(most))
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.remedies()[0] == (Phase.FORWARD, "split into 3 + 2 rows")
+
+
+PLACES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "head": lambda built: built.policy_model.lm_head,
+    "policy's last layer": lambda built: built.policy_model.model.layers[1].mlp.down_proj,
+    "policy's first layer": lambda built: built.policy_model.model.layers[0].self_attn.v_proj,
+    "policy's embedding": lambda built: built.policy_model.model.embed_tokens,
+    "value's last layer": lambda built: built.value_model.model.layers[1].mlp.down_proj,
+    "value's first layer": lambda built: built.value_model.model.layers[0].mlp.up_proj,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_refused_backward_goes_on_in_parts_and_adds_no_gradient_twice(
+    place: str, start: Start, undisturbed: Run
+) -> None:
+    run = start()
+    in_backward(PLACES[place](run.trainer), Refusals(2))
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.remedies() == [(Phase.BACKWARD, "split into 3 + 2 rows"), (Phase.BACKWARD, "split into 2 + 1 rows")]
+    length = run.incidents[0].tokens
+    assert length is not None
+    assert run.learned[-1] == Learned(train_tokens=2 * length // ROWS)
+
+
+def test_a_part_may_be_refused_in_any_micro_batch(start: Start, undisturbed: Run) -> None:
+    """Each time anew: the parts grow back after every update."""
+    run = start(grow_after=1)
+    in_backward(run.trainer.policy_model.model.layers[0], Refusals(3))
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert [incident.step for incident in run.incidents] == [0, 1]
+
+
+@pytest.mark.parametrize("changes", [{"activation_checkpointing": True}, {"use_lora": True}, {"bf16": True}])
+def test_parts_keep_to_the_config(changes: dict[str, Any], start: Start) -> None:
+    """Recomputed layers, adapters, and mixed precision, whose rounding is that of 8 bits."""
+    whole = start(guarded=False, **changes)
+    whole.trainer.train()
+    parts = start(**changes)
+    in_backward(parts.trainer.policy_model.get_input_embeddings(), Refusals(2))
+    in_backward(parts.trainer.value_model.model.layers[0].mlp.up_proj, Refusals(2))
+    parts.trainer.train()
+    assert parts.incidents
+    tolerance = 4e-3 if "bf16" in changes else 2e-6
+    expected = weights(whole.trainer)
+    for name, value in weights(parts.trainer).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=tolerance)
+
+
+def test_a_loss_that_is_refused_is_made_again_without_the_graph(start: Start, undisturbed: Run) -> None:
+    """Below the guard, which stands in for what the trainer has when it comes."""
+    run, refuse = start(guarded=False), Refusals(0, times=1)
+    log_probabilities = run.trainer._log_probabilities
+
+    def refused(logits: torch.Tensor, index: torch.Tensor) -> Any:
+        if logits.requires_grad:
+            refuse(len(logits))
+        return log_probabilities(logits, index)
+
+    run.trainer._log_probabilities = refused
+    guard(run)
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.remedies() == [(Phase.FORWARD, "repeated without the models' graph")]
+
+
+def test_a_backward_of_the_loss_is_made_again_without_the_graph(start: Start, undisturbed: Run) -> None:
+    run, refuse = start(guarded=False), Refusals(0, times=1)
+    backward = run.trainer.accelerator.backward
+
+    def refused(loss: torch.Tensor, **options: Any) -> None:
+        backward(loss, **options)
+        refuse(1)
+
+    run.trainer.accelerator.backward = refused
+    guard(run)
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.remedies() == [(Phase.BACKWARD, "repeated without the models' graph")]
+
+
+def test_an_optimizer_step_is_repeated_where_it_had_not_begun(start: Start, undisturbed: Run) -> None:
+    run, refuse = start(guarded=False), Refusals(0, times=1)
+    inner = run.trainer.optimizer.optimizer
+    step = inner.step
+
+    def refused(*args: Any, **options: Any) -> Any:
+        refuse(1)
+        return step(*args, **options)
+
+    inner.step = refused
+    guard(run)
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert [incident.phase for incident in run.incidents] == [Phase.OPTIMIZER_STEP]
+
+
+def test_a_norm_that_is_refused_is_taken_again(start: Start) -> None:
+    run, refuse = start(guarded=False, max_grad_norm=1.0), Refusals(0, times=1)
+    clip = run.trainer.accelerator.clip_grad_norm_
+
+    def refused(*args: Any) -> Any:
+        refuse(1)
+        return clip(*args)
+
+    run.trainer.accelerator.clip_grad_norm_ = refused
+    guard(run)
+    run.trainer.train()
+    assert [incident.phase for incident in run.incidents] == [Phase.OPTIMIZER_STEP]
+    assert all(logged(run.trainer, "grad_norm"))
+
+
+def test_a_single_row_that_does_not_fit_ends_the_run(start: Start) -> None:
+    run = start()
+    in_forward(run.trainer.policy_model.model.layers[1], Refusals(0))
+    with pytest.raises(torch.OutOfMemoryError, match=r"a single row of \d+ tokens is too large"):
+        run.trainer.train()
+
+
+def test_other_errors_pass(start: Start) -> None:
+    run = start()
+    run.trainer.policy_model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.trainer.train()
+    assert run.incidents == []
+
+
+# -- a rollout ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_generation_is_repeated_with_the_same_random_numbers(start: Start, undisturbed: Run) -> None:
+    run, refuse = start(), Refusals(0, times=1)
+    generate = run.trainer.policy_model.generate
+
+    def refused(**inputs: Any) -> Any:
+        made = generate(**inputs)
+        refuse(len(inputs["input_ids"]))
+        return made
+
+    run.trainer.policy_model.generate = refused
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.remedies() == [(Phase.GENERATE, "repeated after the cache was emptied")]
+
+
+def test_fewer_prompts_are_answered_at_once(start: Start) -> None:
+    run, refuse, seen = start(), Refusals(3), []
+    generate = run.trainer.policy_model.generate
+
+    def refused(**inputs: Any) -> Any:
+        seen.append(len(inputs["input_ids"]))
+        refuse(seen[-1])
+        return generate(**inputs)
+
+    run.trainer.policy_model.generate = refused
+    run.trainer.train()
+    rows = 2 * ROWS
+    assert seen == [rows, rows, rows // 2, 3, 3, 3, 1, 3, 3, 3, 1]
+    assert run.learned[-1].generate_rows == 3
+
+
+@pytest.mark.parametrize("judge", ["ref_model", "value_model", "reward_model"])
+def test_completions_are_judged_in_parts(judge: str, start: Start, undisturbed: Run) -> None:
+    run = start()
+    in_forward(getattr(run.trainer, judge).model.layers[1], Refusals(3), with_graph=False)
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert [incident.phase for incident in run.incidents] == [Phase.SCORE] * 2
+    assert run.learned[-1].score_rows == 3
+
+
+# -- what was learned --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_knows_makes_parts_from_its_first_step_on(start: Start, undisturbed: Run) -> None:
+    run = start(learned=Learned(train_tokens=30, score_rows=3))
+    in_forward(run.trainer.policy_model.model.layers[1], Refusals(3))
+    run.trainer.train()
+    assert_same(run, undisturbed)
+    assert run.incidents == []
+
+
+def test_a_resumed_run_knows_what_its_checkpoint_knew(start: Start) -> None:
+    run = start(save_strategy="steps", save_steps=1, max_steps=1)
+    in_backward(run.trainer.policy_model.lm_head, Refusals(3))
+    run.trainer.train()
+    run.trainer._save_checkpoint(run.trainer.model, trial=None)
+    resumed = start(max_steps=2)
+    in_backward(resumed.trainer.policy_model.lm_head, Refusals(3))
+    resumed.trainer.train(resume_from_checkpoint=True)
+    assert resumed.incidents == []

@@ -1,0 +1,54 @@
+"""Faults for guarded trainers, and what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autotrain_mem.spec import Incident, Learned
+
+
+@dataclass
+class Faults:
+    """Raises like a full device at the n-th time that something happens, as often as it is told."""
+
+    at: list[int]
+    seen: int = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.seen += 1
+        if self.seen - 1 in self.at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore of it.")
+
+
+@dataclass
+class Told:
+    """Everything that a guard told."""
+
+    incidents: list[Incident] = field(default_factory=list)
+    learned: list[Learned] = field(default_factory=list)
+
+    def __call__(self, incident: Incident, learned: Learned) -> None:
+        self.incidents.append(incident)
+        self.learned.append(learned)
+
+    @property
+    def remedies(self) -> list[str]:
+        return [incident.remedy for incident in self.incidents]
+
+
+def blocks(made: Any) -> list[Any]:
+    """Its two layers."""
+    return [module for name, module in made.model.named_modules() if name.endswith((".layers.0", ".layers.1"))]
+
+
+def failing(method: Any, faults: Faults) -> Any:
+    """The method, which fails when the faults say so, before it does anything."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        faults()
+        return method(*args, **kwargs)
+
+    return called

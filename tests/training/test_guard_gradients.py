@@ -1,0 +1,272 @@
+"""A micro-step that runs out of memory and is repeated in parts leaves the gradients of the whole micro-batch."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from guarded import Faults, Told, blocks
+from tiny_trainers import trainer
+
+from autotrain_mem.spec import Learned, Phase
+from autotrain_mem.training.guard.attach import Guard, attach_guard
+
+UNTIMED = ("step_time",)
+COUNTED = ("_step", "_total_train_tokens")
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-6}
+"""Of fp32 sums in another order; the gradients are of the order of 0.1."""
+
+
+def fail_in_forward(made: Any, at: list[int], layer: int = 1) -> Faults:
+    """Only where gradients are wanted: a reference model's forward is not counted."""
+    faults = Faults(at)
+    blocks(made)[layer].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() else None)
+    return faults
+
+
+def fail_in_backward(made: Any, at: list[int], layer: int) -> Faults:
+    """When the gradient of what a layer was given is there: those of the layers after it have been added."""
+    faults = Faults(at)
+
+    def watch(module: Any, args: Any) -> None:
+        if args[0].requires_grad:
+            args[0].register_hook(faults)
+
+    blocks(made)[layer].register_forward_pre_hook(watch)
+    return faults
+
+
+@dataclass
+class Outcome:
+    gradients: dict[str, torch.Tensor]
+    loss: float
+    logged: dict[str, list[float]]
+    counted: dict[str, Any]
+    told: Told
+
+
+def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guarded: bool = True) -> Outcome:
+    """The first accumulation window, without its optimizer step."""
+    told = Told()
+    made.model.zero_grad()
+    made._metrics["train"].clear()
+    vars(made).update({name: 0 for name in COUNTED if hasattr(made, name)})
+    made.state.num_input_tokens_seen = 0
+    if guarded:
+        attach_guard(made, learned=learned or Learned(), told=told)
+    torch.manual_seed(1)
+    made.create_optimizer_and_scheduler(1)
+    batches, items = made.get_batch_samples(iter(made.get_train_dataloader()), count, torch.device("cpu"))
+    made.current_gradient_accumulation_steps = count
+    loss = sum(float(made.training_step(made.model, batch, items)) for batch in batches)
+    return Outcome(
+        {name: value.grad.clone() for name, value in made.model.named_parameters() if value.grad is not None},
+        loss,
+        {name: values for name, values in made._metrics["train"].items() if name not in UNTIMED},
+        {name: getattr(made, name) for name in COUNTED if hasattr(made, name)},
+        told,
+    )
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    assert one.gradients.keys() == other.gradients.keys()
+    for name, gradient in one.gradients.items():
+        torch.testing.assert_close(
+            gradient, other.gradients[name], msg=lambda text, name=name: f"{name}: {text}", **TOLERANCE
+        )
+    assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-6)
+    assert one.counted == other.counted
+    assert one.logged.keys() == other.logged.keys()
+    for name, values in one.logged.items():
+        assert values == pytest.approx(other.logged[name], rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+"""The trainer, what it is built with, and attributes that are read anew at each step."""
+
+CASES: dict[str, Case] = {
+    "sft": ("sft", {}, {}),
+    "sft-not-counted": ("sft", {}, {"model_accepts_loss_kwargs": False}),
+    "sft-nll": ("sft", {"loss_type": "nll"}, {}),
+    "sft-nll-not-counted": ("sft", {"loss_type": "nll"}, {"model_accepts_loss_kwargs": False}),
+    "sft-dft": ("sft", {"loss_type": "dft"}, {}),
+    "sft-smoothed": ("sft", {"loss_type": "nll", "label_smoothing_factor": 0.1}, {}),
+    "reward": ("reward", {"center_rewards_coefficient": 0.1}, {}),
+    **{
+        f"dpo-{kind}": ("dpo", {}, {"loss_types": [kind], "loss_weights": [1.0]})
+        for kind in ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "sft")
+    },
+    "dpo-several": ("dpo", {"use_weighting": True}, {"loss_types": ["sigmoid", "ipo"], "loss_weights": [0.7, 0.3]}),
+    **{
+        f"grpo-{kind}": ("grpo", {"beta": 0.1}, {"loss_type": kind})
+        for kind in ("grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "vespo")
+    },
+    "grpo-luspo": ("grpo", {"beta": 0.1}, {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
+    "rloo": ("rloo", {}, {}),
+}
+SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+
+
+def build(method: str, model: pathlib.Path, folder: pathlib.Path, **changes: Any) -> Any:
+    made = trainer(method, model, folder, **(SIZES | changes))
+    if method in ("grpo", "rloo"):
+        generate = made._generate_and_score_completions
+        made._generate_and_score_completions = lambda inputs: of_several_lengths(generate(inputs))
+    return made
+
+
+def of_several_lengths(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model that knows nothing ends no completion early."""
+    mask = batch["completion_mask"]
+    for row in range(len(mask)):
+        mask[row, 1 + row % mask.shape[1] :] = 0
+    batch["num_items_in_batch"] = mask.sum()
+    return batch
+
+
+BUILT: dict[str, Any] = {}
+
+
+@contextmanager
+def set_up(case: str, model: pathlib.Path, folder: pathlib.Path) -> Iterator[Any]:
+    """A trainer as it was built, however it was changed in between; the next case may be of the same one."""
+    method, settings, attributes = CASES[case]
+    key = f"{method} {settings}"
+    if key not in BUILT:
+        BUILT[key] = build(method, model, folder, **settings)
+    made = BUILT[key]
+    was = dict(vars(made))
+    vars(made).update(attributes)
+    try:
+        yield made
+    finally:
+        vars(made).clear()
+        vars(made).update(was)
+        vars(made.model).pop("generate", None)
+        made.callback_handler.callbacks = [one for one in made.callback_handler.callbacks if type(one) is not Guard]
+        for block in blocks(made):
+            block._forward_pre_hooks.clear()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(
+    case: str, qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The first micro-batch fails in the forward, the second one in the backward with some gradients added."""
+    with set_up(case, qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        expected = micro_steps(made, guarded=False)
+        fail_in_forward(made, at=[0])
+        fail_in_backward(made, at=[2], layer=1)
+        split = micro_steps(made)
+        assert_same(split, expected)
+    assert [incident.phase for incident in split.told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
+    assert all(incident.remedy.startswith("split into ") for incident in split.told.incidents)
+    assert any(gradient.abs().max() > 1e-4 for gradient in expected.gradients.values())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_it_goes_down_to_one_row_and_then_keeps_activations_on_the_host(
+    layer: int, qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Four rows, two, one, and that one again; each time with some more gradients added."""
+    with set_up("sft", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        expected = micro_steps(made, guarded=False)
+        fail_in_backward(made, at=[0, 1, 2], layer=layer)
+        split = micro_steps(made)
+        assert_same(split, expected)
+    assert [remedy.split(" rows")[0] for remedy in split.told.remedies] == [
+        "split into 2 + 2",
+        "split into 1 + 1",
+        "repeated with what backward needs waiting on the host",
+    ]
+    assert split.told.learned[-1].activations_on_host
+    assert not split.told.learned[0].activations_on_host
+
+
+def test_what_was_learned_splits_before_anything_fails(
+    qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with set_up("reward", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        expected = micro_steps(made, guarded=False)
+        calls = fail_in_forward(made, at=[])
+        split = micro_steps(made, learned=Learned(train_tokens=20))
+        assert_same(split, expected)
+    assert calls.seen > 2
+    assert not split.told.incidents
+
+
+def test_an_error_after_the_last_gradient_adds_none_twice(
+    qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with set_up("sft", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        expected = micro_steps(made, guarded=False)
+        backward, faults = made.accelerator.backward, Faults([0])
+        made.accelerator.backward = lambda *args, **kwargs: (backward(*args, **kwargs), faults())
+        try:
+            split = micro_steps(made)
+        finally:
+            made.accelerator.backward = backward
+        assert_same(split, expected)
+    assert split.told.incidents[0].phase is Phase.BACKWARD
+
+
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {}], ids=["checkpointing", "plain"])
+def test_adapters_that_dpo_switches_off_and_on_get_each_gradient_once(
+    settings: dict[str, Any], qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """PEFT makes all of an adapter's weights trainable when it is switched on again."""
+    from peft import LoraConfig
+
+    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    outcomes = []
+    for at in ([], [0, 3]):
+        torch.manual_seed(0)
+        made = build("dpo", qwen, tmp_path, build={"peft_config": lora}, **settings)
+        fail_in_backward(made, at=at, layer=1)
+        outcomes.append(micro_steps(made))
+    assert_same(outcomes[1], outcomes[0])
+    assert len(outcomes[1].told.incidents) == 2
+    assert all(weight.requires_grad == ("lora_" in name) for name, weight in made.model.named_parameters())
+
+
+# -- what cannot be split ------------------------------------------------------------------------------------------
+
+
+def test_a_loss_over_the_whole_batch_is_repeated_whole_and_then_given_up(
+    qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with set_up("dpo-sigmoid", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        made.loss_types = ["aot"]
+        expected = micro_steps(made, guarded=False)
+        fail_in_backward(made, at=[0, 2, 3], layer=0)
+        with pytest.raises(torch.OutOfMemoryError, match="loss_type aot compares each pair") as caught:
+            micro_steps(made)
+        assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 1.00 GiB.\n")
+    with set_up("dpo-sigmoid", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        made.loss_types = ["aot"]
+        fail_in_backward(made, at=[1], layer=0)
+        once = micro_steps(made)
+        assert_same(once, expected)
+    assert once.told.remedies == ["repeated with what backward needs waiting on the host"]
+
+
+def test_every_other_error_passes(qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with set_up("sft", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        blocks(made)[0].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("device-side assert")))
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            micro_steps(made)
+
+
+def test_with_several_processes_it_says_why_nothing_is_repeated(
+    qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with set_up("sft", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
+        fail_in_forward(made, at=[0])
+        attach_guard(made, learned=Learned(), told=Told()).why_not = "2 processes train together"
+        with pytest.raises(torch.OutOfMemoryError, match="2 processes train together"):
+            made.train()

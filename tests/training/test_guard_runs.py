@@ -1,0 +1,287 @@
+"""Whole trainings on a device that is full now and then end as the undisturbed ones do."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guarded import Faults, Told, blocks, failing
+from tiny_trainers import rows, trainer
+
+from autotrain_mem.spec import Learned, Phase
+from autotrain_mem.training.guard.attach import Guard, attach_guard
+
+SIZES = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+Disturb = Callable[[Any], Any]
+
+
+def run(
+    method: str,
+    model: pathlib.Path,
+    folder: pathlib.Path,
+    disturb: Disturb = lambda made: None,
+    learned: Learned | None = None,
+    grow_after: int = 50,
+    **changes: Any,
+) -> tuple[Any, Told]:
+    """Train; returns the trainer and what was told."""
+    resume = changes.pop("resume", None)
+    made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
+    attach_guard(made, learned=learned or Learned(), told=told, grow_after=grow_after)
+    disturb(made)
+    made.train(resume_from_checkpoint=resume)
+    return made, told
+
+
+def numbers(made: Any, *names: str) -> list[float]:
+    return [entry[name] for entry in made.state.log_history for name in names if name in entry]
+
+
+def weights(made: Any) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in made.model.parameters()])
+
+
+def assert_same_run(one: Any, other: Any) -> None:
+    """To fp32 rounding, which AdamW's first steps make larger: they divide by gradients near zero."""
+    assert numbers(one, "loss", "eval_loss") == pytest.approx(numbers(other, "loss", "eval_loss"), rel=2e-3, abs=1e-5)
+    assert (weights(one) - weights(other)).abs().mean() < 1e-3
+
+
+# -- evaluation ----------------------------------------------------------------------------------------------------
+
+
+def fail_in_evaluation(at: list[int]) -> Disturb:
+    def disturb(made: Any) -> None:
+        faults = Faults(at)
+        blocks(made)[1].register_forward_pre_hook(lambda *_: None if made.model.training else faults())
+
+    return disturb
+
+
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo"])
+def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
+    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    answers, found = [], []
+    for at in ([], [0, 1]):
+        made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method), **SIZES), Told()
+        attach_guard(made, learned=Learned(), told=told)
+        fail_in_evaluation(at)(made)
+        answers.append(made.evaluate())
+        batch = next(iter(made.get_eval_dataloader()))
+        made.model.eval()
+        found.append(made.prediction_step(made.model, batch, method == "sft"))
+    assert [incident.phase for incident in told.incidents] == [Phase.EVALUATE] * 2
+    assert told.learned[-1].evaluate_tokens is not None
+    for name in (name for name in answers[0] if "second" not in name and "time" not in name):
+        assert answers[1][name] == pytest.approx(answers[0][name], rel=1e-3, abs=1e-5), name
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_an_evaluation_of_a_generating_trainer_generates_once(
+    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = []
+    for at in ([], [0]):
+        made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method).select(range(4)), **SIZES), Told()
+        attach_guard(made, learned=Learned(), told=told)
+        fail_in_scores(at)(made)
+        torch.manual_seed(3)
+        found.append(made.evaluate()["eval_loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+    assert told.incidents
+
+
+def fail_in_scores(at: list[int]) -> Disturb:
+    """Below the guard."""
+
+    def disturb(made: Any) -> None:
+        scoring = made._get_per_token_logps_and_entropies.__self__
+        scoring._judge = failing(scoring._judge, Faults(at))
+
+    return disturb
+
+
+# -- generation and scores -----------------------------------------------------------------------------------------
+
+
+def fail_in_generation(at: list[int]) -> Disturb:
+    """Where one token is added to all completions: by then random numbers have been drawn."""
+
+    def disturb(made: Any) -> None:
+        faults = Faults(at)
+        blocks(made)[1].register_forward_pre_hook(lambda module, args: faults() if args[0].shape[1] == 1 else None)
+
+    return disturb
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_generating_again_draws_the_same_samples(method: str, qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    undisturbed, _ = run(method, qwen, tmp_path)
+    survived, told = run(method, qwen, tmp_path, fail_in_generation([1]))
+    assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
+    assert torch.equal(weights(survived), weights(undisturbed))
+    assert told.remedies == ["repeated after the cache was emptied"]
+    assert told.learned[0].generate_rows is None
+
+
+def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1, 3]))
+    assert told.remedies == ["answered in 2 + 2 prompts, which draw other samples than all at once"]
+    assert told.learned[0].generate_rows == 2
+    assert survived.state.global_step == 3
+
+
+def test_scores_in_smaller_batches_are_the_same_numbers(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    undisturbed, _ = run("rloo", qwen, tmp_path)
+    survived, told = run("rloo", qwen, tmp_path, fail_in_scores([0, 1]))
+    assert_same_run(survived, undisturbed)
+    assert told.remedies == ["judged 2 completions at a time", "judged 1 completions at a time"]
+    assert told.incidents[0].phase is Phase.SCORE
+
+
+def test_a_reward_model_is_asked_again(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    judge = transformers.AutoModelForSequenceClassification.from_pretrained(qwen, num_labels=1)
+
+    def disturb(made: Any) -> None:
+        faults = Faults([1])
+        made.reward_funcs[0].model.register_forward_pre_hook(lambda *_: faults())
+
+    undisturbed, _ = run("grpo", qwen, tmp_path, reward=copy.deepcopy(judge))
+    survived, told = run("grpo", qwen, tmp_path, disturb, reward=copy.deepcopy(judge))
+    assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
+    assert [(incident.phase, incident.remedy) for incident in told.incidents] == [
+        (Phase.SCORE, "repeated after the cache was emptied")
+    ]
+
+
+# -- the optimizer's step ------------------------------------------------------------------------------------------
+
+
+def fail_in_step(at: list[int], name: str) -> Disturb:
+    """In one of the functions that AdamW's step calls."""
+
+    def disturb(made: Any) -> None:
+        create, faults = made.create_optimizer, Faults(at)
+
+        def created(*args: Any, **kwargs: Any) -> Any:
+            optimizer = create(*args, **kwargs)
+            method = getattr(optimizer, name)
+
+            def late(*given: Any, **options: Any) -> Any:
+                answer = method(*given, **options)
+                faults()
+                return answer
+
+            setattr(optimizer, name, late)
+            return optimizer
+
+        made.create_optimizer = created
+
+    return disturb
+
+
+def test_a_step_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The state of all parameters is made first; the next thing is full. In the first step that state is new."""
+    undisturbed, _ = run("sft", qwen, tmp_path, optim="adamw_torch")
+    survived, told = run("sft", qwen, tmp_path, fail_in_step([0, 3], "_init_group"), optim="adamw_torch")
+    assert_same_run(survived, undisturbed)
+    assert [incident.phase for incident in told.incidents] == [Phase.OPTIMIZER_STEP] * 2
+    assert told.remedies[0] == "repeated with one parameter after the other"
+
+
+def test_a_step_that_is_half_made_says_so(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def disturb(made: Any) -> None:
+        create = made.create_optimizer
+
+        def created(*args: Any, **kwargs: Any) -> Any:
+            optimizer = create(*args, **kwargs)
+            optimizer.register_step_post_hook(Faults([1]))
+            return optimizer
+
+        made.create_optimizer = created
+
+    with pytest.raises(torch.OutOfMemoryError, match="some parameters had their update already"):
+        run("sft", qwen, tmp_path, disturb)
+
+
+def test_clipping_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def disturb(made: Any) -> None:
+        made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
+
+    undisturbed, _ = run("sft", qwen, tmp_path)
+    survived, told = run("sft", qwen, tmp_path, disturb)
+    assert torch.equal(weights(survived), weights(undisturbed))
+    assert told.remedies == ["repeated after the cache was emptied"]
+
+
+# -- what is learned -----------------------------------------------------------------------------------------------
+
+
+def fail_above(tokens: int) -> Disturb:
+    """A device on which no more fits."""
+
+    def disturb(made: Any) -> None:
+        def check(module: Any, args: Any) -> None:
+            if made.model.training and args[0].shape[:2].numel() > tokens:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        blocks(made)[0].register_forward_pre_hook(check)
+
+    return disturb
+
+
+def test_a_device_that_holds_less_than_a_micro_batch_trains_the_same(
+    qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Rows of 6 to 62 tokens, four at once; on this device there is room for 70."""
+    settings = {"max_steps": 6, "gradient_accumulation_steps": 2}
+    undisturbed, _ = run("sft", qwen, tmp_path, **settings)
+    survived, told = run("sft", qwen, tmp_path, fail_above(70), **settings)
+    assert_same_run(survived, undisturbed)
+    assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
+
+
+def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    made, told = run("sft", qwen, tmp_path, fail_above(70), grow_after=2, max_steps=12)
+    steps = [incident.step for incident in told.incidents]
+    assert len(steps) >= 2, "it was tried again"
+    gaps = [later - earlier for earlier, later in itertools.pairwise(steps)]
+    assert gaps == sorted(gaps), "and each time after more steps"
+    guard = next(one for one in made.callback_handler.callbacks if isinstance(one, Guard))
+    assert guard.learned == told.learned[-1] or guard.learned.train_tokens is None
+
+
+@pytest.mark.parametrize("restored", [{}, {"restore_callback_states_from_checkpoint": True}], ids=["", "restored"])
+def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
+    restored: dict[str, bool], qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    first, told = run("sft", qwen, tmp_path, fail_above(70), **saving)
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["autofit_guard"]["learned"]["train_tokens"] is not None
+    resumed, later = run(
+        "sft", qwen, tmp_path, fail_above(70), resume=str(tmp_path / "checkpoint-2"), **saving, **restored
+    )
+    assert_same_run(resumed, first)
+    assert told.incidents
+    assert not later.incidents
+
+
+def test_a_checkpoint_of_an_unguarded_run_can_be_gone_on_with(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    trainer("sft", qwen, tmp_path, **(SIZES | saving)).train()
+    run("sft", qwen, tmp_path, resume=str(tmp_path / "checkpoint-2"), **saving)
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert "autofit_guard" in state["stateful_callbacks"]

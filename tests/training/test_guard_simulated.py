@@ -1,0 +1,89 @@
+"""On a simulated card that is full when a real one would be, a guarded training goes on, and frees what it should."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from guarded import Told
+from tiny_trainers import trainer
+
+from autotrain_mem.rehearsal.stage import Watch
+from autotrain_mem.spec import Learned
+from autotrain_mem.training.guard.attach import attach_guard
+
+
+class Card:
+    """Counts what is allocated, and is full at ``capacity_bytes``."""
+
+    def __init__(self, capacity_bytes: float = float("inf")) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.live: dict[int, int] = {}
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        self.refused = 0
+        self.then: list[int] = []
+        """Allocated, each time that something was told."""
+
+    def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
+        if self.allocated_bytes + size_bytes > self.capacity_bytes:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.live[block] = size_bytes
+        self.allocated_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def free(self, block: int) -> None:
+        self.allocated_bytes -= self.live.pop(block, 0)
+
+    def empty_cache(self) -> None: ...
+
+    def record_stream(self, block: int, stream: int) -> None: ...
+
+
+def train_on(card: Card, method: str, model: pathlib.Path, folder: pathlib.Path, **changes: Any) -> tuple[Any, Told]:
+    told, watch = Told(), Watch(card)
+    settings = {"per_device_train_batch_size": 4, "max_steps": 3, **changes}
+    with watch.curtain():
+        made = trainer(method, model, folder, **settings)
+        attach_guard(made, learned=Learned(), told=lambda *said: (told(*said), card.then.append(card.allocated_bytes)))
+        watch.train(made)
+    return made, told
+
+
+def losses(made: Any) -> list[float]:
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("method", ["sft", "rloo"])
+def test_with_less_room_than_it_would_take_it_trains_the_same(
+    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    changes = {"per_device_train_batch_size": 8} if method in ("grpo", "rloo") else {}
+    roomy = Card()
+    undisturbed, _ = train_on(roomy, method, qwen, tmp_path, **changes)
+    tight = Card(resting(roomy, undisturbed) + 0.85 * (roomy.peak_bytes - resting(roomy, undisturbed)))
+    survived, told = train_on(tight, method, qwen, tmp_path, **changes)
+    assert told.incidents
+    assert tight.refused >= len(told.incidents)
+    if not any("other samples" in remedy for remedy in told.remedies):
+        assert losses(survived) == pytest.approx(losses(undisturbed), rel=2e-3, abs=1e-5)
+    assert max(tight.then) < 0.8 * tight.capacity_bytes, "nothing of a failed try is held when it is told"
+
+
+def resting(card: Card, made: Any) -> float:
+    """Weights, gradients and the state of AdamW: there whatever the batch."""
+    return 4.0 * 4 * sum(value.numel() for value in made.model.parameters())
+
+
+def test_a_row_that_is_too_large_waits_on_the_host(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """One row at a time: there is nothing to split. The second one is the longest."""
+    one = {"per_device_train_batch_size": 1, "loss_type": "nll", "max_steps": 2}
+    roomy = Card()
+    undisturbed, _ = train_on(roomy, "sft", qwen, tmp_path, **one)
+    tight = Card(roomy.peak_bytes - 200_000)
+    survived, told = train_on(tight, "sft", qwen, tmp_path, **one)
+    assert set(told.remedies) == {"repeated with what backward needs waiting on the host"}
+    assert losses(survived) == pytest.approx(losses(undisturbed), rel=2e-3, abs=1e-5)

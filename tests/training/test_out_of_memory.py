@@ -1,0 +1,94 @@
+"""What libraries say when memory ran out is told from what they say when something else is wrong."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from autotrain_mem.training.out_of_memory import Done, Full, attempt, is_out_of_memory, kind_of, kind_of_text
+
+SAID = {
+    "CUDA out of memory. Tried to allocate 92.00 MiB. GPU 0 has a total capacity of 7.79 GiB": "GPU memory",
+    "HIP out of memory. Tried to allocate 2.00 GiB": "GPU memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": "cuBLAS workspace",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": "cuBLAS workspace",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(handle)`": "cuBLAS workspace",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED": "cuDNN workspace",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "cuDNN workspace",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED": "host memory",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`": "cuSOLVER workspace",
+    "CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`": "cuSPARSE workspace",
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error, NCCL version 2.20.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'": "NCCL buffer",
+    "NCCL error: unhandled cuda error\nLast error:\nFailed to CUDA calloc 6291456 bytes": "NCCL buffer",
+    "Error out of memory at line 88 in file /src/csrc/ops.cu": "bitsandbytes buffer",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported": "CUDA runtime memory",
+    "CUDA driver error: out of memory": "CUDA driver memory",
+    "Triton Error [CUDA]: out of memory": "CUDA driver memory",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4000000000000000 bytes. Error code 12 (Cannot allocate memory)": "host memory",
+    "unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)": "host memory",
+    "std::bad_alloc": "host memory",
+}
+NOT_MEMORY = (
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: device-side assert triggered",
+    "CUDA error: unspecified launch failure",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasGemmEx(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+    "NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\nLast error:\nCuda failure 1 'invalid argument'",
+    "CUDA error: an illegal memory access was encountered, after CUDA out of memory",
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+)
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_what_a_library_says_names_whose_memory_ran_out(text: str) -> None:
+    assert kind_of_text(text) == SAID[text]
+    assert kind_of(RuntimeError(text)) == SAID[text]
+
+
+@pytest.mark.parametrize("text", NOT_MEMORY)
+def test_a_lost_context_and_other_errors_are_no_shortage(text: str) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
+
+
+def test_types_speak_for_themselves_and_only_what_libraries_raise_is_read() -> None:
+    assert kind_of(torch.OutOfMemoryError("")) == "GPU memory"
+    assert kind_of(MemoryError()) == "host memory"
+    assert kind_of(ValueError("CUDA out of memory.")) is None
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert kind_of(caught.value) == "host memory"
+
+
+def test_an_attempt_that_failed_holds_nothing_and_keeps_the_error() -> None:
+    seen = []
+
+    def work() -> None:
+        held = torch.zeros(3)
+        seen.append(weakref.ref(held))
+        try:
+            raise KeyError
+        except KeyError:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried") from None
+
+    gc.disable()
+    try:
+        outcome = attempt(work)
+    finally:
+        gc.enable()
+    assert isinstance(outcome, Full)
+    assert outcome.message == "CUDA out of memory."
+    assert outcome.error.__traceback__ is not None
+    assert seen[0]() is None
+
+
+def test_an_attempt_gives_what_it_gave_and_passes_other_errors_on() -> None:
+    assert attempt(lambda: 3) == Done(value=3)
+    with pytest.raises(ZeroDivisionError):
+        attempt(lambda: 1 // 0)

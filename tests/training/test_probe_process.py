@@ -1,0 +1,119 @@
+"""The parent's side of a probe: one answer, or why there is none, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.errors import InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.processes import ChildDied
+from autotrain_mem.spec import Job, Probe
+from autotrain_mem.training import probe_process
+from autotrain_mem.training.probe_process import LOG_NAME, SCRATCH_NAME, run_probe
+from autotrain_mem.training.request import Request
+
+ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
+
+
+class FakeChild:
+    """Answers with what it is told to, once it has written a checkpoint."""
+
+    says: list[Mapping[str, Any] | BaseException]
+
+    def __init__(self, module: str, environment: Mapping[str, str], log: Path, *, has_children: bool) -> None:
+        assert has_children
+        self.calls: list[str] = []
+        self.log = log
+        FakeChild.last = self
+
+    last: FakeChild
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        scratch = Path(request["output_dir"])
+        assert [*scratch.iterdir()] == []
+        (scratch / "checkpoint-2").mkdir()
+        self.scratch = scratch
+
+    def receive(self) -> Mapping[str, Any]:
+        said = self.says.pop(0)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.fixture(autouse=True)
+def child(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
+    monkeypatch.setattr(probe_process, "Child", FakeChild)
+    return FakeChild
+
+
+def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
+    FakeChild.says = list(says)
+    job = Job(method="sft", model="m", dataset=None, arguments={})
+    request = Request(
+        task="probe", job=job, knobs=TRL_DEFAULTS, hardware=named("300MiB"), simulate=True, output_dir=str(folder)
+    )
+    try:
+        return run_probe(request, {}, folder)
+    finally:
+        assert FakeChild.last.scratch == folder / SCRATCH_NAME
+        assert not FakeChild.last.scratch.exists()
+        assert FakeChild.last.calls == ["kill", "stop"]
+
+
+def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
+    made = run(tmp_path, {"event": "log", "logs": {}}, {"event": "probe", "probe": ANSWER.to_json()})
+    assert made.fits
+    assert made.seconds > 0
+    assert FakeChild.last.log == tmp_path / LOG_NAME
+
+
+def test_what_a_probe_that_was_killed_left_is_gone(tmp_path: Path) -> None:
+    (tmp_path / SCRATCH_NAME / "checkpoint-1").mkdir(parents=True)
+    assert run(tmp_path, {"event": "probe", "probe": ANSWER.to_json()}).fits
+
+
+def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="The trainer raised ValueError") as raised:
+        run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
+    assert raised.value.hint.splitlines() == [
+        "Change the flag.",
+        f"All that the trainer printed is in {tmp_path / LOG_NAME}.",
+    ]
+
+
+def test_a_full_disk_is_raised_as_it_is(tmp_path: Path) -> None:
+    full = OutputFolderError("The run could not be written.", hint="Free some space.")
+    with pytest.raises(OutputFolderError, match="could not be written"):
+        run(tmp_path, full.to_json())
+
+
+def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedByUser, match="no step was trained"):
+        run(tmp_path, KeyboardInterrupt())
+
+
+def test_a_library_that_ends_the_process_on_a_full_card_is_an_answer(tmp_path: Path) -> None:
+    words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
+    made = run(tmp_path, ChildDied(1, f"step 1\n{words}\n"))
+    assert (made.fits, made.refused, made.measured) == (False, words, None)
+
+
+def test_any_other_death_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"ended before its time: it was killed by signal 9\.") as raised:
+        run(tmp_path, ChildDied(-9, "loading\n"))
+    assert "host running out of memory" in raised.value.hint
+    assert raised.value.hint.endswith("loading")
+    with pytest.raises(TrainingError, match="exit status 3"):
+        run(tmp_path, ChildDied(3, ""))

@@ -1,0 +1,353 @@
+"""Series are built, so that each says one thing; series of healthy runs, with noise of every seed, say nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.watch import signs as module
+from autotrain_mem.training.watch.climbs import WINDOW, climb_of
+from autotrain_mem.training.watch.signs import AGAIN, Sample, Sign, signs
+from autotrain_mem.units import GIB, KIB, MIB
+
+TOTAL = 24 * GIB
+HOST = 64 * GIB
+
+
+def sample(step: int, **changes: Any) -> Sample:
+    """A healthy one: 12 GiB held, 14 at the peak, 15 reserved of 24; a log each 10 seconds."""
+    device = {
+        "allocated_bytes": 12 * GIB,
+        "peak_allocated_bytes": 14 * GIB,
+        "reserved_bytes": 15 * GIB,
+        "peak_reserved_bytes": 15 * GIB,
+        "num_alloc_retries": 0,
+    }
+    others: dict[str, Any] = {
+        "total_bytes": TOTAL,
+        "rows": 4,
+        "tokens": 512,
+        "tokens_per_second": 5000.0,
+        "host_available_bytes": HOST // 2,
+        "host_total_bytes": HOST,
+    }
+    for name, value in changes.items():
+        (device if name in device else others)[name] = value
+    return Sample(step=step, seconds=10.0 * step, device=MemoryReading(**device), **others)
+
+
+def series(length: int, **of_step: Callable[[int], Any]) -> list[Sample]:
+    """Healthy, but for what is a function of the step."""
+    return [sample(step, **{name: value(step) for name, value in of_step.items()}) for step in range(length)]
+
+
+def kinds(samples: Sequence[Sample], expandable_segments: bool = False) -> list[str]:
+    return [sign.kind for sign in signs(samples, expandable_segments)]
+
+
+def only(samples: Sequence[Sample]) -> Sign:
+    found = signs(samples)
+    assert len(found) == 1, found
+    return found[0]
+
+
+# -- healthy runs --------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=30, deadline=None)
+def test_a_steady_run_with_noise_says_nothing(seed: int) -> None:
+    noise = random.Random(seed)
+    samples = series(
+        150,
+        allocated_bytes=lambda step: 12 * GIB + int(noise.random() * 2 * GIB),
+        tokens_per_second=lambda step: 5000 * noise.uniform(0.7, 1.3),
+        host_available_bytes=lambda step: HOST // 2 - int(noise.random() * 8 * GIB),
+        reserved_bytes=lambda step: int(23 * GIB),
+        peak_reserved_bytes=lambda step: 23 * GIB,
+        peak_allocated_bytes=lambda step: 21 * GIB,
+    )
+    assert kinds(samples) == []
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=30, deadline=None)
+def test_mixed_lengths_say_nothing(seed: int) -> None:
+    """What is left after a step, the peak and what is reserved follow the rows; one row in 50 is 8 times as long."""
+    lengths = random.Random(seed)
+    tokens = [4000 if lengths.random() < 0.02 else lengths.randint(50, 800) for _ in range(200)]
+    longest = [max(tokens[: step + 1]) for step in range(200)]
+    peaks = [12 * GIB + 2 * MIB * each for each in longest]
+    samples = series(
+        200,
+        tokens=lambda step: tokens[step],
+        allocated_bytes=lambda step: 12 * GIB + tokens[step] * MIB // 2,
+        peak_allocated_bytes=lambda step: peaks[step],
+        reserved_bytes=lambda step: int(peaks[step] * 1.1),
+        peak_reserved_bytes=lambda step: int(peaks[step] * 1.1),
+        tokens_per_second=lambda step: 3000 + 2 * tokens[step] ** 0.9,
+    )
+    assert kinds(samples) == []
+
+
+@given(growth=st.floats(1.01, 3.0), steps=st.integers(1, 20), seed=st.integers(0, 10**9))
+@settings(max_examples=30, deadline=None)
+def test_a_warm_up_that_ends_says_nothing(growth: float, steps: int, seed: int) -> None:
+    """Optimizer state that comes as the weights are first trained, workers that fill their queues."""
+    noise = random.Random(seed)
+    grown = [min(1.0, step / steps) + noise.random() / 100 for step in range(120)]
+    allocated = [int(4 * GIB * (1 + (growth - 1) * share)) for share in grown]
+    samples = series(
+        120,
+        allocated_bytes=lambda step: allocated[step],
+        peak_allocated_bytes=lambda step: max(allocated[: step + 1]) + GIB,
+        reserved_bytes=lambda step: max(allocated[: step + 1]) + 2 * GIB,
+        peak_reserved_bytes=lambda step: max(allocated[: step + 1]) + 2 * GIB,
+        host_available_bytes=lambda step: HOST // 2 - int(8 * GIB * grown[step]),
+    )
+    assert kinds([each for each in samples if each.slack is not None and each.slack < module.SLACK]) == []
+
+
+def test_rows_that_grow_longer_from_step_to_step_are_no_leak_though_more_is_left_after_each() -> None:
+    samples = series(100, tokens=lambda step: 100 + 20 * step, allocated_bytes=lambda step: 12 * GIB + 20 * step * MIB)
+    assert kinds(samples) == []
+
+
+def test_a_run_whose_device_nobody_measures_is_only_watched_for_its_host() -> None:
+    bare = [Sample(step=step, seconds=step, tokens_per_second=10.0) for step in range(100)]
+    assert kinds(bare) == []
+    poor = [dataclasses.replace(each, host_available_bytes=GIB, host_total_bytes=HOST) for each in bare]
+    assert kinds(poor) == ["host"]
+
+
+# -- staircase -----------------------------------------------------------------------------------------------------
+
+LONGER_AT = (10, 20, 30, 40)
+
+
+def staircase(length: int = 50, slack_gib: float = 5.0) -> list[Sample]:
+    stairs = [sum(step >= at for at in LONGER_AT) for step in range(length)]
+    return series(
+        length,
+        tokens=lambda step: 512 + 100 * stairs[step] if step in LONGER_AT else 300 + step % 7,
+        reserved_bytes=lambda step: (14 + stairs[step]) * GIB,
+        peak_reserved_bytes=lambda step: (14 + stairs[step]) * GIB,
+        peak_allocated_bytes=lambda step: int((14 + stairs[step] - slack_gib) * GIB),
+    )
+
+
+def test_reserved_memory_that_climbs_with_every_longer_row_is_a_staircase() -> None:
+    sign = only(staircase())
+    assert (sign.kind, sign.step) == ("staircase", 30)
+    assert "went up 3 times, 3 of them as a longer row came" in sign.seen
+    assert "from 14.0 GiB to 17.0 GiB, and 29%" in sign.seen
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in sign.advice
+
+
+def in_the_allocator(expandable_segments: bool) -> list[Sample]:
+    """Steps of 8 layers and 3 blocks of logits, 64 and 256 KiB a token, on torch's allocator as we simulate it; now and
+    then a row comes that is longer than all before."""
+    chosen = AllocatorSettings(expandable_segments=expandable_segments)
+    allocator = CachingAllocator(TOTAL, chosen, total_bytes=TOTAL)
+    allocator.malloc(4 * GIB)
+    draw, made = random.Random(0), []
+    for step in range(200):
+        tokens = 512 + 20 * step if step % 15 == 0 else draw.randint(100, 500)
+        held = [allocator.malloc(tokens * size) for size in (*[64 * KIB] * 8, *[256 * KIB] * 3)]
+        for block in reversed(held):
+            allocator.free(block)
+        device = MemoryReading.from_stats(allocator.memory_stats())
+        made.append(Sample(step=step, seconds=step, device=device, total_bytes=TOTAL, rows=1, tokens=tokens))
+    return made
+
+
+def test_torchs_allocator_builds_a_staircase_that_is_seen_long_before_its_cache_has_to_be_given_back() -> None:
+    found = signs(in_the_allocator(expandable_segments=False))
+    assert [sign.kind for sign in found] == ["staircase", "staircase", "fragmentation"]
+    assert found[0].step < found[2].step / 2
+
+
+def test_with_expandable_segments_the_same_rows_build_none() -> None:
+    assert kinds(in_the_allocator(expandable_segments=True), expandable_segments=True) == []
+
+
+def test_a_small_model_that_fills_half_of_a_few_segments_has_no_staircase() -> None:
+    small = [
+        dataclasses.replace(
+            each,
+            device=MemoryReading(
+                **{name: size // 200 for name, size in dataclasses.asdict(each.device).items()}  # type: ignore[arg-type]
+            ),
+        )
+        for each in staircase()
+    ]
+    assert small[-1].slack == pytest.approx(staircase()[-1].slack)
+    assert kinds(small) == []
+
+
+def test_stairs_that_are_filled_are_what_longer_rows_need() -> None:
+    assert kinds(staircase(slack_gib=1.0)) == []
+
+
+def test_stairs_that_come_without_longer_rows_are_none() -> None:
+    assert kinds([dataclasses.replace(each, tokens=512) for each in staircase()]) == []
+
+
+def test_who_has_expandable_segments_is_not_told_to_set_them() -> None:
+    sign = signs(staircase(), expandable_segments=True)[0]
+    assert "PYTORCH_ALLOC_CONF" not in sign.advice
+    assert sign.advice.startswith("Train on the longest rows first (--train_sampling_strategy group_by_length")
+
+
+# -- retries -------------------------------------------------------------------------------------------------------
+
+
+def test_retries_with_much_that_holds_nothing_are_fragmentation() -> None:
+    samples = series(20, num_alloc_retries=lambda step: int(step >= 10), peak_allocated_bytes=lambda step: 10 * GIB)
+    sign = only(samples)
+    assert (sign.kind, sign.step) == ("fragmentation", 10)
+    assert "give its cache back 1 time to go on, while 33% of the 15.0 GiB" in sign.seen
+
+
+def test_a_retry_with_little_slack_is_nothing_and_a_row_of_them_a_full_card() -> None:
+    assert kinds(series(20, num_alloc_retries=lambda step: int(step >= 10))) == []
+    sign = only(series(14, num_alloc_retries=lambda step: max(0, step - 9)))
+    assert (sign.kind, sign.step) == ("full", 11)
+    assert "--gradient_accumulation_steps" in sign.advice
+
+
+def test_slack_without_retries_is_nothing() -> None:
+    assert kinds(series(100, peak_allocated_bytes=lambda step: 8 * GIB)) == []
+
+
+# -- leak ----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**9), noise_mib=st.integers(0, 200), spikes=st.floats(0, 0.1))
+@settings(max_examples=30, deadline=None)
+def test_a_leak_is_seen_through_noise_and_rare_long_rows(seed: int, noise_mib: int, spikes: float) -> None:
+    """20 MiB a step, under up to 200 MiB of noise and now and then 2 GiB more."""
+    draw = random.Random(seed)
+    tops = [draw.random() * noise_mib * MIB + (2 * GIB if draw.random() < spikes else 0) for _ in range(120)]
+    samples = series(120, allocated_bytes=lambda step: int(4 * GIB + 20 * MIB * step + tops[step]))
+    assert "leak" in kinds(samples)
+
+
+def test_a_leak_says_how_much_it_took_and_when_the_card_will_be_full() -> None:
+    sign = signs(series(WINDOW, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step))[0]
+    assert (sign.kind, sign.step) == ("leak", WINDOW - 1)
+    assert "rose from 12.0 GiB to 13.5 GiB within 31 steps" in sign.seen
+    assert "full in about 160 steps" in sign.seen  # 10 GiB above the peak, at 64 MiB a step
+    assert ".item()" in sign.advice
+
+
+def test_a_leak_of_less_than_a_hundredth_per_window_is_not_worth_a_word() -> None:
+    assert kinds(series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step)) == []
+
+
+def test_a_steady_leak_is_said_again_only_when_it_took_four_times_as_much() -> None:
+    told = signs(series(1000, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step))
+    assert {sign.kind for sign in told} == {"leak"}
+    assert 3 <= len(told) <= 5
+    assert all(later.severity >= AGAIN * earlier.severity for earlier, later in itertools.pairwise(told))
+
+
+# -- host ----------------------------------------------------------------------------------------------------------
+
+
+def test_host_memory_that_falls_steadily_is_told_with_the_time_that_is_left() -> None:
+    sign = signs(series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB))[0]
+    assert sign.kind == "host"
+    assert "30.1 GiB of 64.0 GiB can still be had, and at this pace none in about 1.3 hours" in sign.seen
+    assert "--dataloader_num_workers" in sign.advice
+
+
+def test_host_memory_that_would_last_a_night_is_not_told_of() -> None:
+    slow = [
+        dataclasses.replace(each, seconds=each.seconds * 10)
+        for each in series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB)
+    ]
+    assert kinds(slow) == []
+
+
+def test_host_memory_that_is_almost_gone_is_told_at_once() -> None:
+    sign = only(series(3, host_available_bytes=lambda step: 3 * GIB))
+    assert (sign.kind, sign.step) == ("host", 0)
+    assert "3.00 GiB of 64.0 GiB can still be had." in sign.seen
+
+
+# -- spill ---------------------------------------------------------------------------------------------------------
+
+
+def cliff(reserved_gib: float, **changes: Any) -> list[Sample]:
+    """From step 20 on at a tenth of the speed."""
+    return series(
+        30,
+        tokens_per_second=lambda step: 5000.0 if step < 20 else 500.0,
+        reserved_bytes=lambda step: int(reserved_gib * GIB),
+        **changes,
+    )
+
+
+def test_a_cliff_in_speed_on_a_full_card_is_a_spill() -> None:
+    sign = only(cliff(23))
+    assert (sign.kind, sign.step) == ("spill", 22)
+    assert sign.seen.startswith("The speed fell to 500 tokens per second, from 5,000, with 23.0 GiB reserved of a card")
+    assert "CUDA - Sysmem Fallback Policy" in sign.advice
+
+
+def test_a_cliff_in_speed_on_a_card_with_room_is_something_else() -> None:
+    assert kinds(cliff(20)) == []
+
+
+def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
+    assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
+
+
+def test_more_reserved_than_the_card_has_is_a_spill_whatever_the_speed() -> None:
+    assert only(series(2, reserved_bytes=lambda step: 25 * GIB)).kind == "spill"
+
+
+# -- words and series ----------------------------------------------------------------------------------------------
+
+
+def test_every_flag_in_the_advice_is_one_of_trls() -> None:
+    from trl import SFTConfig
+
+    samples = (
+        staircase(),
+        series(20, num_alloc_retries=lambda step: step),
+        series(40, allocated_bytes=lambda step: (12 + step) * GIB),
+        series(3, host_available_bytes=lambda step: 0),
+        cliff(23),
+    )
+    told = [sign for each in samples for sign in signs(each)]
+    assert {sign.kind for sign in told} == {"staircase", "full", "leak", "host", "spill"}
+    flags = {flag for sign in told for flag in re.findall(r"--(\w+)", sign.advice)}
+    assert flags <= {field.name for field in dataclasses.fields(SFTConfig)}
+    assert not [sign for sign in told if "\n" in sign.message]
+
+
+@given(values=st.lists(st.floats(0, 1), min_size=WINDOW, max_size=WINDOW), slope=st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_a_climb_is_steeper_than_what_it_is_seen_through(values: list[float], slope: float) -> None:
+    climbing = [value + slope * step for step, value in enumerate(values)]
+    climb = climb_of(climbing)
+    assert climb is None or 0 < climb.rise <= max(climbing) - min(climbing)
+    assert climb_of(climbing[::-1]) is None or climb_of([-value for value in climbing]) is None
+
+
+@pytest.mark.parametrize("slope", [0.0, -1.0])
+def test_what_does_not_rise_is_no_climb(slope: float) -> None:
+    assert climb_of([slope * step for step in range(WINDOW)]) is None

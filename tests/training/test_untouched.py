@@ -1,0 +1,163 @@
+"""Everything that a step leaves behind is put back; what somebody arranged for good is kept."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from autotrain_mem.training.worst.untouched import models_of, untouched
+
+
+class Growing(torch.nn.Module):
+    """As a rotary embedding that grows with the longest row (``transformers/modeling_rope_utils.py``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 4
+        self.register_buffer("frequencies", torch.arange(4.0))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] > self.longest:
+            self.longest = rows.shape[0]
+            self.register_buffer("frequencies", torch.arange(float(rows.shape[0])))
+        return rows
+
+
+def trainer(**attributes: Any) -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), Growing())
+    accelerator = SimpleNamespace(gradient_state=SimpleNamespace(_shared_state={"sync_gradients": False}), scaler=None)
+    state = SimpleNamespace(num_input_tokens_seen=7, log_history=[])
+    return SimpleNamespace(model=model, model_wrapped=model, accelerator=accelerator, state=state, **attributes)
+
+
+def test_buffers_that_are_written_or_replaced_are_put_back_to_the_bit() -> None:
+    made = trainer()
+    before = {name: (buffer, buffer.clone()) for name, buffer in made.model.named_buffers()}
+    with untouched(made):
+        made.model(torch.randn(9, 3))
+        assert made.model[1].num_batches_tracked == 1
+    after = dict(made.model.named_buffers())
+    assert after.keys() == before.keys()
+    for name, (buffer, values) in before.items():
+        assert after[name] is buffer
+        assert torch.equal(buffer, values)
+    assert made.model[2].longest == 4
+
+
+def test_the_models_mode_is_put_back() -> None:
+    made = trainer()
+    made.model.eval()
+    with untouched(made):
+        made.model.train()
+    assert not any(module.training for module in made.model.modules())
+
+
+def test_all_random_states_go_on_where_they_were() -> None:
+    def drawn() -> list[float]:
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+    def seed() -> None:
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+
+    made = trainer()
+    seed()
+    expected = drawn()
+    seed()
+    with untouched(made):
+        drawn()
+    assert drawn() == expected
+
+
+def test_every_cuda_device_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [torch.tensor([1]), torch.tensor([2])]
+    put_back: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
+    with untouched(trainer()):
+        pass
+    assert put_back == [states]
+
+
+def test_gradients_are_gone_inside_and_back_afterwards() -> None:
+    made = trainer()
+    weight = made.model[0].weight
+    gradient = weight.grad = torch.ones(3, 3)
+    with untouched(made):
+        assert weight.grad is None
+        made.model(torch.randn(2, 3)).sum().backward()
+    assert weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(3, 3))
+    assert made.model[0].bias.grad is None
+
+
+def test_counters_metrics_and_buffered_completions_are_put_back() -> None:
+    metrics = {"train": defaultdict(list, loss=[1.0])}
+    logs = {"prompt": deque(["a"], maxlen=2), "rewards": defaultdict(lambda: deque(maxlen=2))}
+    made = trainer(_step=3, _metrics=metrics, _logs=logs, _buffered_inputs=None, entropy_coef=0.5, _pending_metrics={})
+    with untouched(made):
+        made._step += 1
+        made._metrics["train"]["loss"].append(2.0)
+        made._logs["rewards"]["judge"].append(1.0)
+        made._buffered_inputs = [torch.ones(2)]
+        made.entropy_coef = 0.6
+        made._entropy_window_stats = torch.ones(2)
+        made.state.num_input_tokens_seen += 9
+        made.accelerator.gradient_state._shared_state["sync_gradients"] = True
+    assert (made._step, made._buffered_inputs, made.entropy_coef) == (3, None, 0.5)
+    assert made._metrics is metrics
+    assert metrics["train"] == {"loss": [1.0]}
+    assert made._logs is logs
+    assert not logs["rewards"]
+    assert not hasattr(made, "_entropy_window_stats")
+    assert made.state.num_input_tokens_seen == 7
+    assert made.accelerator.gradient_state._shared_state == {"sync_gradients": False}
+
+
+def test_a_scaler_has_the_scale_that_it_had() -> None:
+    made = trainer()
+    made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = made.accelerator.scaler.state_dict()
+    with untouched(made):
+        made.accelerator.scaler.scale(torch.ones(()))
+        made.accelerator.scaler.update(2.0)
+    assert made.accelerator.scaler._scale is None
+    assert made.accelerator.scaler.state_dict() == before
+
+
+def test_a_method_that_was_replaced_for_good_stays_replaced() -> None:
+    """A guard that learned to keep activations on the host must not be undone."""
+    made = trainer(compute_loss=min)
+    with untouched(made):
+        made.compute_loss = max
+        made.guard = SimpleNamespace()
+    assert made.compute_loss is max
+    assert made.guard
+
+
+def test_an_error_leaves_everything_put_back_too() -> None:
+    made = trainer(_step=3)
+
+    def step() -> None:
+        with untouched(made):
+            made._step = 4
+            made.model(torch.randn(9, 3))
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        step()
+    assert (made._step, made.model[2].longest) == (3, 4)
+
+
+def test_every_model_of_a_trainer_is_found_once() -> None:
+    judge, reference = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    made = trainer(ref_model=reference, reward_funcs=[judge, len], value_model=None)
+    assert models_of(made) == [made.model, reference, judge]

@@ -1,0 +1,386 @@
+"""A callback on real trainers of two layers; what it reads of the device is built, since there is none here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny_trainers
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from autotrain_mem import MemoryWatch, Phase, PhasePeak, Sign
+from autotrain_mem.host import HostMemory
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.watch import callback as module
+from autotrain_mem.training.watch.callback import MemoryWatch as Watch
+from autotrain_mem.training.watch.rows import Batches, Rows, embedding_of
+from autotrain_mem.units import GIB, MIB
+
+HOST = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, source="built")
+READING = MemoryReading(
+    allocated_bytes=2 * GIB,
+    peak_allocated_bytes=3 * GIB,
+    reserved_bytes=4 * GIB,
+    peak_reserved_bytes=4 * GIB,
+    num_alloc_retries=1,
+)
+
+
+class Tracker(TrainerCallback):  # type: ignore[misc]
+    """Stands where ``report_to`` puts its own: before what a user gives."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.steps = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.got.append(dict(logs))
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.steps += 100
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    made = Tracker()
+    monkeypatch.setattr("transformers.trainer.get_reporting_integration_callbacks", lambda _: [made])
+    return made
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", said.append)
+    return said
+
+
+def watch(**changes: Any) -> MemoryWatch:
+    return MemoryWatch(**{"read": lambda: READING, "total_bytes": 24 * GIB, "host": lambda: HOST, **changes})
+
+
+def lines(folder: pathlib.Path, name: str = "memory.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def figures(logs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in logs.items() if name.startswith("memory/")}
+
+
+class Toy(torch.nn.Module):
+    """Reads tokens; a Trainer needs no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: torch.Tensor, labels: Any = None) -> dict[str, torch.Tensor]:
+        return {"loss": self.embedding(input_ids).square().mean()}
+
+
+def toy_trainer(folder: pathlib.Path, callback: Any, rows: int = 4, **changes: Any) -> Trainer:
+    words = {"max_steps": 3, "logging_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments(str(folder), use_cpu=True, per_device_train_batch_size=1, **{**words, **changes})
+    data = [{"input_ids": torch.zeros(5 + number, dtype=torch.long), "labels": 0} for number in range(rows)]
+    return Trainer(Toy(), args, train_dataset=data, eval_dataset=data[:2], callbacks=[callback])
+
+
+# -- where it logs -------------------------------------------------------------------------------------------------
+
+
+def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
+    gpt2: pathlib.Path, tmp_path: pathlib.Path, tracker: Tracker, warned: list[str]
+) -> None:
+    """TRL's own trainer, evaluation and saving included."""
+    data = tiny_trainers.rows("sft")
+    trainer = tiny_trainers.trainer(
+        "sft",
+        gpt2,
+        tmp_path,
+        build={"callbacks": [watch(predicted={Phase.BACKWARD: 3 * GIB, Phase.FORWARD: 2 * GIB})]},
+        eval_dataset=data,
+        eval_strategy="steps",
+        eval_steps=2,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train()
+    logged, of_evaluation = [got for got in tracker.got if "loss" in got], tracker.got[2]
+    assert [figures(got) for got in logged] == [
+        figures(entry) for entry in trainer.state.log_history if "loss" in entry
+    ]
+    assert figures(logged[0]) == {
+        "memory/allocated_gib": 2.0,
+        "memory/peak_allocated_gib": 3.0,
+        "memory/peak_reserved_gib": 4.0,
+        "memory/slack_share": 0.25,
+        "memory/retries": 1,
+        "memory/predicted_peak_gib": 3.0,
+        "memory/longest_row_tokens": figures(logged[0])["memory/longest_row_tokens"],
+        "memory/longest_batch_tokens": 2 * figures(logged[0])["memory/longest_row_tokens"],
+        "memory/tokens_per_second": figures(logged[0])["memory/tokens_per_second"],
+        "memory/host_available_gib": 32.0,
+    }
+    assert "eval_loss" in of_evaluation
+    assert not figures(of_evaluation)
+    events = [line["event"] for line in lines(tmp_path)]
+    assert events == ["start", "sample", "sample", "sample", "end"]
+    assert lines(tmp_path)[1]["device"]["peak_allocated_bytes"] == 3 * GIB
+    assert not warned
+
+
+def test_it_comes_before_the_trackers_and_no_callback_is_skipped_or_called_twice(
+    tmp_path: pathlib.Path, tracker: Tracker
+) -> None:
+    last = Tracker()
+    trainer = toy_trainer(tmp_path, watch())
+    trainer.add_callback(last)
+    before = trainer.callback_handler.callbacks[:]
+    trainer.train()
+    after = trainer.callback_handler.callbacks
+    assert [type(each).__name__ for each in after[:2]] == ["DefaultFlowCallback", "MemoryWatch"]
+    assert [each for each in after if not isinstance(each, Watch)] == [
+        each for each in before if not isinstance(each, Watch)
+    ]
+    assert (tracker.steps, last.steps) == (103, 103)
+
+
+def test_a_subclass_comes_first_too(tmp_path: pathlib.Path, tracker: Tracker) -> None:
+    class Mine(Watch):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            super().on_train_begin(*args, **kwargs)
+
+    toy_trainer(tmp_path, Mine(host=lambda: HOST)).train()
+    assert figures(tracker.got[0])
+
+
+def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged(
+    tmp_path: pathlib.Path, tracker: Tracker
+) -> None:
+    toy_trainer(tmp_path, MemoryWatch(host=lambda: HOST)).train()
+    names = {name.removeprefix("memory/") for name in figures(tracker.got[0])}
+    assert names == {"longest_row_tokens", "longest_batch_tokens", "tokens_per_second", "host_available_gib"}
+
+
+def test_peaks_of_phases_stand_beside_what_was_predicted(tmp_path: pathlib.Path, tracker: Tracker) -> None:
+    peaks = {
+        Phase.FORWARD: PhasePeak(allocated_bytes=GIB, reserved_bytes=2 * GIB),
+        Phase.SAVE: PhasePeak(allocated_bytes=GIB // 2, reserved_bytes=2 * GIB),
+    }
+    toy_trainer(tmp_path, watch(predicted={Phase.FORWARD: 2 * GIB}, phases=lambda: peaks)).train()
+    named = {name: value for name, value in tracker.got[0].items() if "forward" in name or "save" in name}
+    assert named == {"memory/forward_gib": 1.0, "memory/forward_predicted_gib": 2.0, "memory/save_gib": 0.5}
+    assert lines(tmp_path)[0]["predicted_bytes"] == {"forward": 2 * GIB}
+    assert lines(tmp_path)[-1]["phases"]["save"] == {"allocated_bytes": GIB // 2, "reserved_bytes": 2 * GIB}
+
+
+def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_none(tmp_path: pathlib.Path) -> None:
+    toy_trainer(tmp_path, watch()).train()
+    record = tmp_path / "memory.jsonl"
+    record.write_text(record.read_text() + '{"event": "sam')
+    toy_trainer(tmp_path, watch()).train()
+    whole = [line for line in record.read_text().splitlines() if line.endswith("}")]
+    assert [json.loads(line)["event"] for line in whole].count("start") == 2
+    assert len(whole) == len(record.read_text().splitlines()) - 1 == 10
+
+
+def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: pathlib.Path) -> None:
+    told: list[Sign] = []
+    made = watch(told=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    args.__dict__["distributed_state"].process_index, before = 3, args.process_index
+    try:
+        state = TrainerState(global_step=1, is_world_process_zero=False)
+        made.on_train_begin(args, state, TrainerControl(), model=Toy())
+        made.on_log(args, state, TrainerControl(), logs={})
+    finally:
+        args.__dict__["distributed_state"].process_index = before
+    assert [line["event"] for line in lines(tmp_path, "memory.rank3.jsonl")] == ["start", "sample", "sign"]
+    assert not told
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: pathlib.Path, tracker: Tracker) -> None:
+    """Rows of 5 to 8 tokens in the order of the data; evaluation and what runs without gradients do not count."""
+    sequential = {"train_sampling_strategy": "sequential", "logging_steps": 2, "max_steps": 4}
+    trainer = toy_trainer(
+        tmp_path, watch(), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1, **sequential
+    )
+    trainer.train()
+    longest = [got["memory/longest_row_tokens"] for got in tracker.got if "loss" in got]
+    assert longest == [6, 8]
+
+
+def test_the_model_is_left_as_it_was(tmp_path: pathlib.Path) -> None:
+    trainer = toy_trainer(tmp_path, watch())
+    seen = []
+    trainer.model.register_forward_hook(lambda module, *_: seen.append(len(module.embedding._forward_pre_hooks)))
+    trainer.train()
+    assert set(seen) == {1}
+    assert not trainer.model.embedding._forward_pre_hooks
+
+
+def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp_path: pathlib.Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    args.torch_compile = True
+    toy = Toy()
+    watch().on_train_begin(args, TrainerState(), TrainerControl(), model=toy)
+    assert not toy.embedding._forward_pre_hooks
+    args.torch_compile = False
+    watch().on_train_begin(args, TrainerState(), TrainerControl(), model=torch.nn.Linear(2, 2))
+
+
+def test_ppos_policy_stands_beside_its_value_model() -> None:
+    both = torch.nn.Module()
+    both.policy, both.value_model = Toy(), Toy()
+    assert embedding_of(both) is both.policy.embedding
+
+
+def test_a_batch_that_is_not_of_tokens_is_not_counted() -> None:
+    rows, toy = Rows(), Toy()
+    rows.follow(toy)
+    for ids in (torch.zeros(3, dtype=torch.long), torch.zeros(2, 3, 4, dtype=torch.long)):
+        toy(ids)
+    with torch.no_grad():
+        toy(torch.zeros(2, 9, dtype=torch.long))
+    assert rows.take() is None
+    toy.embedding(input=torch.zeros(2, 7, dtype=torch.long))
+    toy(torch.zeros(5, 6, dtype=torch.long))
+    assert rows.take() == Batches(rows=2, tokens=7, all_tokens=14 + 30)
+    assert rows.take() is None
+
+
+def test_a_watch_changes_nothing_of_a_training(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def weights(callbacks: list[Any]) -> list[bytes]:
+        trainer = tiny_trainers.trainer("dpo", gpt2, tmp_path, build={"callbacks": callbacks}, max_steps=2)
+        trainer.train()
+        return tiny_trainers.outcome(trainer)[1]
+
+    assert weights([watch()]) == weights([])
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_and_saving_do_not_slow_the_training_down(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 10.0, 15.0, 15.0, 25.0, 40.0, 45.0, 45.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    made = module._Clock()
+    made.mark()  # 10: a step is done
+    assert made.take() == 15.0
+    made.mark()  # 25: the next
+    made.leave_out()  # 40: after an evaluation of 15
+    assert made.take() == 45.0 - 15.0 - 15.0
+
+
+def test_the_host_is_not_read_at_every_log(tmp_path: pathlib.Path) -> None:
+    read: list[int] = []
+
+    def host() -> HostMemory:
+        read.append(1)
+        return HOST
+
+    toy_trainer(tmp_path, watch(host=host)).train()
+    assert len(read) == 1
+
+
+# -- signs ---------------------------------------------------------------------------------------------------------
+
+
+def leaking() -> Callable[[], MemoryReading]:
+    import dataclasses
+    import itertools
+
+    steps = itertools.count()
+    return lambda: dataclasses.replace(READING, allocated_bytes=(2048 + 64 * next(steps)) * MIB, num_alloc_retries=0)
+
+
+def test_a_sign_is_told_once_recorded_and_warned_of_by_default(tmp_path: pathlib.Path, warned: list[str]) -> None:
+    toy_trainer(tmp_path, watch(read=leaking()), max_steps=40).train()
+    recorded = [line for line in lines(tmp_path) if line["event"] == "sign"]
+    assert [line["kind"] for line in recorded] == ["leak"]
+    assert warned == [f"{recorded[0]['seen']} {recorded[0]['advice']}"]
+
+
+def test_the_warning_comes_through_transformers_logger() -> None:
+    assert module.logger.name.startswith("transformers.")
+    assert isinstance(module.logger, logging.Logger)
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("no such device")
+
+
+@pytest.mark.parametrize("part", ["read", "host", "phases", "told"])
+def test_nothing_that_fails_in_a_watch_ends_a_training(tmp_path: pathlib.Path, part: str, warned: list[str]) -> None:
+    empty = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
+    trainer = toy_trainer(tmp_path, watch(**{**empty, part: broken}))
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert [said for said in warned if "no such device" in said] == [
+        "the memory watch failed; the training goes on: RuntimeError: no such device"
+    ]
+
+
+def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
+    tmp_path: pathlib.Path, tracker: Tracker, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any, line: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.Record, "write", full)
+    toy_trainer(tmp_path, watch()).train()
+    assert len(warned) == 1
+    assert warned[0].startswith(f"{tmp_path / 'memory.jsonl'} cannot be written; figures are logged all the same")
+    assert len([got for got in tracker.got if figures(got)]) == 3
+
+
+def test_settings_that_torch_would_refuse_do_not_keep_the_watch_from_its_work(
+    tmp_path: pathlib.Path, tracker: Tracker, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "nonsense:1")
+    toy_trainer(tmp_path, watch()).train()
+    assert figures(tracker.got[0])
+    assert [line["event"] for line in lines(tmp_path)].count("sample") == 3
+    assert len(warned) == 1
+
+
+# -- CUDA ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's answers in the form that its C++ gives (``torch/csrc/cuda/Module.cpp: THCPModule_memoryStats``)."""
+    figure = {"current": 7, "peak": 9, "allocated": 20, "freed": 13}
+    pools = dict.fromkeys(("all", "small_pool", "large_pool"), figure)
+    stats = {"allocated_bytes": pools, "reserved_bytes": pools, "num_alloc_retries": 2}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for place in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(place, "memory_stats_as_nested_dict", lambda device=None: stats)
+
+
+def test_cuda_is_read_as_torch_itself_flattens_it(cuda: None) -> None:
+    read = module.cuda_reading()
+    assert read == MemoryReading.from_stats(dict(torch.cuda.memory_stats()))
+    assert read is not None
+    assert (read.peak_reserved_bytes, read.num_alloc_retries) == (9, 2)
+
+
+def test_before_cuda_is_there_nothing_is_read() -> None:
+    assert module.cuda_reading() is None

@@ -1,0 +1,83 @@
+"""Trainers of two layers with dropout, on rows of which some are far longer than others."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo")
+SIDES = 13
+"""Rows of the data: the longest is not among the first."""
+
+ARGUMENTS = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 3,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+OF_METHOD = {
+    "sft": {},
+    "reward": {"disable_dropout": False},
+    "dpo": {"disable_dropout": False},
+    "grpo": {"num_generations": 2, "max_completion_length": 4},
+    "rloo": {"num_generations": 2, "max_completion_length": 4},
+}
+
+
+def words(count: int) -> str:
+    return " ".join(["apple"] * count)
+
+
+def lengths() -> list[int]:
+    draw = random.Random(0)
+    return [*(draw.randrange(2, 6) for _ in range(SIDES - 3)), 30, 3, 24]
+
+
+def rows(method: str) -> Any:
+    from datasets import Dataset
+
+    longer = [words(count) for count in lengths()]
+    if method == "sft":
+        return Dataset.from_dict({"text": longer})
+    if method in ("reward", "dpo"):
+        columns = {"chosen": longer, "rejected": [words(2)] * SIDES}
+        return Dataset.from_dict(columns | ({"prompt": [words(2)] * SIDES} if method == "dpo" else {}))
+    return Dataset.from_dict({"prompt": longer})
+
+
+def differing(prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward of the completion alone."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def trainer(
+    method: str, model: pathlib.Path, folder: pathlib.Path, reward: Callable[..., Any] = differing, **changes: Any
+) -> Any:
+    import trl
+
+    name = {"sft": "SFT", "reward": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[method]
+    evaluation = changes.pop("eval_dataset", None)
+    build = changes.pop("build", {})
+    args = getattr(trl, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
+    judged = {"reward_funcs": reward} if method in ("grpo", "rloo") else {}
+    given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
+    return getattr(trl, f"{name}Trainer")(model=str(model), args=args, **given)
+
+
+def outcome(made: Any) -> tuple[list[dict[str, float]], list[bytes]]:
+    """Everything that was logged but times, and all weights to the bit."""
+    timed = ("runtime", "per_second", "step_time")
+    logged = [
+        {name: value for name, value in entry.items() if not any(word in name for word in timed)}
+        for entry in made.state.log_history
+    ]
+    return logged, [value.detach().numpy().tobytes() for value in made.model.state_dict().values()]
