@@ -39,13 +39,11 @@ from autotrain_mem.errors import (
     DoesNotFitError,
     InterruptedByUser,
     ModelNotFoundError,
-    NoGpuError,
     UsageError,
 )
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.machine.choose import choose, several
-from autotrain_mem.machine.detect import detect
+from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
 from autotrain_mem.rehearsal.client import Worker
@@ -267,7 +265,7 @@ def confirm(
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
-    device = _training_device(rehearsals.hardware, simulate=simulate)
+    device = training_device(rehearsals.hardware, simulate=simulate)
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
@@ -281,6 +279,7 @@ def fit(
     chosen: Plan,
     *,
     simulate: bool,
+    guarded: bool = True,
     max_restarts: int = RESTARTS,
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
 ) -> Report:
@@ -290,6 +289,7 @@ def fit(
 
     Args:
         simulate: Train on the CPU while a simulated card of that name keeps account.
+        guarded: Else the process trains as TRL does by itself, and ends when the device is full.
         max_restarts: How often in a row another process may go on, without a new checkpoint in between.
         on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``, ``checkpoint``
             and ``save_failed`` ones of ``run.saving``, ``restart`` of ``training.supervisor``.
@@ -300,12 +300,19 @@ def fit(
         InterruptedByUser: Ctrl-C; what was written is whole.
     """
     job = rehearsals.job
-    device = _training_device(rehearsals.hardware, simulate=simulate)
+    device = training_device(rehearsals.hardware, simulate=simulate)
     folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
     chosen = as_begun(chosen)
     write_run(folder, plan_json=chosen.to_json())
     trained = train_supervised(
-        rehearsals, chosen, device, folder, simulate=simulate, restarts=max_restarts, on_event=on_event
+        rehearsals,
+        chosen,
+        device,
+        folder,
+        simulate=simulate,
+        guarded=guarded,
+        restarts=max_restarts,
+        on_event=on_event,
     )
     report, experience = trained.report, trained.plan.experience
     run_json = report.to_json() | {"job": as_recorded(job).to_json(), "experience": experience.to_json()}
@@ -325,7 +332,7 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite_output_
         UsageError: what the method needs beside these is not given, such as a reward; a run cannot be gone on with and
             be moved aside.
     """
-    _training_device(rehearsals.hardware, simulate=simulate)
+    training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
     rehearsals.workers.first.check_can_train(job)
     for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
@@ -382,17 +389,3 @@ def _counts_for_estimate(job: Job) -> bool:
     if job.is_online:
         return job.prompt_length is None and example_dataset(job) is None
     return is_wish(job.arguments.get(MAX_LENGTH))
-
-
-def _training_device(named: Hardware, *, simulate: bool) -> Hardware:
-    """What the training runs on: the planned device itself, or a detected card that holds a plan for a named one."""
-    if simulate or named.origin in ("cpu", "detected"):
-        return named
-    for card in detect():
-        if card.total_bytes >= named.total_bytes:
-            return card
-    raise NoGpuError(
-        f"The plan is for {named.name}, but no such GPU is here to train on.",
-        hint="--plan_only     plan for that card and stop\n"
-        "--simulate      train on the CPU while a simulated card of that name keeps account",
-    )

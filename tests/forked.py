@@ -153,6 +153,9 @@ def serve() -> None:
             break
         connection, _ = listener.accept()
         request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+        if not request:  # somebody only made sure that it is there
+            connection.close()
+            continue
         keeper = os.fork()
         if keeper == 0:
             listener.close()

@@ -110,7 +110,8 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     trial = rehearsals.with_output_dir(str(folder / "trl-defaults"))
     try:
         with progress_bar(console, trial) as on_event:
-            api.fit(trial, api.plan_as_given(trial, predicted), simulate=True, max_restarts=0, on_event=on_event)
+            given = api.plan_as_given(trial, predicted)
+            api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=on_event)
     except GpuOutOfMemoryError as error:
         console.print(_wrapped(error.message, console.width), soft_wrap=True, markup=False)
         return

@@ -55,6 +55,7 @@ def train_supervised(
     folder: Path,
     *,
     simulate: bool,
+    guarded: bool,
     restarts: int,
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> Trained:
@@ -63,13 +64,14 @@ def train_supervised(
     Args:
         device: That it trains on.
         folder: The output folder, which exists.
+        guarded: Else the process trains as TRL does by itself.
         restarts: How often in a row without a new checkpoint.
 
     Raises:
         OutputFolderError: there is no whole checkpoint to go on from; the disk is full.
         GpuOutOfMemoryError, TrainingError, InterruptedByUser and what else ``supervise`` raises.
     """
-    run = _Run(rehearsals, chosen, device, folder, simulate=simulate, on_event=on_event)
+    run = _Run(rehearsals, chosen, device, folder, simulate=simulate, guarded=guarded, on_event=on_event)
     checkpoint = run.first_checkpoint()
     first = Stint(knobs=chosen.knobs, learned=chosen.experience.learned, checkpoint=checkpoint)
     end = supervise(first, run, restarts=restarts, on_event=run.hear)
@@ -87,11 +89,12 @@ class _Run:
         folder: Path,
         *,
         simulate: bool,
+        guarded: bool,
         on_event: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.plan = chosen
         self._rehearsals, self._device, self._folder, self._simulate = rehearsals, device, folder, simulate
-        self._on_event = on_event
+        self._guarded, self._on_event = guarded, on_event
         self._first: Checkpoint | None = None
         self._others: frozenset[int] = frozenset()
         self._course = _Course()
@@ -110,6 +113,7 @@ class _Run:
             output_dir=str(self._folder),
             learned=stint.learned,
             predicted=self.plan.estimate.memory.phases,
+            guarded=self._guarded,
         )
         environment = process_environment(self._device, stint.knobs, job.environment, simulate=self._simulate)
         return launch.train(request, environment, self._folder / launch.LOG_NAME, hear)

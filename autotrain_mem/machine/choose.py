@@ -67,3 +67,17 @@ def _nothing_found() -> str:
     if wanted is None:
         return "No NVIDIA GPU was found on this machine."
     return f"No NVIDIA GPU was found on this machine with CUDA_VISIBLE_DEVICES={wanted!r}."
+
+
+def training_device(named: Hardware, *, simulate: bool) -> Hardware:
+    """What the training runs on: the planned device itself, or a detected card that holds a plan for a named one."""
+    if simulate or named.origin in ("cpu", "detected"):
+        return named
+    for card in detect():
+        if card.total_bytes >= named.total_bytes:
+            return card
+    raise NoGpuError(
+        f"The plan is for {named.name}, but no such GPU is here to train on.",
+        hint="--plan_only     plan for that card and stop\n"
+        "--simulate      train on the CPU while a simulated card of that name keeps account",
+    )

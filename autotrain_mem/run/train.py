@@ -9,6 +9,7 @@ from typing import Any
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.rehearsal import dataset
 from autotrain_mem.run.saving import save_trained, watch_saving
+from autotrain_mem.run.shortage import phase_of
 from autotrain_mem.run.stand import SMALLER, Device, built, device_of
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.request import Request
@@ -50,17 +51,17 @@ def _run(trainer: Any, device: Device, request: Request, send: Send) -> None:
     """To the end, or to an error that says what was held when the device was full."""
     from autotrain_mem.run.alive import Alive
 
-    alive = Alive(trainer, request, device, send)
+    alive = Alive(trainer, request, device, send) if request.guarded else None
     resume = request.job.arguments.get("resume_from_checkpoint")
     try:
         device.train(trainer, resume_from_checkpoint=resume)
     except Exception as error:
         if kind_of(error) in (None, HOST):
             raise
-        shortage = alive.shortage(error)
-        where = f" during {shortage.phase.value}" if shortage.phase is not None else ""
+        phase = phase_of(error)
+        where = f" during {phase.value}" if phase is not None else ""
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint=SMALLER,
-            details=shortage.to_json(),
+            details=None if alive is None else alive.shortage(error).to_json(),
         ) from error

@@ -25,6 +25,8 @@ class Request:
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """Peak allocated bytes of each phase, by the plan."""
+    guarded: bool = True
+    """Else it trains as TRL does by itself, and ends when the device is full."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -35,6 +37,7 @@ class Request:
             "simulate": self.simulate,
             "output_dir": self.output_dir,
             "learned": self.learned.to_json(),
+            "guarded": self.guarded,
             "predicted": {str(phase): peak_bytes for phase, peak_bytes in self.predicted.items()},
         }
 
@@ -49,5 +52,6 @@ class Request:
             simulate=values["simulate"],
             output_dir=values["output_dir"],
             learned=Learned.from_json(values["learned"]),
+            guarded=values["guarded"],
             predicted={Phase(name): peak_bytes for name, peak_bytes in values["predicted"].items()},
         )

@@ -138,8 +138,8 @@ def test_the_folder_that_one_works_in_is_not_moved(tmp_path: Path, monkeypatch: 
 
 def test_what_the_training_reads_is_not_moved(tmp_path: Path) -> None:
     folder = _held(tmp_path / "run")
+    job = Job(method="sft", model=str(folder), dataset=None, arguments={"output_dir": str(folder)})
     with pytest.raises(UsageError, match="which the training reads"):
-        job = Job(method="sft", model=str(folder), dataset=None, arguments={"output_dir": str(folder)})
         output.check_output(job, overwrite=True)
 
 

@@ -12,6 +12,7 @@ import torch
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.run.phase_peaks import PhasePeaks
 from autotrain_mem.run.shortage import _of_a_real_card, phase_of, shortage_of
 from autotrain_mem.run.stand import Device
 from autotrain_mem.spec import Hardware, Owner, Phase
@@ -75,8 +76,11 @@ def refused() -> tuple[Device, BaseException]:
         ledger.allocate(ledger.write_birth(90 * MIB - 5, ""))
     ledger.end(blocks[0])  # as the error passes through
     return Device(
-        hardware=CARD, simulated=gpu, watch=SimpleNamespace(recorder=recorder, phase=ledger.phase)
-    ), raised.value  # type: ignore[arg-type]
+        hardware=CARD,
+        simulated=gpu,
+        watch=SimpleNamespace(recorder=recorder, phase=ledger.phase),  # type: ignore[arg-type]
+        peaks=PhasePeaks(gpu.reading, gpu.begin_peaks_anew),
+    ), raised.value
 
 
 def test_on_a_simulated_card_the_figures_are_those_of_the_moment_to_the_byte() -> None:
