@@ -7,6 +7,7 @@ which tells whether a try that ran out of memory had begun to write.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class OptimizerSteps:
 
     def _step(self, wrapped: Any, step: Callable[[], Any]) -> Any:
         optimizer = getattr(wrapped, "optimizer", wrapped)
+        self._make_state(optimizer)
         before = _Untouched.of(optimizer)
         outcome = attempt(step)
         if not isinstance(outcome, Full):
@@ -79,6 +81,35 @@ class OptimizerSteps:
         self._guard.tell(Phase.OPTIMIZER_STEP, remedy, outcome)
         return value
 
+    def _make_state(self, optimizer: Any) -> None:
+        """All of Adam's state before its first step, which else makes one group's and updates it before the next's."""
+        if not _makes_state_apart(optimizer):
+            return
+        outcome = attempt(lambda: _init_all(optimizer))
+        if not isinstance(outcome, Full):
+            return
+        optimizer.state.clear()
+        release()
+        _init_all(optimizer)
+        self._guard.tell(Phase.OPTIMIZER_STEP, REPEATED, outcome)
+
+
+STATE_ARGUMENTS = 7
+"""Of ``torch/optim/adam.py: Adam._init_group``: a group, and six lists that it fills."""
+
+
+def _makes_state_apart(optimizer: Any) -> bool:
+    import torch
+
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or optimizer.state:
+        return False
+    return len(inspect.signature(optimizer._init_group).parameters) == STATE_ARGUMENTS
+
+
+def _init_all(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        optimizer._init_group(group, *([] for _ in range(STATE_ARGUMENTS - 1)))
+
 
 def _without_foreach(optimizer: Any) -> bool:
     """From now on parameters are updated one by one: their temporaries never lie side by side. The same numbers."""
@@ -92,35 +123,41 @@ def _without_foreach(optimizer: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Untouched:
-    """What an optimizer's step would write, before it."""
+    """What an optimizer's step would write, before it.
+
+    Versions tell of operators that write one tensor. Those that write lists (``_fused_adamw_``, ``_foreach_*_``) and
+    bitsandbytes' kernels count none up: of these the steps that the state itself counts tell, where it does.
+    """
 
     written: tuple[tuple[Any, int], ...]
     """Each tensor, and its version."""
-    states: Mapping[int, Mapping[str, Any]]
-    """Per parameter, by its id: the numbers in its state, which some optimizers count up (bitsandbytes' ``step``)."""
+    states: Mapping[int, Mapping[str, float]]
+    """Per parameter, by its id: the numbers in its state that lie on the host."""
 
     @classmethod
     def of(cls, optimizer: Any) -> _Untouched:
         written = tuple((tensor, tensor._version) for tensor in _written(optimizer))
-        states = {id(parameter): _numbers(state) for parameter, state in optimizer.state.items()}
+        states = {id(parameter): _numbers(state) for parameter, state in optimizer.state.items() if state}
         return cls(written=written, states=states)
 
     def holds_for(self, optimizer: Any) -> bool:
-        """Whether all of it is as it was, and what is new was made and not yet used."""
+        """Whether all of it is surely as it was, and what is new was made and not yet used."""
         if any(tensor._version != version for tensor, version in self.written):
             return False
-        for parameter, state in optimizer.state.items():
-            known = self.states.get(id(parameter))
-            if known is None and (any(_numbers(state).values()) or any(map(_was_written, _tensors(state)))):
-                return False
-            if known is not None and _numbers(state) != known:
-                return False
-        return True
+        states = [(self.states.get(id(parameter)), state) for parameter, state in optimizer.state.items() if state]
+        return all(_is_new(state) if known is None else _numbers(state) == known for known, state in states) and (
+            not _writes_lists(optimizer) or all(known is None or "step" in known for known, _ in states)
+        )
 
     def take_back_new_state(self, optimizer: Any) -> None:
         """State that the try began to make is as if it never was."""
         for parameter in [parameter for parameter in optimizer.state if id(parameter) not in self.states]:
             del optimizer.state[parameter]
+
+
+def _writes_lists(optimizer: Any) -> bool:
+    """On CUDA foreach is the default (``torch/optim/optimizer.py: _default_to_fused_or_foreach``)."""
+    return any(group.get("fused") or group.get("foreach", False) is not False for group in optimizer.param_groups)
 
 
 def _written(optimizer: Any) -> Iterator[Any]:
@@ -139,9 +176,19 @@ def _tensors(state: Any) -> Iterator[Any]:
     yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def _numbers(state: Any) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if isinstance(value, (int, float))}
+def _numbers(state: Any) -> dict[str, float]:
+    """On the host; those of a fused optimizer lie on the device, and to read them would wait for it at every step."""
+    return {name: float(value) for name, value in state.items() if _is_number(value)}
 
 
-def _was_written(tensor: Any) -> bool:
-    return bool(tensor._version > 0)
+def _is_number(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return bool(value.dim() == 0 and value.device.type == "cpu")
+    return isinstance(value, (int, float))
+
+
+def _is_new(state: Any) -> bool:
+    """Whether it is as every optimizer's state begins: nothing but zeros. Read after the cache was emptied."""
+    return not any(_numbers(state).values()) and not any(bool(tensor.any()) for tensor in _tensors(state))
