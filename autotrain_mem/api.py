@@ -44,6 +44,7 @@ from autotrain_mem.errors import (
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
+from autotrain_mem.machine.mishaps import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
 from autotrain_mem.rehearsal.client import Worker
@@ -330,10 +331,12 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite_output_
     Raises:
         NoGpuError, ModelNotFoundError, OutputFolderError.
         UsageError: what the method needs beside these is not given, such as a reward; a run cannot be gone on with and
-            be moved aside.
+            be moved aside; the mishaps of a simulated card cannot be read.
     """
     training_device(rehearsals.hardware, simulate=simulate)
     job = rehearsals.job
+    if simulate:
+        check_mishaps(job.environment)
     rehearsals.workers.first.check_can_train(job)
     for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
         if name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import add
 from typing import Any
 
 _ROWS_AT_ONCE = 10_000
@@ -15,3 +16,13 @@ def list_lengths(rows: Any, column: str) -> list[int]:
         for chunk in batch.column(column).chunks:
             found += chunk.value_lengths().to_pylist()
     return found
+
+
+def row_lengths(rows: Any) -> list[int] | None:
+    """Tokens of every row of prepared data; of a pair, those of its longer side with the prompt. None where the columns
+    do not tell."""
+    columns = set(rows.column_names)
+    if {"chosen_ids", "rejected_ids"} <= columns:
+        sides = list(map(max, list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids")))
+        return list(map(add, list_lengths(rows, "prompt_ids"), sides)) if "prompt_ids" in columns else sides
+    return list_lengths(rows, "input_ids") if "input_ids" in columns else None

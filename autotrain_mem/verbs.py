@@ -191,7 +191,8 @@ def fit(
             api.move_aside(rehearsals.job)
         if probe:
             chosen = api.confirm(rehearsals, chosen, simulate=simulate, may_move=made is None, on_event=on_event)
-        return api.fit(rehearsals, chosen, simulate=simulate, max_restarts=max_restarts, on_event=on_event)
+        how = {"simulate": simulate, "guarded": ours.guard}
+        return api.fit(rehearsals, chosen, max_restarts=max_restarts, on_event=on_event, **how)
 
 
 def cards(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotrain_mem.drop_in.alive import keep_alive
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.planning import Asked, make_plan
 from autotrain_mem.drop_in.words import default_config, planned_config
@@ -80,6 +81,8 @@ def build(
     construct(**planned_keywords(keywords, plan))
     finished(trainer, plan.knobs)
     trainer.plan = plan
+    if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
+        keep_alive(trainer)
     return None
 
 

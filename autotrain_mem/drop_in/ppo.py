@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotrain_mem.drop_in.alive import kept_alive
 from autotrain_mem.drop_in.building import Shown, build, called
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
@@ -12,6 +13,7 @@ from autotrain_mem.trainers.ppo import ppo_config_class, ppo_trainer_class
 _PPOTrainer: Any = ppo_trainer_class()
 
 
+@kept_alive
 class PPOTrainer(_PPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
     """TRL 1.12's PPOTrainer, made to keep what its config promises, with settings that fit the device.
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import trl
 
+from autotrain_mem.drop_in.alive import kept_alive
 from autotrain_mem.drop_in.building import Shown, build, called
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
 
 
+@kept_alive
 class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
     """TRL's SFTTrainer with settings that fit the device.
 
@@ -39,6 +41,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to myp
         build(self, "sft", super().__init__, trl.SFTConfig, args, kwargs, autofit)
 
 
+@kept_alive
 class RewardTrainer(trl.RewardTrainer):  # type: ignore[misc]
     """TRL's RewardTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
@@ -53,6 +56,7 @@ class RewardTrainer(trl.RewardTrainer):  # type: ignore[misc]
         build(self, "reward", super().__init__, trl.RewardConfig, args, kwargs, autofit)
 
 
+@kept_alive
 class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
     """TRL's DPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
@@ -67,6 +71,7 @@ class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
         build(self, "dpo", super().__init__, trl.DPOConfig, args, kwargs, autofit)
 
 
+@kept_alive
 class GRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
@@ -81,6 +86,7 @@ class GRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]
         build(self, "grpo", super().__init__, trl.GRPOConfig, args, kwargs, autofit)
 
 
+@kept_alive
 class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 

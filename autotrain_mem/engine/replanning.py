@@ -17,7 +17,7 @@ from autotrain_mem.machine.detect import detect
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.ladder import EXPANDABLE, OFFLOADING
 from autotrain_mem.planner.search import Found, find
-from autotrain_mem.spec import Hardware, Knobs, Lever, Plan
+from autotrain_mem.spec import Hardware, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.knobs import OWN_KNOBS
 
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
@@ -27,13 +27,19 @@ LESS_SHARE = 0.1
 worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The idea"); twice that is left."""
 
 
-def with_less_on_device(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> Plan | None:
+def with_less_on_device(
+    rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
+) -> Plan | None:
     """The fastest that is predicted to take clearly less than what ran out; None where nothing does.
 
     Args:
         peak_reserved_bytes: That was measured, if it was.
+        others_bytes: What other processes were seen to hold of the device as it ran out.
     """
-    limit_bytes = _limit_bytes(rehearsals, chosen, peak_reserved_bytes)
+    came_bytes = max(0, others_bytes - (rehearsals.hardware.total_bytes - rehearsals.hardware.free_bytes))
+    limit_bytes = min(
+        _limit_bytes(rehearsals, chosen, peak_reserved_bytes), max(0, rehearsals.budget_bytes - came_bytes)
+    )
     narrower = replace(rehearsals, headroom_bytes=max(0, rehearsals.hardware.free_bytes - limit_bytes))
     return _searched(narrower, chosen)
 
@@ -87,7 +93,7 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
     """Args: ``without`` names levers that are let go."""
     facts, lengths = rehearsals.describe(), rehearsals.lengths()
     space = rehearsals.space(facts, lengths)
-    fixed = frozenset(each.name for each in fields(Knobs)) - MOVABLE
+    fixed = frozenset(each.name for each in fields(Knobs)) - _movable(rehearsals.job)
     space = replace(
         space,
         base=replace(chosen.knobs, **_off(without)),
@@ -99,6 +105,11 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
     if found is None or found.estimate.knobs == chosen.knobs:
         return None
     return _plan(chosen, found)
+
+
+def _movable(job: Job) -> frozenset[str]:
+    """Rows that fill no micro-batch are left out with ``dataloader_drop_last``: other micro-batches, other steps."""
+    return MOVABLE - {ROWS, STEPS} if job.arguments.get("dataloader_drop_last") else MOVABLE
 
 
 def _off(names: Iterable[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +27,14 @@ from autotrain_mem.training.causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
-    newest_whole,
+    newest_start,
     set_torn_aside,
     step_of,
     steps_of,
+    why_no_start,
     why_torn,
 )
-from autotrain_mem.training.environment import process_environment
+from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.training.launch import Event
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.supervisor import Change, Stint, supervise
@@ -97,6 +99,7 @@ class _Run:
         self._guarded, self._on_event = guarded, on_event
         self._first: Checkpoint | None = None
         self._others: frozenset[int] = frozenset()
+        self._number = uuid.uuid4().hex
         self._course = _Course()
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
@@ -116,13 +119,14 @@ class _Run:
             guarded=self._guarded,
         )
         environment = process_environment(self._device, stint.knobs, job.environment, simulate=self._simulate)
+        environment |= one_tracked_run(self._number, job.environment)
         return launch.train(request, environment, self._folder / launch.LOG_NAME, hear)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
             discard(Path(ending.saving))
         self._put_torn_aside()
-        return newest_whole(self._folder, ignoring=self._others) or self._first
+        return newest_start(self._folder, ignoring=self._others) or self._first
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         with Workers() as workers:
@@ -131,7 +135,8 @@ class _Run:
                 if cause.remedy is Remedy.LESS_HOST_MEMORY:
                     plan = with_less_on_host(rehearsals, self.plan)
                 else:
-                    plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes)
+                    others_bytes = _others_bytes(ending.error)
+                    plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except AutofitError:
                 return None  # what ended the training is to be told, not what came of the search for a way out
         if plan is None:
@@ -181,10 +186,12 @@ class _Run:
             return None
         if wish is not True:
             self._first = _named(Path(str(wish)))
-            self._others = frozenset(step for step in steps_of(self._folder) if step > self._first.step)
+            is_of_this_run = self._first.path.resolve().parent == self._folder.resolve()
+            earlier = range(self._first.step + 1) if is_of_this_run else ()
+            self._others = steps_of(self._folder).difference(earlier)
             return self._first
         self._put_torn_aside()
-        self._first = newest_whole(self._folder)
+        self._first = newest_start(self._folder)
         if self._first is None:
             raise OutputFolderError(
                 f"The output folder {self._folder} holds no whole checkpoint to go on from.",
@@ -211,7 +218,7 @@ class _Run:
             last_reward=rewards[-1] if rewards else None,
             predicted_peak_bytes=estimate.peak_allocated_bytes,
             predicted_peak_reserved_bytes=estimate.peak_reserved_bytes,
-            measured=None if end["memory"] is None else MemoryReading.from_json(end["memory"]),
+            measured=course.measured(end),
             seconds=course.seconds(end["seconds"]),
             incidents=len(self.plan.experience.incidents),
             restarts=len(self.plan.experience.restarts),
@@ -225,18 +232,30 @@ class _Course:
         self.losses: list[float] = []
         self.rewards: list[float] = []
         self._began: list[float] = []
+        self._began_at = 0
 
     def hear(self, event: Event) -> None:
         if event["event"] == "start":
             self._began.append(time.perf_counter())
+            self._began_at = event["step"]
         elif event["event"] == "log":
             logs = event["logs"]
             self.losses += [logs["loss"]] if "loss" in logs else []
             self.rewards += [logs[name] for name in REWARD_NAMES if name in logs]
 
+    def measured(self, end: Event) -> MemoryReading | None:
+        """None as well where the last process found nothing left to train."""
+        if end["memory"] is None or end["steps"] == self._began_at:
+            return None
+        return MemoryReading.from_json(end["memory"])
+
     def seconds(self, of_last: float) -> float:
         """By the process's own clock where there was one; else from the first one's start to the end."""
         return of_last if len(self._began) < 2 else time.perf_counter() - self._began[0]
+
+
+def _others_bytes(error: AutofitError) -> int:
+    return 0 if error.details is None else Shortage.from_json(error.details).others_bytes
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."
@@ -254,7 +273,7 @@ def as_begun(chosen: Plan) -> Plan:
 
 
 def _named(checkpoint: Path) -> Checkpoint:
-    why = why_torn(checkpoint)
+    why = why_no_start(checkpoint)
     if why:
         raise OutputFolderError(
             f"Cannot go on from {checkpoint}: {why}.",

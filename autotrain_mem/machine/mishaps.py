@@ -121,6 +121,18 @@ def parse_mishaps(text: str) -> tuple[Mishap, ...]:
     return tuple(mishaps)
 
 
+def check_mishaps(environment: Mapping[str, str]) -> None:
+    """Fail before minutes of planning, not after.
+
+    Args:
+        environment: What the run is given beside this process's own.
+
+    Raises:
+        UsageError: the variable cannot be read.
+    """
+    parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
+
+
 def _parse(parts: Sequence[str]) -> Mishap:
     """Raises ValueError."""
     match parts:

@@ -97,6 +97,8 @@ def _allocated(report: Report) -> str:
     said = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
     if (report.prediction_error or 0.0) <= SHORT_RUN_ERROR:
         return said
+    if report.incidents:
+        return f"{said} (the prediction is for whole micro-batches, of which some were split)"
     return f"{said} (the prediction is for the longest row, which this run may not have drawn)"
 
 

@@ -9,7 +9,7 @@ from autotrain_mem.report import wording
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Of ``restart``, ``incident``, ``save_failed`` and ``torn`` events; empty for all others.
+    """Of what may befall a run, and of the longest rows that it starts with; empty for all other events.
 
     >>> event_line({"event": "save_failed", "step": 20, "path": "run/checkpoint-20", "message": "disk full"})
     'checkpoint of step 20 could not be written, training goes on: disk full'
@@ -22,6 +22,14 @@ def event_line(event: Mapping[str, Any]) -> str:
             return f"out of memory in {incident['phase']} after step {incident['step']}: {incident['remedy']}"
         case "save_failed":
             return f"checkpoint of step {event['step']} could not be written, training goes on: {event['message']}"
+        case "worst_batch" if event["why_not"]:
+            return f"the longest rows could not be run first: {event['why_not']}"
+        case "worst_batch":
+            rows = wording.counted(event["rows"], "row")
+            tokens = f"of up to {event['longest_tokens']} tokens"
+            return f"the longest rows went through first: {rows} {tokens}, in {wording.duration(event['seconds'])}"
+        case "sign":
+            return str(event["message"])
         case "torn":
             return str(event["message"])
     return ""

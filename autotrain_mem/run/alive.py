@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,12 +41,18 @@ class Alive:
         )
         trainer.add_callback(watch)
 
-    def shortage(self, error: BaseException) -> Shortage:
-        """What there was to see when the error came. Of the longest rows it was noted then: since, all was put back."""
-        return self._shortage or shortage_of(error, self._trainer, self._device)
+    def shortage(self, error: BaseException) -> Shortage | None:
+        """What there was to see when the error came. Of the longest rows it was noted then: since, all was put back.
+
+        None where it could not be read, which is no reason to lose the error itself: it decides what comes next.
+        """
+        if self._shortage is None:
+            self._keep_shortage(error)
+        return self._shortage
 
     def _keep_shortage(self, error: BaseException) -> None:
-        self._shortage = shortage_of(error, self._trainer, self._device)
+        with contextlib.suppress(Exception):
+            self._shortage = shortage_of(error, self._trainer, self._device)
 
     def _tell_incident(self, incident: Incident, learned: Learned) -> None:
         self._send({"event": "incident", "incident": incident.to_json(), "learned": learned.to_json()})

@@ -7,10 +7,9 @@ the datasets library makes on the way lies in its cache, and the training that f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add
 from typing import Any
 
-from autotrain_mem.columns import list_lengths
+from autotrain_mem.columns import row_lengths
 from autotrain_mem.rehearsal import online
 from autotrain_mem.rehearsal.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS
 from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
@@ -23,7 +22,7 @@ def take_longest(trainer: Any) -> int:
     gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
     fewer rows than a micro-batch has, they come more than once.
     """
-    lengths = row_lengths(trainer.train_dataset, trainer)
+    lengths = _lengths(trainer.train_dataset, trainer)
     if trainer.eval_dataset is not None and not is_ppo(trainer):
         _take_evaluated(trainer)
     chosen = longest(lengths, _rows_at_once(trainer))
@@ -44,15 +43,11 @@ def longest(lengths: Sequence[int], rows: int) -> list[int]:
     return (places * -(-rows // len(places)))[:rows]
 
 
-def row_lengths(rows: Any, trainer: Any) -> Sequence[int]:
-    """Tokens of every row of prepared data; of a pair, those of its longer side with the prompt."""
-    columns = set(rows.column_names)
-    if {"chosen_ids", "rejected_ids"} <= columns:
-        pairs = zip(list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids"), strict=True)
-        sides = list(map(max, pairs))
-        return list(map(add, list_lengths(rows, "prompt_ids"), sides)) if "prompt_ids" in columns else sides
-    if "input_ids" in columns:
-        return list_lengths(rows, "input_ids")
+def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
+    """Tokens of every row of prepared data; of prompts that are not, as many as the trainer will make of them."""
+    lengths = row_lengths(rows)
+    if lengths is not None:
+        return lengths
     options = getattr(trainer.args, "chat_template_kwargs", None) or {}
     processes = getattr(trainer.args, "dataset_num_proc", None)
     return online.prompt_lengths(rows, trainer.processing_class, processes=processes, **options).longer
@@ -104,5 +99,5 @@ def _take_evaluated(trainer: Any) -> None:
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)
-    chosen = longest(row_lengths(trainer.eval_dataset, trainer), batch)
+    chosen = longest(_lengths(trainer.eval_dataset, trainer), batch)
     trainer.eval_dataset = trainer.eval_dataset.select((chosen * EVALUATED_BATCHES)[:rows])

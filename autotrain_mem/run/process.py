@@ -10,15 +10,10 @@ import traceback
 
 from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
 from autotrain_mem.processes import Channel
-from autotrain_mem.run.probe import probe
-from autotrain_mem.run.saving import is_full_disk
-from autotrain_mem.run.train import train
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import format_bytes
 
 _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-
-TASKS = {"probe": probe, "train": train}
 
 
 def main() -> None:
@@ -27,7 +22,12 @@ def main() -> None:
     channel = Channel(ignore_interrupt=False)
     request = Request.from_json(channel.receive())
     try:
-        channel.send(TASKS[request.task](request, channel.send))
+        # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
+        from autotrain_mem.run.probe import probe
+        from autotrain_mem.run.train import train
+
+        tasks = {"probe": probe, "train": train}
+        channel.send(tasks[request.task](request, channel.send))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
         interrupted = InterruptedByUser(
@@ -44,6 +44,8 @@ def _failure(error: Exception, output_dir: str) -> AutofitError:
     """What an exception of the libraries means to the user."""
     if isinstance(error, AutofitError):
         return error
+    from autotrain_mem.run.saving import is_full_disk
+
     reason = " ".join(str(error).split())
     if is_full_disk(error, output_dir) or getattr(error, "errno", None) in _UNWRITABLE:
         free = format_bytes(shutil.disk_usage(output_dir).free)

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.rehearsal import dataset
+from autotrain_mem.run.order import keep_order
 from autotrain_mem.run.saving import save_trained, watch_saving
 from autotrain_mem.run.shortage import phase_of
 from autotrain_mem.run.stand import SMALLER, Device, built, device_of
@@ -23,6 +24,7 @@ def train(request: Request, send: Send) -> dict[str, Any]:
 
     with device_of(request) as device:
         trainer = built(request, device.placed)
+        keep_order(trainer)
         narrator = Narrator(send, device.read)
         trainer.add_callback(narrator)
         trainer.add_callback(NothingLeft(trainer))
@@ -60,8 +62,9 @@ def _run(trainer: Any, device: Device, request: Request, send: Send) -> None:
             raise
         phase = phase_of(error)
         where = f" during {phase.value}" if phase is not None else ""
+        shortage = None if alive is None else alive.shortage(error)
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint=SMALLER,
-            details=None if alive is None else alive.shortage(error).to_json(),
+            details=None if shortage is None else shortage.to_json(),
         ) from error

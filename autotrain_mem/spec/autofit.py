@@ -25,6 +25,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
     "plan": ((Plan, str, Path), "a Plan or the path of its file"),
+    "guard": ((bool,), "True or False"),
     "show": ((bool,), "True or False"),
 }
 """Field -> what its value may be beside the default, and how that is told."""
@@ -73,6 +74,9 @@ class AutoFit:
     tune: Collection[str] = frozenset()
     """Drop-in trainers: settings that may be changed although the config gives them; ``max_length`` among them asks for
     the longest row."""
+    guard: bool = True
+    """Run the longest rows before the first step, and on a card that is full go on with less at once. Else trainers and
+    ``fit`` train as TRL does by itself."""
     show: bool = True
     """Drop-in trainers: tell the search and the plan on stderr."""
 

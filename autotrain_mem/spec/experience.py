@@ -71,7 +71,12 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
-    """The most that was taken within one phase, in bytes."""
+    """The most that was taken within one phase, in bytes.
+
+    >>> from autotrain_mem import PhasePeak
+    >>> PhasePeak(allocated_bytes=1536, reserved_bytes=2097152).reserved_bytes
+    2097152
+    """
 
     allocated_bytes: int
     reserved_bytes: int
@@ -87,7 +92,12 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherProcess:
-    """Somebody else on the card."""
+    """Somebody else on the card.
+
+    >>> from autotrain_mem import OtherProcess
+    >>> OtherProcess(pid=1402, name="Xorg", used_bytes=335544320).name
+    'Xorg'
+    """
 
     pid: int
     name: str
@@ -108,6 +118,12 @@ class Probe:
     """What a few real steps on the longest rows measured, in a process that ended before the training began.
 
     Two optimizer steps, one evaluation step where the job evaluates, one save.
+
+    >>> from autotrain_mem import AutoFit, MemoryReading, Probe, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> measured = MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152})
+    >>> Probe(knobs=chosen.knobs, fits=True, measured=measured, phases={}, non_torch_bytes=1048576).required_bytes
+    3145728
     """
 
     knobs: Knobs
@@ -197,7 +213,13 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """All of it, in the order in which it came. A plan carries it, so that a run that goes on starts with it."""
+    """All of it, in the order in which it came. A plan carries it, so that a run that goes on starts with it.
+
+    >>> from autotrain_mem import Experience, Restart
+    >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")
+    >>> [restart.step for restart in Experience().with_restart(killed).restarts]
+    [40]
+    """
 
     learned: Learned = field(default_factory=Learned)
     probes: tuple[Probe, ...] = ()

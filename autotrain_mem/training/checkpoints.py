@@ -70,14 +70,31 @@ def why_torn(checkpoint: Path) -> str:
         return f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def newest_whole(output_dir: Path, ignoring: Collection[int] = ()) -> Checkpoint | None:
+def why_no_start(checkpoint: Path) -> str:
+    """What keeps a training from going on with it, in a few words; empty for nothing.
+
+    With a model alone (``save_only_model``) transformers begins optimizer and schedule anew, and says nothing
+    (``trainer.py: _load_optimizer_and_scheduler``): another training than the one that was asked for.
+    """
+    torn = why_torn(checkpoint)
+    if torn or (any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").is_file()):
+        return torn
+    return "it holds no optimizer and no schedule, as --save_only_model leaves them out"
+
+
+def newest_whole(output_dir: Path) -> Checkpoint | None:
+    """The newest that holds all that was to be in it; None where there is none."""
+    return next((each for each in _newest_first(output_dir) if not why_torn(each.path)), None)
+
+
+def newest_start(output_dir: Path, ignoring: Collection[int] = ()) -> Checkpoint | None:
     """The one to go on from; None where there is none.
 
     Args:
         ignoring: Steps whose checkpoints are another run's.
     """
-    newest_first = sorted(_checkpoints(output_dir), key=lambda each: each.step, reverse=True)
-    return next((each for each in newest_first if each.step not in ignoring and not why_torn(each.path)), None)
+    own = (each for each in _newest_first(output_dir) if each.step not in ignoring)
+    return next((each for each in own if not why_no_start(each.path)), None)
 
 
 def steps_of(output_dir: Path) -> frozenset[int]:
@@ -101,6 +118,10 @@ def step_of(checkpoint: Path) -> int:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     return 0
+
+
+def _newest_first(output_dir: Path) -> list[Checkpoint]:
+    return sorted(_checkpoints(output_dir), key=lambda each: each.step, reverse=True)
 
 
 def _checkpoints(output_dir: Path) -> Iterator[Checkpoint]:

@@ -71,3 +71,15 @@ def process_environment(
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
     return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": device.uuid}
+
+
+def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What makes all processes of a run one run of Weights & Biases, which else begins another with each (its guide to
+    resuming: a run's id with ``allow`` begins it, or goes on with it). Nothing where the user says so himself.
+
+    Args:
+        number: The run's own, of letters and digits.
+        environment: As of :func:`process_environment`.
+    """
+    ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
+    return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

@@ -7,13 +7,13 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
 from autotrain_mem.host import host_memory, oom_kills
-from autotrain_mem.processes import Child, ChildDied
+from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.causes import Ending
 from autotrain_mem.training.request import Request
@@ -26,6 +26,9 @@ LAST_WORDS_SECONDS = 60.0
 
 LAST_WORDS_CHARACTERS = 800
 """How much of a dead process's log an error shows."""
+
+INTERRUPT_SECONDS = 1.0
+"""How long a process that is to end may say nothing before it is asked again."""
 
 HOST_SECONDS = 1.0
 """How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
@@ -186,7 +189,7 @@ def train(
     child = Child(RUN_PROCESS, environment, log, has_children=True)
     try:
         child.send(request.to_json())
-        return _listen(child, log, heard)
+        return _listen(child, child.messages(), log, heard)
     except KeyboardInterrupt:
         return _end_after_step(child, log, heard)
     except ChildDied as death:
@@ -195,8 +198,8 @@ def train(
         child.stop()
 
 
-def _listen(child: Child, log: pathlib.Path, heard: _Heard) -> Event | Ending:
-    for message in child.messages():
+def _listen(child: Child, messages: Iterable[Event], log: pathlib.Path, heard: _Heard) -> Event | Ending:
+    for message in messages:
         if "error" in message:
             error = errors.from_json(message)
             if isinstance(error, InterruptedByUser):
@@ -216,8 +219,7 @@ def _end_after_step(child: Child, log: pathlib.Path, heard: _Heard) -> Event:
     ended: Event | Ending
     try:
         heard.hear({"event": "interrupted"})
-        child.interrupt()
-        ended = _listen(child, log, heard)
+        ended = _listen(child, _until_it_ends(child), log, heard)
     except ChildDied as death:
         ended = heard.ending(_ended(death, log), code=death.code, log_tail=death.log_tail)
     except KeyboardInterrupt as again:
@@ -229,6 +231,24 @@ def _end_after_step(child: Child, log: pathlib.Path, heard: _Heard) -> Event:
     if isinstance(ended, Ending):
         raise _cut_short(ended) from ended.error
     return ended
+
+
+def _until_it_ends(child: Child) -> Iterator[Event]:
+    """What a child says that is asked to end, again and again: one asking may be lost.
+
+    Interrupts are ignored in whatever a shell starts with ``&``, and so in the child until it has imported what it
+    needs; and what is raised in an object's ``__del__`` goes nowhere.
+    """
+    while True:
+        child.interrupt()
+        try:
+            yield child.receive(INTERRUPT_SECONDS)
+        except ChildTimeout:
+            continue
+        except ChildDied as death:
+            if death.code == 0:
+                return
+            raise
 
 
 def _cut_short(ending: Ending) -> InterruptedByUser:

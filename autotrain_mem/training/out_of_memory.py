@@ -149,10 +149,13 @@ def attempt(work: Callable[[], Result]) -> Done[Result] | Full:
     return full
 
 
-def _let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException) -> None:
     """The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += (each.__cause__, each.__context__)

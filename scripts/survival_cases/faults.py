@@ -168,12 +168,25 @@ def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
         return {"outcome": "reported" if ended.is_reported else "lost", "error": ended.error[:2000], **row}
     if any(OTHER_SAMPLES in incident["remedy"] for incident in ended.experience.get("incidents", ())):
         return {"outcome": "other samples", **row}
-    found = ended.losses()
-    if found.keys() != losses.keys():
+    found = _losses(ended)
+    if not _reaches_the_end(found, losses):
         return {"outcome": "steps differ", "steps": sorted(found), **row}
-    apart = [abs(found[step] - loss) / max(abs(loss), LEAST_LOSS) for step, loss in losses.items()]
+    apart = [abs(found[step] - loss) / max(abs(loss), LEAST_LOSS) for step, loss in losses.items() if step in found]
     outcome = "survived" if all(each <= TOLERANCE for each in apart) else "losses differ"
     return {"outcome": outcome if came else "never came", "apart": max(apart, default=0.0), **row}
+
+
+def _losses(ended: Ended) -> dict[int, float]:
+    """Of every step up to the newest checkpoint, and of the last, which may have met a full disk."""
+    found = ended.losses()
+    run = (ended.told or {}).get("run", {})
+    if run.get("last_loss") is not None:
+        found.setdefault(run["steps"], run["last_loss"])
+    return found
+
+
+def _reaches_the_end(found: Mapping[int, float], losses: Mapping[int, float]) -> bool:
+    return set(found) <= set(losses) and max(found, default=0) == max(losses)
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:

@@ -41,5 +41,4 @@ def here(shared_workers: SharedWorkers, place: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(api, "Workers", lambda count=None: shared_workers)
     monkeypatch.setattr(choose, "detect", lambda: ())
-    monkeypatch.setattr(api, "detect", lambda: ())
     return place

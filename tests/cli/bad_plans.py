@@ -7,13 +7,13 @@ from pathlib import Path
 PLANS = {
     "empty_plan.json": b"\n",
     "words_plan.json": b"fits rtx3060 with 3 changes: needs 8.51 GiB of 11.2 GiB\n",
-    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/3",\n  "method": "sft",\n  "model": "Qwen/Qw',
+    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/4",\n  "method": "sft",\n  "model": "Qwen/Qw',
     "list_plan.json": b"[1, 2]\n",
     "not_utf8_plan.json": b'{"schema": "\xff\xfe"}',
     "old_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
     "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
     "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',
-    "bare_plan.json": b'{"schema": "autofit.plan/3", "method": "sft", "model": "my model"}',
+    "bare_plan.json": b'{"schema": "autofit.plan/4", "method": "sft", "model": "my model"}',
 }
 
 CASES = {

@@ -58,7 +58,6 @@ def _place(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[None]:
         patch.setenv("AUTOFIT_CACHE", "")
         patch.setattr(api, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda: ())
-        patch.setattr(api, "detect", lambda: ())
         yield
     signal.signal(signal.SIGTERM, before)
 

@@ -155,6 +155,7 @@ CASES = {
     # the environment
     "allocator_unknown_option": (2, f"{ESTIMATE} --model tiny --max_length 16"),
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16"),
+    "mishaps_unknown": (2, f"sft {TINY} --simulate --dataset data.jsonl --output_dir nowhere"),
     "allocator_of_env_block": (2, "plan sft --config env_allocator.yaml --gpu 300MiB --max_length 16"),
     **bad_cards.CASES,
     **bad_methods.CASES,
@@ -167,6 +168,7 @@ CASES = {
 SHELL = {
     "allocator_unknown_option": ("PYTORCH_ALLOC_CONF", "max_split_size:64"),
     "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
+    "mishaps_unknown": ("AUTOFIT_MISHAPS", "oom:sometimes"),
 }
 """What the shell sets, where that is the mistake."""
 

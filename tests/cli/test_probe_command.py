@@ -18,7 +18,7 @@ TRAIN = shlex.split(
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_plan_is_tried_before_it_trains_unless_told_otherwise(autofit: Autofit, files: Path) -> None:
+def test_a_plan_is_tried_once_before_it_trains(autofit: Autofit, files: Path) -> None:
     tried = autofit(*TRAIN, "--output_dir", "tried")
     assert tried.code == 0, tried.err
     (probe,) = json.loads(tried.out)["plan"]["experience"]["probes"]
@@ -31,7 +31,3 @@ def test_a_plan_is_tried_before_it_trains_unless_told_otherwise(autofit: Autofit
     again = autofit("sft", "--plan", "tried", "--simulate", "--output_dir", "again", "--json")
     assert again.code == 0, again.err
     assert "probing" not in again.err  # it was confirmed
-    untried = autofit(*TRAIN, "--output_dir", "untried", "--no_probe")
-    assert untried.code == 0, untried.err
-    assert json.loads(untried.out)["plan"]["experience"]["probes"] == []
-    assert "probing" not in untried.err

@@ -9,7 +9,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.spec import Hardware
-from autotrain_mem.training.environment import process_environment
+from autotrain_mem.training.environment import one_tracked_run, process_environment
 
 CARD = Hardware(
     name="a card",
@@ -82,3 +82,14 @@ def test_what_the_user_sets_of_the_hosts_allocator_stays(monkeypatch: pytest.Mon
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
     assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "4096"
     assert _environment(CPU, {"MALLOC_MMAP_THRESHOLD_": "8192"})["MALLOC_MMAP_THRESHOLD_"] == "8192"
+
+
+def test_all_processes_of_a_run_are_one_run_of_its_tracker_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    assert one_tracked_run("4711", {}) == {"WANDB_RUN_ID": "4711", "WANDB_RESUME": "allow"}
+    assert one_tracked_run("4711", {"WANDB_RESUME": "never"}) == {}
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    assert one_tracked_run("4711", {}) == {}

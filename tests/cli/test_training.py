@@ -57,6 +57,11 @@ def _is_one_object(out: str, steps: int) -> None:
     assert told["run"]["steps"] == steps
 
 
+def test_a_plan_that_is_not_to_be_tried_is_not(finished: Ran) -> None:
+    assert json.loads(finished.out)["plan"]["experience"]["probes"] == []
+    assert "prob" not in finished.err
+
+
 def test_the_measured_peak_is_the_predicted_one(finished: Ran) -> None:
     run = json.loads(finished.out)["run"]
     assert run["measured"]["peak_allocated_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)

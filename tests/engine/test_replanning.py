@@ -63,6 +63,15 @@ def test_what_the_user_gave_is_not_moved() -> None:
     assert less is None or _moved(plan.knobs, less.knobs) == {"expandable_segments"}
 
 
+def test_where_rows_are_dropped_they_stay_divided_as_they_were() -> None:
+    """100 rows in eights are 12 steps; in fours, of which two make a step, 13."""
+    less = _less()
+    assert less is not None
+    assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
+    less = _less(dataloader_drop_last=True)
+    assert less is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, less.knobs)
+
+
 def test_a_plan_that_moved_nothing_to_the_host_can_take_nothing_back() -> None:
     assert with_less_on_host(rehearsals(Counting(), PLAN.job), PLAN) is None
 
@@ -86,7 +95,8 @@ def test_the_change_is_told_as_it_would_be_typed() -> None:
 def _run(folder: Path, job: Job = JOB) -> Any:
     told: list[Any] = []
     device = PLAN.estimate.hardware
-    run = supervised._Run(rehearsals(Counting(), job), PLAN, device, folder, simulate=True, on_event=told.append)
+    work = rehearsals(Counting(), job)
+    run = supervised._Run(work, PLAN, device, folder, simulate=True, guarded=True, on_event=told.append)
     run.told = told
     return run
 
@@ -95,7 +105,8 @@ def _checkpoint(folder: Path, step: int) -> Path:
     made = folder / f"checkpoint-{step}"
     made.mkdir()
     (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    (made / "pytorch_model.bin").write_bytes(b"older than zip")
+    for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
+        (made / name).write_bytes(b"older than zip")
     return made
 
 
@@ -137,6 +148,17 @@ def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_writte
     assert run.newest(ending).step == 5
     run.hear({"event": "checkpoint", "step": 10, "path": str(tmp_path / "checkpoint-10")})
     assert run.newest(ending).step == 10
+
+
+def test_a_checkpoint_of_another_folder_counts_before_whatever_is_in_this_one(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    folder.mkdir()
+    named, _ = _checkpoint(elsewhere, 10), _checkpoint(folder, 5)
+    run = _run(folder, _resuming(str(named)))
+    assert run.first_checkpoint().step == 10
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
+    assert run.newest(ending).path == named
 
 
 def test_a_checkpoint_that_was_being_written_is_removed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.run.alive import Alive
 from autotrain_mem.run.phase_peaks import PhasePeaks
 from autotrain_mem.run.shortage import _of_a_real_card, phase_of, shortage_of
 from autotrain_mem.run.stand import Device
@@ -220,3 +221,9 @@ def test_an_error_that_a_guard_raised_is_where_the_one_was_that_led_to_it() -> N
 def test_of_all_functions_called_step_only_an_optimizers_is_the_optimizer_step() -> None:
     assert phase_of(raised_in("train", "step", file="torch/optim/adamw.py")) is Phase.OPTIMIZER_STEP
     assert phase_of(raised_in("train", "step", "compute_loss")) is Phase.FORWARD
+
+
+def test_what_cannot_be_read_of_a_shortage_hides_no_error() -> None:
+    alive = Alive.__new__(Alive)
+    alive._trainer, alive._device, alive._shortage = SimpleNamespace(), FakeDevice(reading(0, 0)), None
+    assert alive.shortage(torch.OutOfMemoryError(MESSAGE)) is None

@@ -12,9 +12,11 @@ import pytest
 from autotrain_mem.training.checkpoints import (
     MANIFEST,
     discard,
+    newest_start,
     newest_whole,
     set_torn_aside,
     step_of,
+    why_no_start,
     why_torn,
     write_manifest,
 )
@@ -28,6 +30,7 @@ def _checkpoint(folder: Path, step: int) -> Path:
     (made / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with zipfile.ZipFile(made / "optimizer.pt", "w") as archive:
         archive.writestr("data.pkl", bytes(1000))
+    (made / "scheduler.pt").write_bytes(b"older than zip")
     (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return made
 
@@ -90,7 +93,18 @@ def test_the_newest_by_number_counts_not_by_name(tmp_path: Path) -> None:
     _cut(tmp_path / "checkpoint-100" / "model.safetensors")
     (tmp_path / "checkpoint-final").mkdir()
     assert newest_whole(tmp_path).step == 10
-    assert newest_whole(tmp_path, ignoring={10}).step == 9
+    assert newest_start(tmp_path, ignoring={10}).step == 9
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
+def test_a_model_alone_is_whole_and_none_to_go_on_from(tmp_path: Path, name: str) -> None:
+    """transformers would begin optimizer and schedule anew."""
+    _checkpoint(tmp_path, 5)
+    alone = _checkpoint(tmp_path, 10)
+    (alone / name).unlink()
+    assert newest_whole(tmp_path).step == 10
+    assert newest_start(tmp_path).step == 5
+    assert "--save_only_model" in why_no_start(alone)
 
 
 def test_what_is_torn_is_moved_where_transformers_does_not_look(tmp_path: Path) -> None:

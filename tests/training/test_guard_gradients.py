@@ -153,6 +153,7 @@ def set_up(case: str, model: pathlib.Path, folder: pathlib.Path) -> Iterator[Any
             block._forward_pre_hooks.clear()
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(
     case: str, qwen: pathlib.Path, tmp_path_factory: pytest.TempPathFactory

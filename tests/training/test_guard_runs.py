@@ -236,6 +236,28 @@ def test_clipping_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tm
     assert told.remedies == ["repeated after the cache was emptied"]
 
 
+def test_clipping_that_took_off_the_scale_of_fp16_is_not_begun_again(
+    qwen: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The operator that takes it off leaves no trace in the gradients' versions."""
+
+    def disturb(made: Any) -> None:
+        made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
+        clip = made._clip_grad_norm
+
+        def scaled(model: Any) -> Any:
+            made.accelerator.scaler = torch.amp.GradScaler("cpu")
+            try:
+                return clip(model)
+            finally:
+                made.accelerator.scaler = None
+
+        made._clip_grad_norm = scaled
+
+    with pytest.raises(torch.OutOfMemoryError, match="some gradients were scaled already"):
+        run("sft", qwen, tmp_path, disturb)
+
+
 # -- what is learned -----------------------------------------------------------------------------------------------
 
 

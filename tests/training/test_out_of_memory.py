@@ -88,6 +88,31 @@ def test_an_attempt_that_failed_holds_nothing_and_keeps_the_error() -> None:
     assert seen[0]() is None
 
 
+def test_neither_the_cause_nor_the_context_of_an_error_holds_anything() -> None:
+    seen = []
+
+    def hold(error: Exception) -> None:
+        held = torch.zeros(3)
+        seen.append(weakref.ref(held))
+        raise error
+
+    def caught(error: Exception) -> Exception:
+        with pytest.raises(type(error)) as raised:
+            hold(error)
+        return raised.value
+
+    def work() -> None:
+        cause = caught(KeyError())
+        try:
+            hold(IndexError())
+        except IndexError:
+            raise torch.OutOfMemoryError("CUDA out of memory.") from cause
+
+    outcome = attempt(work)
+    assert isinstance(outcome, Full)
+    assert [each() for each in seen] == [None, None]
+
+
 def test_an_attempt_gives_what_it_gave_and_passes_other_errors_on() -> None:
     assert attempt(lambda: 3) == Done(value=3)
     with pytest.raises(ZeroDivisionError):

@@ -241,6 +241,19 @@ def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp
     watch().on_train_begin(args, TrainerState(), TrainerControl(), model=torch.nn.Linear(2, 2))
 
 
+def test_a_model_that_its_user_compiled_is_compiled_once() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    rows, toy, counted = Rows(), Toy(), CompileCounter()
+    rows.follow(toy)
+    compiled = torch.compile(toy, backend=counted)
+    for _ in range(4):
+        compiled(torch.zeros(2, 9, dtype=torch.long))
+    assert counted.frame_count == 1
+    assert rows.take() is None
+
+
 def test_ppos_policy_stands_beside_its_value_model() -> None:
     both = torch.nn.Module()
     both.policy, both.value_model = Toy(), Toy()

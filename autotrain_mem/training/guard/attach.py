@@ -163,6 +163,18 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         """The model is the user's again."""
         self._micro_steps.gradients.release()
 
+    def leave(self) -> Learned:
+        """The optimizer is the user's again too, however the training ended; methods of trainer and model are not.
+
+        Its parts, which hold the trainer, are let go: whoever drops the trainer then has its memory back at once, and
+        not when Python next looks for cycles.
+        """
+        learned = self.learned
+        self._micro_steps.gradients.release()
+        self._optimizer_steps.leave()
+        del self._micro_steps, self._evaluation, self._generation, self._scoring, self._optimizer_steps
+        return learned
+
 
 def why_no_guard(trainer: Any) -> str | None:
     """Why a shortage cannot be met in this process; None where it can."""

@@ -23,12 +23,21 @@ HALF_MADE = "some parameters had their update already: only a checkpoint has all
 HALF_CLIPPED = "some gradients were scaled already: only a checkpoint goes back before them"
 
 
+def clips_only_once(accelerator: Any) -> bool:
+    """Whether clipping cannot be begun again, whatever the gradients' versions say: with fp16 it takes the loss's scale
+    off them first, by an operator that counts none up, and a second time raises (``torch/amp/grad_scaler.py:
+    unscale_``)."""
+    return accelerator.scaler is not None
+
+
 class OptimizerSteps:
     """Stands in for ``_clip_grad_norm`` of one trainer and, once there is one, for ``step`` of its optimizer."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._followed: Any = None
+        self._guarded: Any = None
+        self._own_step: Any = None
         self._clip: Callable[..., Any] | None = getattr(guard.trainer, "_clip_grad_norm", None)
         if self._clip is not None:
             guard.trainer._clip_grad_norm = self.clip
@@ -38,13 +47,22 @@ class OptimizerSteps:
         if optimizer is self._followed or optimizer is None:
             return
         self._followed = optimizer
+        self._own_step = vars(optimizer).get("step")
         step = optimizer.step
 
         @functools.wraps(step)  # with the mark by which torch's schedulers know a step that they have seen
         def guarded(*args: Any, **kwargs: Any) -> Any:
             return self._step(optimizer, lambda: step(*args, **kwargs))
 
-        optimizer.step = guarded
+        optimizer.step = self._guarded = guarded
+
+    def leave(self) -> None:
+        """The optimizer's step is its own again, unless somebody has put another around this one."""
+        if self._followed is not None and vars(self._followed).get("step") is self._guarded:
+            del self._followed.step
+            if self._own_step is not None:
+                self._followed.step = self._own_step
+        self._followed = self._guarded = None
 
     def clip(self, model: Any) -> Any:
         """``Trainer._clip_grad_norm``."""
@@ -55,7 +73,9 @@ class OptimizerSteps:
         outcome = attempt(lambda: clip(model))
         if not isinstance(outcome, Full):
             return outcome.value
-        reason = HALF_CLIPPED if [gradient._version for gradient in gradients] != before else self._guard.why_not
+        is_begun = [gradient._version for gradient in gradients] != before
+        is_begun = is_begun or clips_only_once(self._guard.trainer.accelerator)
+        reason = HALF_CLIPPED if is_begun else self._guard.why_not
         if reason:
             self._guard.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
         value = clip(model)
@@ -125,19 +145,22 @@ def _without_foreach(optimizer: Any) -> bool:
 class _Untouched:
     """What an optimizer's step would write, before it.
 
-    Versions tell of operators that write one tensor. Those that write lists (``_fused_adamw_``, ``_foreach_*_``) and
-    bitsandbytes' kernels count none up: of these the steps that the state itself counts tell, where it does.
+    Versions tell of operators that write one tensor, and of ``_foreach_*_`` in torch 2.13. ``_fused_adamw_`` counts
+    none up, but the steps in the state are counted by ``_foreach_add_`` before it (``torch/optim/adam.py:
+    _fused_adam``), and those in bitsandbytes' state are numbers. Under a dispatch mode, as a simulated card's recorder
+    is, no operator on lists counts versions up: there the steps themselves are read.
     """
 
     written: tuple[tuple[Any, int], ...]
     """Each tensor, and its version."""
     states: Mapping[int, Mapping[str, float]]
-    """Per parameter, by its id: the numbers in its state that lie on the host."""
+    """Per parameter, by its id: the numbers in its state."""
 
     @classmethod
     def of(cls, optimizer: Any) -> _Untouched:
         written = tuple((tensor, tensor._version) for tensor in _written(optimizer))
-        states = {id(parameter): _numbers(state) for parameter, state in optimizer.state.items() if state}
+        kinds = _kinds()
+        states = {id(parameter): _numbers(state, kinds) for parameter, state in optimizer.state.items() if state}
         return cls(written=written, states=states)
 
     def holds_for(self, optimizer: Any) -> bool:
@@ -145,9 +168,9 @@ class _Untouched:
         if any(tensor._version != version for tensor, version in self.written):
             return False
         states = [(self.states.get(id(parameter)), state) for parameter, state in optimizer.state.items() if state]
-        return all(_is_new(state) if known is None else _numbers(state) == known for known, state in states) and (
-            not _writes_lists(optimizer) or all(known is None or "step" in known for known, _ in states)
-        )
+        if _writes_lists(optimizer) and not all("step" in state for _, state in states):
+            return False
+        return all(_is_new(state) if known is None else _numbers(state) == known for known, state in states)
 
     def take_back_new_state(self, optimizer: Any) -> None:
         """State that the try began to make is as if it never was."""
@@ -171,22 +194,23 @@ def _written(optimizer: Any) -> Iterator[Any]:
 
 
 def _tensors(state: Any) -> Iterator[Any]:
+    return (value for value in state.values() if hasattr(value, "_version"))
+
+
+def _numbers(state: Any, kinds: tuple[Any, ...] | None = None) -> dict[str, float]:
+    kinds = _kinds() if kinds is None else kinds
+    return {name: float(value) for name, value in state.items() if isinstance(value, kinds) and _is_one(value)}
+
+
+def _kinds() -> tuple[Any, ...]:
     import torch
+    from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
-
-
-def _numbers(state: Any) -> dict[str, float]:
-    """On the host; those of a fused optimizer lie on the device, and to read them would wait for it at every step."""
-    return {name: float(value) for name, value in state.items() if _is_number(value)}
+    return (int, float, torch.Tensor) if is_in_torch_dispatch_mode() else (int, float)
 
 
-def _is_number(value: Any) -> bool:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return bool(value.dim() == 0 and value.device.type == "cpu")
-    return isinstance(value, (int, float))
+def _is_one(value: Any) -> bool:
+    return not hasattr(value, "numel") or bool(value.numel() == 1)
 
 
 def _is_new(state: Any) -> bool:

@@ -23,7 +23,7 @@ from autotrain_mem.spec import Incident, Learned, Phase
 from autotrain_mem.training.guard.generation import REPEATED
 from autotrain_mem.training.guard.gradients import Gradients
 from autotrain_mem.training.guard.limit import Limit
-from autotrain_mem.training.guard.optimizer import HALF_CLIPPED, OptimizerSteps
+from autotrain_mem.training.guard.optimizer import HALF_CLIPPED, OptimizerSteps, clips_only_once
 from autotrain_mem.training.guard.ppo_rollout import Rollouts
 from autotrain_mem.training.guard.ppo_step import MicroBatches
 from autotrain_mem.training.out_of_memory import Full, attempt
@@ -105,6 +105,11 @@ class PpoGuard(TrainerCallback, ExportableState):  # type: ignore[misc]  # trans
         if self.limits["train_tokens"].most is None:
             self.on_host = False
 
+    def leave(self) -> Learned:
+        """The model is the user's again; the trainer's and the optimizer's methods are not."""
+        self.gradients.release()
+        return self.learned
+
     # -- for its parts -------------------------------------------------------------------------------------------------
 
     def tell(
@@ -165,7 +170,8 @@ class PpoGuard(TrainerCallback, ExportableState):  # type: ignore[misc]  # trans
         norm = attempt(lambda: self._accelerates_clip(parameters, *args, **options))
         if not isinstance(norm, Full):
             return norm.value
-        if [gradient._version for gradient in held] != before:
+        is_begun = [gradient._version for gradient in held] != before
+        if is_begun or clips_only_once(self.trainer.accelerator):
             self.give_up(Phase.OPTIMIZER_STEP, norm, HALF_CLIPPED)
         self.tell(Phase.OPTIMIZER_STEP, REPEATED, norm)
         return self._accelerates_clip(parameters, *args, **options)

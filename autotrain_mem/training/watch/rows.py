@@ -53,6 +53,8 @@ class Rows:
         return batches
 
     def _see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # a count that changes would have the model compiled anew at every step
+            return
         with contextlib.suppress(Exception):  # a watch ends no training
             if not torch.is_grad_enabled():
                 return

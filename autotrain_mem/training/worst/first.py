@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.columns import list_lengths
+from autotrain_mem.columns import row_lengths
 from autotrain_mem.training.worst.untouched import models_of, untouched
 
 CANDIDATES = 64
@@ -118,7 +118,7 @@ def _why_not(trainer: Any) -> str:
         return "the training data are a stream, whose longest rows nobody knows"
     if not len(dataset):
         return "the training data have no rows"
-    if _lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
+    if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
     if "lomo" in optimizer or "layerwise" in optimizer or _steps_in_backward(trainer):
         return "the optimizer steps within the backward pass"
@@ -144,19 +144,8 @@ def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
     return heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
 
 
-def _lengths(dataset: Any) -> list[int] | None:
-    """Tokens of every row, of the longer sequence of a pair; None where the columns do not tell."""
-    columns = set(dataset.column_names)
-    if {"chosen_ids", "rejected_ids"} <= columns:
-        longer = list(map(max, list_lengths(dataset, "chosen_ids"), list_lengths(dataset, "rejected_ids")))
-        if "prompt_ids" not in columns:
-            return longer
-        return [prompt + answer for prompt, answer in zip(list_lengths(dataset, "prompt_ids"), longer, strict=True)]
-    return list_lengths(dataset, "input_ids") if "input_ids" in columns else None
-
-
 def _rows(trainer: Any) -> _Rows:
-    lengths = _lengths(trainer.train_dataset)
+    lengths = row_lengths(trainer.train_dataset)
     assert lengths is not None, "asked before"
     longest = longest_rows(lengths, trainer._train_batch_size)
     return _Rows(rows=_fetched(trainer, longest), longest_tokens=lengths[longest[0]])

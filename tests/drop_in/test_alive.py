@@ -1,0 +1,394 @@
+"""A drop-in trainer that meets a full device goes on; one that meets none is as TRL's, between its runs and in them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import logging
+import pickle
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl
+
+import autotrain_mem
+from autotrain_mem import AutoFit
+from autotrain_mem.drop_in import building
+from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan
+from autotrain_mem.training.guard.attach import KEPT_AS
+from autotrain_mem.training.worst import first
+from tests.drop_in.conftest import pairs, prompts, shortness, texts
+from tests.report.report_examples import HOST, IMAGINED, PLAN
+
+KNOBS = Knobs(
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=1,
+    gradient_checkpointing=False,
+    use_peft=False,
+    dtype="float32",
+    optim="adamw_torch",
+    max_length=64,
+)
+EVERY = {
+    "use_cpu": True,
+    "max_steps": 3,
+    "report_to": "none",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-3,
+}
+
+
+def plan_for(method: str) -> Plan:
+    """A card's, made by nobody."""
+    job = Job(method=method, model="tiny", dataset=None, arguments={})
+    return replace(PLAN, job=job, estimate=replace(PLAN.estimate, knobs=KNOBS, hardware=IMAGINED))
+
+
+@pytest.fixture(autouse=True)
+def _planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "make_plan", lambda asked: asked.autofit.plan or plan_for(asked.method))
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many rows each was that ran before a first step."""
+    seen = []
+    run = first.run_worst_batch
+
+    def counted(*args: Any) -> Any:
+        batch = run(*args)
+        seen.append(batch.rows)
+        return batch
+
+    monkeypatch.setattr(first, "run_worst_batch", counted)
+    return seen
+
+
+def sft(model: Path, folder: Path, kind: type = autotrain_mem.SFTTrainer, **more: Any) -> Any:
+    settings = {name: more.pop(name) for name in [*more] if name in trl.SFTConfig.__dataclass_fields__}
+    args = trl.SFTConfig(str(folder), max_length=64, **{**EVERY, **settings})
+    return kind(str(model), args=args, train_dataset=texts(), eval_dataset=texts(8), **more)
+
+
+def grpo(model: Path, folder: Path, kind: type = autotrain_mem.GRPOTrainer, **settings: Any) -> Any:
+    args = trl.GRPOConfig(str(folder), num_generations=4, max_completion_length=4, **{**EVERY, **settings})
+    rows = {"train_dataset": prompts(), "eval_dataset": prompts(4)}
+    return kind(str(model), reward_funcs=[shortness], args=args, **rows)
+
+
+def dpo(model: Path, folder: Path, kind: type = autotrain_mem.DPOTrainer, **settings: Any) -> Any:
+    args = trl.DPOConfig(str(folder), max_length=64, **{**EVERY, **settings})
+    return kind(str(model), args=args, train_dataset=pairs())
+
+
+MAKE = {"sft": sft, "grpo": grpo, "dpo": dpo}
+TRLS = {"sft": trl.SFTTrainer, "grpo": trl.GRPOTrainer, "dpo": trl.DPOTrainer}
+
+
+def refuse(trainer: Any, *at: int, training: bool = True) -> None:
+    """The second layer finds the device full at these of its training (or other) forward passes."""
+    calls = {"count": -1}
+
+    def hook(module: Any, args: Any) -> None:
+        if torch.is_grad_enabled() is training:
+            calls["count"] += 1
+            if calls["count"] in at:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore of it.")
+
+    trainer.model.model.layers[1].register_forward_pre_hook(hook)
+
+
+def trained(trainer: Any) -> Any:
+    """At once: the order of rows is drawn from what the constructor seeds."""
+    trainer.train()
+    return trainer
+
+
+def losses(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in trainer.model.parameters()])
+
+
+# -- a full device -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", MAKE)
+def test_a_run_that_meets_a_full_device_ends_as_trls_does(
+    method: str, tiny_qwen: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
+    ours = MAKE[method](tiny_qwen, tmp_path)
+    refuse(ours, 1)
+    ours.train()
+    assert losses(ours) == pytest.approx(losses(trls), rel=2e-3, abs=1e-5)
+    assert (weights(ours) - weights(trls)).abs().mean() < 1e-3
+    (incident,) = ours.plan.experience.incidents
+    assert (incident.step, incident.phase) == (1, Phase.FORWARD)
+    assert incident.remedy.startswith("split into 2 + 2")
+    assert ours.plan.experience.learned.train_tokens is not None
+    assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == ours.plan.experience.learned.to_json()
+
+
+def test_an_incident_is_told_once_by_transformers_logger(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, said = sft(tiny_qwen, tmp_path), []
+    logger = logging.getLogger("transformers.autofit")
+    monkeypatch.setattr(logger, "warning", said.append)
+    refuse(trainer, 1)
+    trainer.train()
+    assert said == [
+        "autofit: out of memory in forward after step 1: split into 2 + 2 rows "
+        "(CUDA out of memory. Tried to allocate 1.00 GiB.)"
+    ]
+
+
+def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:
+    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer), sft(tiny_qwen, tmp_path)
+    refuse(ours, 0, training=False)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(trls.evaluate()["eval_loss"], rel=1e-4)
+    assert [incident.phase for incident in ours.plan.experience.incidents] == [Phase.EVALUATE]
+    assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
+
+
+def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:
+    plan = plan_for("sft")
+    learned = replace(plan, experience=plan.experience.with_learned(Learned(train_tokens=100)))
+    calls = {}
+    for name, made in (("whole", plan), ("parts", learned)):
+        trainer = sft(tiny_qwen, tmp_path, autofit=AutoFit(plan=made), max_steps=1)
+        count = calls[name] = []
+        trainer.model.model.layers[1].register_forward_pre_hook(lambda module, args, count=count: count.append(1))
+        trainer.train()
+    assert len(calls["parts"]) > len(calls["whole"]) == 1
+
+
+def test_a_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(tiny_qwen, tmp_path)
+    refuse(trainer, 1)
+    trainer.train()
+    learned = trainer.plan.experience.learned
+    trainer.train()
+    assert trainer.plan.experience.learned == learned
+    assert len(trainer.plan.experience.incidents) == 1
+
+
+def test_a_resumed_training_starts_with_what_its_checkpoint_knows(tiny_qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(tiny_qwen, tmp_path, save_strategy="steps", save_steps=2)
+    refuse(trainer, 1)
+    trainer.train()
+    other = sft(tiny_qwen, tmp_path, save_strategy="no", max_steps=4)
+    other.train(resume_from_checkpoint=True)
+    assert other.state.global_step == 4
+    assert other.plan.experience.learned == trainer.plan.experience.learned
+
+
+def test_a_shortage_that_cannot_be_met_is_raised_and_leaves_nothing(tiny_qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(tiny_qwen, tmp_path)
+    before = held(trainer)
+    refuse(trainer, *range(100))
+    with pytest.raises(torch.OutOfMemoryError, match="a single row is too large"):
+        trainer.train()
+    assert trainer.optimizer is not None
+    assert held(trainer) == before
+    assert not hooks_of(trainer)
+
+
+# -- none ----------------------------------------------------------------------------------------------------------
+
+
+def held(trainer: Any) -> list[Any]:
+    """Names of what a trainer and what it trains with hold, and its callbacks; no counts."""
+    owners = [trainer, trainer.accelerator, trainer.model]
+    functions = [{name for name, value in vars(owner).items() if inspect.isroutine(value)} for owner in owners]
+    return [*functions, list(trainer.callback_handler.callbacks)]
+
+
+def hooks_of(trainer: Any) -> list[Any]:
+    return [hook for each in trainer.model.parameters() for hook in each._post_accumulate_grad_hooks or ()]
+
+
+@pytest.mark.parametrize("method", MAKE)
+def test_a_trainer_is_as_it_was_before_and_after_its_runs(
+    method: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
+) -> None:
+    trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
+    ours = MAKE[method](tiny_qwen, tmp_path)
+    before = held(ours)
+    ours.train()
+    assert batches == [4]
+    assert losses(ours) == losses(trls)  # to the bit: the longest rows ran, and nobody noticed
+    assert torch.equal(weights(ours), weights(trls))
+    assert held(ours) == before
+    assert not hooks_of(ours)
+    assert vars(ours).keys() - vars(trls).keys() == {"plan", "_autofit_guarded"}
+    assert not [name for name, value in vars(ours.optimizer).items() if "autotrain_mem" in repr(value)]
+    optimizer, gone = weakref.ref(ours.optimizer), weakref.ref(ours)
+    gc.disable()
+    try:
+        del ours
+        assert gone() is None  # as TRL's: a script that drops it has the memory of its optimizer back
+        assert optimizer() is None
+    finally:
+        gc.enable()
+
+
+def test_it_is_copied_and_its_config_pickled_like_trls(tiny_qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(tiny_qwen, tmp_path)
+    assert pickle.loads(pickle.dumps(trainer.args)).to_dict() == trainer.args.to_dict()
+    assert pickle.loads(pickle.dumps(trainer.plan)) == trainer.plan
+    trainer.train()
+    other = copy.deepcopy(trainer)
+    assert other.plan == trainer.plan
+    assert torch.equal(weights(other), weights(trainer))
+
+
+def test_callbacks_of_the_users_own_stand_before_the_guard_and_can_be_removed(tiny_qwen: Path, tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            seen.append([type(each).__name__ for each in trainer.callback_handler.callbacks])
+
+    seen: list[list[str]] = []
+    trainer = sft(tiny_qwen, tmp_path, callbacks=[Looks()], max_steps=1)
+    assert [*trainer.callback_handler.callback_list.split("\n")][-1] == "PrinterCallback"
+    trainer.train()
+    assert seen[0][-2:] == ["PrinterCallback", "Guard"]
+    trainer.remove_callback(Looks)
+    trainer.train()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["guard=False", "cpu", "several processes", "own training_step", "own prediction_step", "compute_loss replaced"],
+)
+def test_where_it_stands_back_nothing_is_put_around_a_run(
+    why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = {"own training_step": OwnStep, "own prediction_step": OwnPrediction}.get(why, autotrain_mem.SFTTrainer)
+    plan = plan_for("sft")
+    if why == "cpu":
+        plan = replace(plan, estimate=replace(plan.estimate, hardware=HOST))
+    trainer = sft(tiny_qwen, tmp_path, kind, autofit=AutoFit(plan=plan, guard=why != "guard=False"), max_steps=1)
+    if why == "several processes":
+        monkeypatch.setattr(type(trainer.args), "world_size", property(lambda args: 2))
+    if why == "compute_loss replaced":
+        trainer.compute_loss = lambda *args, **kwargs: type(trainer).compute_loss(trainer, *args, **kwargs)
+    refuse(trainer, 0)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. .* GiB\.\nMore of it\.$"):
+        trainer.train()
+    assert trainer.plan.experience == plan.experience
+    assert batches == []
+
+
+# -- classes of the user's own -------------------------------------------------------------------------------------
+
+
+class OwnStep(autotrain_mem.SFTTrainer):
+    """Notes what it is given."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+        self.given = [*getattr(self, "given", ()), type(inputs).__name__]
+        return super().training_step(model, inputs, *args)
+
+
+class OwnPrediction(autotrain_mem.SFTTrainer):
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().prediction_step(*args, **kwargs)
+
+
+class OwnLoss(autotrain_mem.SFTTrainer):
+    """Notes every loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.noted: list[float] = []
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.noted.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
+        return loss
+
+
+class OwnTrain(autotrain_mem.SFTTrainer):
+    """Trains and evaluates in one."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        super().train(*args, **kwargs)
+        return self.evaluate()
+
+
+def test_a_training_step_of_the_users_own_is_given_what_trl_gives_it(tiny_qwen: Path, tmp_path: Path) -> None:
+    trls, ours = (trained(sft(tiny_qwen, tmp_path, kind)) for kind in (trl.SFTTrainer, OwnStep))
+    assert losses(ours) == losses(trls)
+    assert len(ours.given) == 3
+
+
+def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
+    tiny_qwen: Path, tmp_path: Path, batches: list[int]
+) -> None:
+    trls, ours = (trained(sft(tiny_qwen, tmp_path, kind)) for kind in (trl.SFTTrainer, OwnLoss))
+    full = sft(tiny_qwen, tmp_path, OwnLoss)
+    refuse(full, 1)
+    full.train()
+    assert losses(ours) == losses(full) == losses(trls)
+    assert len(ours.noted) == 3
+    assert batches == []  # it would note one more
+    assert [incident.remedy for incident in full.plan.experience.incidents] == [
+        "repeated with what backward needs waiting on the host"
+    ]
+
+
+def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:
+    trainer = sft(tiny_qwen, tmp_path, OwnTrain)
+    refuse(trainer, 1)
+    assert "eval_loss" in trainer.train()
+    assert trainer.calls == 1
+    assert len(trainer.plan.experience.incidents) == 1
+
+
+@pytest.mark.parametrize("own", ["collator", "hook", "rows"])
+def test_code_of_the_users_own_never_sees_the_longest_rows_first(
+    own: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
+) -> None:
+    trainer = sft(tiny_qwen, tmp_path, max_steps=1)
+    collate = trainer.data_collator
+    if own == "collator":
+        trainer.data_collator = lambda rows: collate(rows)
+    elif own == "rows":
+        trainer.train_dataset = trainer.train_dataset.with_transform(lambda rows: rows)
+    else:
+        trainer.model.model.layers[0].register_forward_hook(lambda module, args, output: None)
+    trainer.train()
+    assert batches == []
+
+
+def test_a_mistake_in_what_runs_first_does_not_end_a_training(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(first, "run_worst_batch", lambda *args: SimpleNamespace().rows)
+    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", said.append)
+    trainer = sft(tiny_qwen, tmp_path, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert said[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")
