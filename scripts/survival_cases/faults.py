@@ -131,7 +131,8 @@ def _drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
         return f"kill:{random.randint(1, quiet.counts['all'])}"
     if kind == "taken":
         return f"taken:{_taken_bytes(random, quiet)}B:{random.randint(1, quiet.counts['all'])}"
-    save = random.randint(1, quiet.counts["checkpoints"])
+    is_last_spared = kind == "torn"  # a run that is done needs it no more
+    save = random.randint(1, quiet.counts["checkpoints"] - is_last_spared)
     file = random.choice(TORN_FILES) if kind == "torn" else ""
     return f"{fault}:{save}" + (f":{file}" if file else "")
 
