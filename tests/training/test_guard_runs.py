@@ -85,6 +85,19 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_an_evaluation_of_one_row_is_repeated_once(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    single = {**SIZES, "per_device_eval_batch_size": 1}
+    made, told = trainer("sft", qwen, tmp_path, eval_dataset=rows("sft").select(range(2)), **single), Told()
+    attach_guard(made, learned=Learned(), told=told)
+    whole = made.evaluate()["eval_loss"]
+    fail_in_evaluation([0])(made)
+    assert made.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
+    assert told.remedies == ["repeated after the cache was emptied"]
+    fail_in_evaluation([0, 1])(made)
+    with pytest.raises(torch.OutOfMemoryError, match="a single row is too large"):
+        made.evaluate()
+
+
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
 def test_an_evaluation_of_a_generating_trainer_generates_once(
     method: str, qwen: pathlib.Path, tmp_path: pathlib.Path

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.books import Books
+from autotrain_mem.training.guard.generation import REPEATED
 from autotrain_mem.training.guard.limit import Limit
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.split import Piece, count, joined
@@ -53,7 +54,14 @@ class Evaluation:
         return answers[0][1] if len(answers) == 1 else _together(whole, rule, answers)
 
     def _through(
-        self, piece: Piece, rule: Rule, books: Books, answers: list[tuple[Piece, Prediction]], call: tuple[Any, ...]
+        self,
+        piece: Piece,
+        rule: Rule,
+        books: Books,
+        answers: list[tuple[Piece, Prediction]],
+        call: tuple[Any, ...],
+        *,
+        is_repeated: bool = False,
     ) -> None:
         units = 1 if rule.why_not or self._guard.why_not else piece.units
         parts = self.limit.parts(piece.tokens, units)
@@ -69,8 +77,11 @@ class Evaluation:
             answers.append((piece, outcome.value))
             return
         books.undo()
-        self._make_smaller(piece, units, rule, outcome)
-        self._through(piece, rule, books, answers, call)
+        if units < 2 and not is_repeated and not self._guard.why_not:
+            self._guard.tell(Phase.EVALUATE, REPEATED, outcome, rows=piece.rows, tokens=piece.tokens)
+        else:
+            self._make_smaller(piece, units, rule, outcome)
+        self._through(piece, rule, books, answers, call, is_repeated=units < 2)
 
     def _once(self, piece: Piece, model: Any, loss_only: bool, ignore_keys: list[str] | None) -> Prediction:
         with self._micro_steps.prepared():
