@@ -35,7 +35,8 @@ class Scratch:
 
     size_bytes: int
     kept_as: str = ""
-    """The name under which it is kept for good; empty when it is given back as the operator ends."""
+    """The name under which it is kept for good; empty when it is given back as the operator ends. One that is kept is
+    taken once, however often the same object is told."""
 
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._execute = execute
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
+        self._kept: dict[int, Scratch] = {}
         self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
@@ -217,13 +219,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if not scratch.kept_as:
             with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
                 return
+        if id(scratch) in self._kept:
+            return
         block = self.ledger.write_birth(scratch.size_bytes, scratch.kept_as, grad_enabled=torch.is_grad_enabled())
         self.ledger.describe(block, Owner.OTHER, scratch.kept_as)
         try:
             self.ledger.allocate(block)
         except Exception:
-            self.ledger.end(block)
+            self.ledger.end(block)  # whoever asks again asks for it again
             raise
+        self._kept[id(scratch)] = scratch
 
     def _die(self, watched: weakref.ref[Any]) -> None:
         assert isinstance(watched, _Watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,9 +13,10 @@ from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotrain_mem.machine import catalog
+from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.lens.workspaces import MULTIPROCESSORS, NOT_COUNTED, workspaces
 from autotrain_mem.rehearsal.recorder import Recorder, Scratch
-from autotrain_mem.spec import Block, Owner, Phase
+from autotrain_mem.spec import Block, Hardware, Owner, Phase
 from autotrain_mem.units import MIB
 
 AMPERE, HOPPER = (8, 0), (9, 0)
@@ -327,6 +329,22 @@ def test_cublas_keeps_one_workspace_for_forward_and_one_for_backward(tensors: Ca
     trace = recorder.trace()
     dead = [trace.blocks[-event - 1].module for event in trace.events if event < 0]
     assert "cuBLAS workspace" not in dead
+
+
+def test_a_workspace_that_was_refused_is_asked_for_again() -> None:
+    x, fits = torch.ones(4, 4), SimulatedGpu(card(1 << 26))
+    full = SimulatedGpu(card(1 << 22))
+    for device, times in ((fits, 1), (full, 2)):
+        recorder = Recorder(device=device, workspace=workspaces(AMPERE))
+        with recorder.recording():
+            for _ in range(2):
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    x @ x
+        assert len(cublas(recorder)) == times
+
+
+def card(size_bytes: int) -> Hardware:
+    return Hardware(name="tiny", origin="imagined", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=0)
 
 
 def test_without_gradients_cublas_keeps_one_workspace() -> None:

@@ -107,14 +107,11 @@ def _kept_by_cublas(size_bytes: int) -> Taking:
     It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a
     backward pass in a thread of its own, so a training run keeps two.
     """
-    has_workspace: set[bool] = set()
+    forward, backward = ((Scratch(size_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
 
     def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward in has_workspace:
-            return ()
-        has_workspace.add(in_backward)
-        return (Scratch(size_bytes, kept_as="cuBLAS workspace"),)
+        return backward if in_backward else forward
 
     return taking
 
