@@ -15,6 +15,10 @@ from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import attach_guard
 
 
+WORKSPACES_BYTES = 2 * 8_519_680
+"""cuBLAS's, forward and backward, which are kept for good (``rehearsal.lens.workspaces``)."""
+
+
 class Card:
     """Counts what is allocated, and is full at ``capacity_bytes``."""
 
@@ -70,7 +74,9 @@ def test_with_less_room_than_it_would_take_it_trains_the_same(
     assert tight.refused >= len(told.incidents)
     if not any("other samples" in remedy for remedy in told.remedies):
         assert losses(survived) == pytest.approx(losses(undisturbed), rel=2e-3, abs=1e-5)
-    assert max(tight.then) < 0.8 * tight.capacity_bytes, "nothing of a failed try is held when it is told"
+    held = max(tight.then) - resting(roomy, undisturbed) - WORKSPACES_BYTES
+    room = tight.capacity_bytes - resting(roomy, undisturbed) - WORKSPACES_BYTES
+    assert held < 0.5 * room, "nothing of a failed try is held when it is told"
 
 
 def resting(card: Card, made: Any) -> float:
