@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,8 +51,10 @@ class Alive:
         return self._shortage
 
     def _keep_shortage(self, error: BaseException) -> None:
-        with contextlib.suppress(Exception):
+        try:
             self._shortage = shortage_of(error, self._trainer, self._device)
+        except Exception:  # the log has it; what ends the training is the other one
+            traceback.print_exc()
 
     def _tell_incident(self, incident: Incident, learned: Learned) -> None:
         self._send({"event": "incident", "incident": incident.to_json(), "learned": learned.to_json()})

@@ -129,3 +129,4 @@ def test_a_second_torn_one_of_the_same_step_does_not_replace_the_first(tmp_path:
 
 def test_discarding_what_is_not_there_is_no_error(tmp_path: Path) -> None:
     discard(tmp_path / "checkpoint-5")
+    assert not list(tmp_path.iterdir())
