@@ -5,14 +5,13 @@ Works on any transformers Trainer, rehearsed, simulated or real; only the object
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 
-from autotrain_mem.rehearsal.operator_costs import host_step
+from autotrain_mem.rehearsal.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.quantized import statistics
-from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
 
@@ -21,7 +20,34 @@ PAGED_FROM_ELEMENTS = 100_000
 (``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build keeps it in ordinary tensors."""
 
 
-def follow(trainer: Any, recorder: Recorder) -> None:
+class PhaseRecorder(Protocol):
+    """What a trainer that is followed reports to: a rehearsal's recorder, or one that only needs the phases."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that the trainer is in."""
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+
+    def adopt_model(self, model: torch.nn.Module) -> None:
+        """The model's parameters and buffers are weights."""
+
+    def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
+        """A tensor's storage belongs to ``owner``."""
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """A tensor's storage lies outside torch's allocator."""
+
+    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+        """An optimizer has made its step.
+
+        Args:
+            costs: What of it ran on the host, where no operator of the device shows it.
+        """
+
+
+def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     """From now on, what the trainer does is told apart, and the weights of all its models are known as such.
 
     ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the
@@ -44,7 +70,7 @@ def follow(trainer: Any, recorder: Recorder) -> None:
 # -- models --------------------------------------------------------------------------------------------------------
 
 
-def _adopt_models(trainer: Any, recorder: Recorder) -> None:
+def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
     """All models are weights; the names of those that are not trained say whose they are."""
     others: dict[str, Any] = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model")}
     models = [reward for reward in getattr(trainer, "reward_funcs", None) or () if isinstance(reward, torch.nn.Module)]
@@ -55,7 +81,7 @@ def _adopt_models(trainer: Any, recorder: Recorder) -> None:
     _adopt(trainer.model, recorder)
 
 
-def _adopt(model: torch.nn.Module, recorder: Recorder) -> None:
+def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
     """Parameters, buffers, and the scales of quantized weights, which are neither."""
     recorder.adopt_model(model)
     for name, tensor in statistics(model):
@@ -65,7 +91,7 @@ def _adopt(model: torch.nn.Module, recorder: Recorder) -> None:
 # -- generating trainers -------------------------------------------------------------------------------------------
 
 
-def _follow_groups(trainer: Any, recorder: Recorder) -> None:
+def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     """GRPO and RLOO: one method generates and scores, the next forward ends it."""
     trainer._generate_and_score_completions = _entering(trainer._generate_and_score_completions, recorder, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
@@ -75,7 +101,7 @@ def _follow_groups(trainer: Any, recorder: Recorder) -> None:
         engine.sync_weights = _generating(engine.sync_weights, recorder)
 
 
-def _follow_ppo(trainer: Any, recorder: Recorder) -> None:
+def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
     """PPO's ``train()`` is one method without ``compute_loss``: its models' forwards tell where it is.
 
     ``get_reward`` calls a classifier's backbone, not the classifier (``trl/experimental/utils.py``).
@@ -95,7 +121,7 @@ def _follow_ppo(trainer: Any, recorder: Recorder) -> None:
     _follow_generation(model.policy, recorder)
 
 
-def _follow_generation(policy: Any, recorder: Recorder) -> None:
+def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
     """Within ``generate``, what the cache holds before and after each forward is the KV cache."""
     policy.generate = _generating(policy.generate, recorder)
 
@@ -112,7 +138,7 @@ def _follow_generation(policy: Any, recorder: Recorder) -> None:
     generating.register_forward_hook(after)
 
 
-def _mark_cache(cache: Any, recorder: Recorder) -> None:
+def _mark_cache(cache: Any, recorder: PhaseRecorder) -> None:
     for layer in getattr(cache, "layers", ()):
         states = [getattr(layer, "keys", None), getattr(layer, "values", None)]
         for name in ("conv_states", "recurrent_states"):
@@ -125,7 +151,7 @@ def _mark_cache(cache: Any, recorder: Recorder) -> None:
 # -- every trainer -------------------------------------------------------------------------------------------------
 
 
-def _follow_backward(trainer: Any, recorder: Recorder) -> None:
+def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
     accelerator = trainer.accelerator
     backward = accelerator.backward
 
@@ -139,7 +165,7 @@ def _follow_backward(trainer: Any, recorder: Recorder) -> None:
     accelerator.backward = watched_backward
 
 
-def _follow_optimizer(trainer: Any, recorder: Recorder) -> None:
+def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
     """Most trainers make their optimizer when training begins; PPO's is there, wrapped by accelerate."""
 
     def watch(optimizer: Any) -> Any:
@@ -152,7 +178,7 @@ def _follow_optimizer(trainer: Any, recorder: Recorder) -> None:
         watch(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
 
 
-def _entering(method: Callable[..., Any], recorder: Recorder, phase: Phase) -> Callable[..., Any]:
+def _entering(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if recorder.phase is not Phase.EVALUATE:
             recorder.enter_phase(phase)
@@ -161,7 +187,7 @@ def _entering(method: Callable[..., Any], recorder: Recorder, phase: Phase) -> C
     return watched
 
 
-def _within(method: Callable[..., Any], recorder: Recorder, phase: Phase) -> Callable[..., Any]:
+def _within(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase
         recorder.enter_phase(phase if before is not Phase.EVALUATE else before)
@@ -173,7 +199,7 @@ def _within(method: Callable[..., Any], recorder: Recorder, phase: Phase) -> Cal
     return watched
 
 
-def _generating(method: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def _generating(method: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
     """What follows makes something of the completions: PPO stacks the scores of all steps at once."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -188,22 +214,22 @@ def _generating(method: Callable[..., Any], recorder: Recorder) -> Callable[...,
     return watched
 
 
-def _mark_gradients(model: torch.nn.Module, recorder: Recorder) -> None:
+def _mark_gradients(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             recorder.mark(parameter.grad, Owner.GRADIENTS, name)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
     _mark_optimizer_state(optimizer, recorder)
+    costs: tuple[Cost, ...] = ()
     if isinstance(optimizer, HostOptimizer):
         trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
-        for cost in host_step(trained, fused=bool(optimizer.param_groups[0].get("fused"))):
-            recorder.work.note(cost)
-    recorder.work.optimizer_stepped()
+        costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
+    recorder.optimizer_stepped(costs)
 
 
-def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
     paged = getattr(optimizer, "is_paged", False)
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.ledger import Device, Ledger
 from autotrain_mem.rehearsal.lens.unwatched import IN_PLACE, sole_holders, unwatched
+from autotrain_mem.rehearsal.operator_costs import Cost
 from autotrain_mem.rehearsal.work import WorkCounter, counting
 from autotrain_mem.spec import Owner, Phase, Trace
 
@@ -119,6 +120,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         block = self._see(tensor)
         if block is not None:
             self.ledger.disown(block)
+
+    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+        """Count a step of an optimizer, with what of it ran on the host."""
+        for cost in costs:
+            self.work.note(cost)
+        self.work.optimizer_stepped()
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's storage is; None when it was never seen, so that it does not lie on the device."""

@@ -15,8 +15,7 @@ from autotrain_mem.training.out_of_memory import is_out_of_memory
 class PhasePeaks:
     """Reads the allocator's peaks as a phase ends, and begins them anew for the next.
 
-    It takes the place of a recorder where a trainer is followed on a real card (``rehearsal.phases: follow``): told of
-    each phase, and of tensors, which are nothing to it.
+    It is a ``rehearsal.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
 
     Args:
         read: What the device's allocator says of itself.
@@ -27,7 +26,6 @@ class PhasePeaks:
         self._read, self._begin_anew = read, begin_anew
         self._peaks: dict[Phase, PhasePeak] = {}
         self.phase = Phase.LOAD
-        self.work = _Unwatched()
 
     def enter_phase(self, phase: Phase) -> None:
         """Everything from here on belongs to ``phase``, unless the device was full: then it ends where it was.
@@ -73,23 +71,16 @@ class PhasePeaks:
         )
         self._begin_anew()
 
-    # -- what a recorder is told beside, and this is not concerned with ----------------------------------------------
+    # -- what a recorder hears beside, and this ignores --------------------------------------------------------------
 
     def adopt_model(self, model: Any) -> None:
-        """Whose its weights are is not told apart."""
+        """It does not tell weights from other tensors."""
 
     def mark(self, tensor: Any, owner: Any, name: str) -> None:
-        """Nor whose any other tensor is."""
+        """It does not tell owners apart."""
 
     def disown(self, tensor: Any) -> None:
-        """A tensor outside the allocator is not measured by it."""
+        """It reads the allocator, which does not hold the tensor either."""
 
-
-class _Unwatched:
-    """Work that nobody counts."""
-
-    def note(self, cost: Any) -> None:
-        """A cost."""
-
-    def optimizer_stepped(self) -> None:
-        """An optimizer step is done."""
+    def optimizer_stepped(self, costs: Any) -> None:
+        """It does not count work."""

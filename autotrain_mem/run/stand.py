@@ -61,7 +61,7 @@ class Device:
         if self.peaks is not None:
             from autotrain_mem.rehearsal.phases import follow
 
-            follow(trainer, self.peaks)  # type: ignore[arg-type]  # which takes a recorder's place
+            follow(trainer, self.peaks)
         trainer.train(**options)
 
     @property

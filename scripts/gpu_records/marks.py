@@ -38,18 +38,18 @@ class Marks:
     def adopt_model(self, model: Any) -> None:
         self._names |= {id(module): name for name, module in model.named_modules()}
 
-    def adopt_batch(self, tensors: Iterable[Any]) -> None: ...
-
     def mark(self, tensor: Any, owner: Owner, name: str) -> None: ...
 
     def disown(self, tensor: Any) -> None: ...
+
+    def optimizer_stepped(self, costs: Iterable[Any]) -> None: ...
 
     @contextmanager
     def following(self, trainer: Any) -> Iterator[None]:
         """Inside, the trainer trains."""
         import torch
 
-        follow(trainer, self)  # type: ignore[arg-type]
+        follow(trainer, self)
         hooks = torch.nn.modules.module
         entering = hooks.register_module_forward_pre_hook(self._enter)
         leaving = hooks.register_module_forward_hook(self._leave, always_call=True)

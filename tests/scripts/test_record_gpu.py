@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_records import child, wheels
 from gpu_records import marks as marks_module
-from gpu_records import wheels
 from gpu_records.card import CudaCard
 from gpu_records.cases import OF_METHOD, WEIGHTS, GpuCase, cases, make, small
 from gpu_records.history import ACTIONS, History
 from gpu_records.marks import Marks
+from gpu_records.models import model_folder
 from gpu_records.record import (
     CardFacts,
     Levels,
@@ -433,11 +434,39 @@ class FakeNvml:
         self.driver = lambda: "580.1"
 
 
+class Cuda:
+    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved; it keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.history: list[str | None] = []
+        self.labels: list[str] = []
+
+    def replace(self, patch: pytest.MonkeyPatch) -> None:
+        properties = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
+        sizes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+        patched: dict[str, Any] = {
+            **{name: lambda: 9 << 30 for name in sizes},
+            "synchronize": lambda: None,
+            "init": lambda: None,
+            "get_device_properties": lambda device: properties,
+            "mem_get_info": lambda device: (70 << 30, 80 << 30),
+            "memory_stats": lambda: {"num_alloc_retries": 0},
+        }
+        memory: dict[str, Any] = {
+            "_record_memory_history": lambda **options: self.history.append(options["enabled"]),
+            "_set_memory_metadata": self.labels.append,
+            "_snapshot": lambda: {"device_traces": [TRACE]},
+        }
+        for module, functions in ((torch.cuda, patched), (torch.cuda.memory, memory)):
+            for name, function in functions.items():
+                patch.setattr(module, name, function, raising=False)
+
+
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 GiB of which 70 are free, with 9 reserved by torch."""
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 9 << 30)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    cuda.replace(monkeypatch)
+    return cuda
 
 
 @pytest.mark.parametrize(
@@ -449,7 +478,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_lies_outside_torch_is_what_remains(
-    cuda: None, nvml: FakeNvml, free_before: int | None, expected: int
+    cuda: Cuda, nvml: FakeNvml, free_before: int | None, expected: int
 ) -> None:
     card = CudaCard()
     card._nvml, card._free_before = nvml, free_before
@@ -458,16 +487,25 @@ def test_what_lies_outside_torch_is_what_remains(
     assert outside.source
 
 
-def test_the_history_begins_before_anything_else_and_ends_with_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    memory = torch.cuda.memory
-    monkeypatch.setattr(memory, "_record_memory_history", lambda **options: asked.append(options["enabled"]))
-    monkeypatch.setattr(memory, "_set_memory_metadata", asked.append, raising=False)
-    monkeypatch.setattr(memory, "_snapshot", lambda: {"device_traces": [TRACE]})
+def test_the_history_begins_before_anything_else_and_ends_with_the_snapshot(cuda: Cuda) -> None:
     card = CudaCard()
     card.open()
     assert len(card.history()) == len(TRACE)
-    assert asked == ["all", "load", None]
+    assert cuda.history == ["all", None]
+    assert cuda.labels == ["load"]
+
+
+@pytest.mark.slow
+def test_a_case_is_trained_and_labelled_as_on_a_card(
+    cuda: Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a process of its own does on a card, but for the card's memory: the trainer stays on the CPU."""
+    monkeypatch.setattr(CudaCard, "on_host", True)
+    case = small(make("sft", "lora", 512, True))
+    record = child.record(case, CudaCard(), model_folder(tmp_path, case.model), str(tmp_path))
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert {label.partition(" ")[0] for label in cuda.labels} == {"load", "forward", "backward", "optimizer_step"}
+    assert "backward base_model.model.model.layers.1.mlp" in cuda.labels  # recomputed there
 
 
 def test_labels_follow_phases_and_modules(monkeypatch: pytest.MonkeyPatch) -> None:
