@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_records.history import History
 from gpu_records.native import SMALLEST_BYTES, apart, native_path
 from gpu_records.record import Record, read_failures, read_records
 from gpu_records.replay import replay
-from gpu_records.sequences import births_of_history, births_of_trace, differences, summary
+from gpu_records.sequences import Birth, births_of_history, births_of_trace, differences, summary
 
 from accuracy_rows.public import GIB
 from autotrain_mem import api
@@ -102,7 +100,8 @@ def _print_differences(record: Record, folder: Path, worker: api.Worker, model: 
     case = record.case
     lens = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
     rehearsed = births_of_trace(lens, apart(case), SMALLEST_BYTES)
-    _print_side_by_side(("recorded", "rehearsed"), _births(record.history, apart(case)), rehearsed)
+    recorded = births_of_history(record.history, apart(case), SMALLEST_BYTES)
+    _print_side_by_side(("recorded", "rehearsed"), recorded, rehearsed)
     path = native_path(folder, case.name)
     if path.is_file():
         import json
@@ -111,11 +110,7 @@ def _print_differences(record: Record, folder: Path, worker: api.Worker, model: 
         _print_side_by_side(("native", "rehearsed"), births_of_trace(trace, apart(case), SMALLEST_BYTES), rehearsed)
 
 
-def _births(history: History, phases: Iterable[str]) -> list:
-    return births_of_history(history, phases, SMALLEST_BYTES)
-
-
-def _print_side_by_side(names: tuple[str, str], first: list, second: list) -> None:
+def _print_side_by_side(names: tuple[str, str], first: list[Birth], second: list[Birth]) -> None:
     found = differences(first, second)
     print(f"    {names[0]} {len(first)}, {names[1]} {len(second)} allocations from 1 MiB on, {len(found)} differences")
     for line in summary(found, names, MOST_LINES):

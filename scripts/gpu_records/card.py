@@ -151,7 +151,8 @@ class _Nvml:
     def free_bytes(self) -> int | None:
         if self._library is None:
             return None
-        return self._asked(lambda: int(self._library.nvmlDeviceGetMemoryInfo(self._handle).free))
+        memory = self._asked(lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
+        return None if memory is None else int(memory.free)
 
     def process_bytes(self, pid: int) -> int | None:
         """NVML lists a process a moment after it took memory; in a container, under another number or not at all."""

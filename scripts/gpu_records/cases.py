@@ -149,7 +149,9 @@ SMALL_LENGTH = 40
 
 def small(case: GpuCase) -> GpuCase:
     """The same case of a tiny model and short rows, for a CPU."""
-    limits = {name: value for name, value in _SMALL_LIMITS.items() if getattr(case.knobs, name) is not None}
+    limits: dict[str, Any] = {
+        name: value for name, value in _SMALL_LIMITS.items() if getattr(case.knobs, name) is not None
+    }
     kwargs = {"generation_kwargs": {"min_new_tokens": 8}} if "generation_kwargs" in case.arguments else {}
     return replace(
         case,

@@ -92,8 +92,7 @@ def real_play(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **othe
         others: Laid over the trainer's arguments.
     """
     from autotrain_mem.rehearsal import rehearse
-
-    rehearsal_arguments = rehearse.rehearsal_arguments
+    from autotrain_mem.rehearsal.configs import rehearsal_arguments
 
     def on_card(*args: Any) -> dict[str, Any]:
         arguments = rehearsal_arguments(*args)

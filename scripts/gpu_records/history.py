@@ -55,12 +55,13 @@ class History:
     def of(cls, events: Iterable[Event]) -> History:
         """Columns of events; what is no request and no segment (``snapshot``) is left out."""
         places, streams, labels = _Numbers(), _Numbers(), _Numbers()
-        columns = actions, numbers, sizes, stream_numbers, label_numbers = tuple(map(array, "biqii"))
+        columns: list[array[int]] = [array(code) for code in "biqii"]
         for event in events:
             if event.action in ACTIONS:
                 row = (ACTIONS.index(event.action), places[event.address], event.size_bytes)
                 for column, value in zip(columns, (*row, streams[event.stream], labels[event.label]), strict=True):
                     column.append(value)
+        actions, numbers, sizes, stream_numbers, label_numbers = columns
         return cls(
             actions=actions,
             places=numbers,

@@ -112,15 +112,18 @@ def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, 
     import torch
 
     from autotrain_mem.rehearsal import stage
+    from autotrain_mem.rehearsal.generation import generation_by_its_ends
     from autotrain_mem.rehearsal.lens.empty_cache import follow_empty_cache
+    from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
     from autotrain_mem.rehearsal.lens.workspaces import workspaces
+    from autotrain_mem.rehearsal.pretrained import without_weights
 
     capability = torch.cuda.get_device_capability(0)
     play = real_play(case, model, scratch, on_host=False, dataloader_pin_memory=False)
-    with stage.fake_tensors() as mode, stage.without_weights(), _models_on_cuda():
+    with stage.fake_tensors() as mode, without_weights(), _models_on_cuda():
         values = _values_on_host(mode)
         recorder = _recorder_of_cuda(values.run, workspaces(capability))
-        with stage.liger_stand_ins(), stage.generation_by_its_ends(recorder), follow_empty_cache(recorder):
+        with liger_stand_ins(), generation_by_its_ends(recorder), follow_empty_cache(recorder):
             trainer = play.build()
             collate = trainer.data_collator
             trainer.data_collator = stage._host_collator(collate, play.edit_rows, values.arrive, recorder)
@@ -137,8 +140,7 @@ def _models_on_cuda() -> Iterator[None]:
     import torch
 
     from autotrain_mem.rehearsal import pretrained
-
-    materialize = pretrained.materialize
+    from autotrain_mem.rehearsal.materialize import materialize
 
     def on_cuda(model: Any) -> Any:
         with torch.device("cuda"):

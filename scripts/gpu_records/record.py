@@ -85,7 +85,7 @@ class Record:
         if read["schema"] != SCHEMA:
             raise ValueError(f"{read['schema']} is not {SCHEMA}")
         card = {**read["card"], "compute_capability": tuple(read["card"]["compute_capability"])}
-        made = {
+        made: dict[str, Any] = {
             "case": GpuCase.from_json(read["case"]),
             "card": CardFacts(**card),
             "loaded": Levels(**read["loaded"]),
