@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a model folder, a dataset or a config, as files."""
+"""Everything that can be wrong with a model folder, a dataset, a config or a plan, as files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ DATASETS = {
     "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
     "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
     "other_columns.jsonl": b'{"question": "a", "answer": "b"}\n',
-    "text_is_object.jsonl": b'{"text": "a"}\n{"text": {"x": 1}}\n',
     "text_is_number.jsonl": b'{"text": 1}\n{"text": 2}\n{"text": 3}\n',
     "text_is_null.jsonl": b'\n{"text": null}\n{"text": "hello there"}\n',
     "text_is_empty.jsonl": b'{"text": ""}\n{"text": ""}\n',
@@ -39,15 +38,25 @@ CONFIGS = {
     "not_yaml.yaml": b"a: [1\nb: }\n",
     "not_utf8.yaml": b"\xff\xfe\x00a: 1",
     "a_list.yaml": b"- a\n- b\n",
-    "empty.yaml": b"",
     "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
-    "env_number.yaml": b"model: tiny\nenv: 5\n",
     "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
     "autofit_choice.yaml": b"model: tiny\nautofit:\n  fit: nonsense\n",
     "wrong_type.yaml": b"model: tiny\ngpu: 300MiB\nper_device_train_batch_size: abc\n",
     "wrong_length.yaml": b"model: tiny\ngpu: 300MiB\nmax_length: 12.5\n",
+}
+
+PLANS = {
+    "empty_plan.json": b"\n",
+    "words_plan.json": b"fits rtx3060 with 3 changes: needs 8.51 GiB of 11.2 GiB\n",
+    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/4",\n  "method": "sft",\n  "model": "Qwen/Qw',
+    "list_plan.json": b"[1, 2]\n",
+    "not_utf8_plan.json": b'{"schema": "\xff\xfe"}',
+    "old_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
+    "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
+    "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',
+    "bare_plan.json": b'{"schema": "autofit.plan/4", "method": "sft", "model": "my model"}',
 }
 
 REWARDS = """
@@ -72,7 +81,6 @@ THRESHOLD = 0.5
 _SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
     "cut_short": '{"model_type": ',
-    "a_list": "[1]",
     "no_type": '{"hidden_size": 4}',
     "made_up_type": json.dumps({"model_type": "gronkulator", "architectures": ["GronkForCausalLM"]}),
     "made_up_class": json.dumps({"model_type": "qwen2", "architectures": ["GronkForCausalLM"], **_SMALL}),
@@ -80,13 +88,12 @@ MODELS = {
     "wrong_size": json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": "x"}),
     "bert": json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"], **_SMALL}),
     "mamba": json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 512}),
-    "t5": json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64}),
 }
 
 
 def write(folder: Path, rows: list[Row]) -> None:
     """Write them all beside ``tiny`` and the good rows of ``data.jsonl``, and good data of the other kinds too."""
-    for name, content in {**DATASETS, **CONFIGS}.items():
+    for name, content in {**DATASETS, **CONFIGS, **PLANS}.items():
         (folder / name).write_bytes(content)
     for name, config in MODELS.items():
         (folder / name).mkdir()

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bad_files
-import bad_plans
 import pytest
 from command_line import Autofit, Ran
 from tiny import tiny_folder
@@ -43,19 +42,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data.write_dataset(folder / "data.jsonl", rows=60, seed=0)
     rows = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
     bad_files.write(folder, rows)
-    bad_plans.write(folder)
     return folder
 
 
 @contextlib.contextmanager
 def _place(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[None]:
-    """The folder of ``files``, on a machine without a GPU; trainings are forked."""
+    """The folder of ``files``, on a machine without a GPU; trainings are forked, and what is rehearsed is kept."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, forge.children():
         patch.chdir(files)
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
             patch.delenv(name, raising=False)
-        patch.setenv("AUTOFIT_CACHE", "")
+        patch.setenv("AUTOFIT_CACHE", str(files.parent / f"{files.name}-cache"))
         patch.setattr(api, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda: ())
         yield
@@ -87,14 +85,3 @@ def autofit_once(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[
 
     with _place(workers, files, forge):
         yield run
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def kept(autofit: Autofit, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is rehearsed is kept for later command lines: for tests that many rehearsals are not about."""
-    monkeypatch.setenv("AUTOFIT_CACHE", str(cache))

@@ -13,8 +13,6 @@ from command_line import Autofit
 from autotrain_mem.spec.hardware import HEADROOM_FRACTION
 from autotrain_mem.units import MIB
 
-pytestmark = pytest.mark.usefixtures("kept")
-
 PINNED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
 ONE_RUNG = f"{PINNED} --fit lossless --forbid activation_offloading,optimizer_offload"
 """Pins that leave a search nothing to choose but the segments."""
@@ -23,7 +21,7 @@ FIXED = "expandable_segments:False"
 
 
 @pytest.fixture
-def card(autofit: Autofit, kept: None) -> str:
+def card(autofit: Autofit) -> str:
     """The smallest card that this job fits in expandable segments: too small for segments of fixed size."""
     modes = json.loads(autofit(*shlex.split(f"estimate sft {PINNED} --gpu 300MiB --json")).out)["reserved"]
     fixed, expanded = (modes[name]["peak_reserved_bytes"] for name in ("native", "expandable_segments"))

@@ -17,7 +17,6 @@ TRAIN = shlex.split(
 )
 
 
-@pytest.mark.usefixtures("kept")
 def test_a_plan_is_tried_once_before_it_trains(autofit: Autofit, files: Path) -> None:
     tried = autofit(*TRAIN, "--output_dir", "tried")
     assert tried.code == 0, tried.err

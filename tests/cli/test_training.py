@@ -34,8 +34,9 @@ SEGMENT_BYTES = 2 * MIB
 
 
 def _command(*argv: str) -> list[str]:
-    """On one core, where it starts one worker: the suite has the others."""
-    one_core = "import os, sys; os.sched_setaffinity(0, [max(os.sched_getaffinity(0))]); "
+    """On one core, where it starts one worker: the suite has the others. Ctrl-C is heard in a suite that does not."""
+    one_core = "import os, signal, sys; os.sched_setaffinity(0, [max(os.sched_getaffinity(0))]); "
+    one_core += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     start = "from autotrain_mem.cli.main import main; main()"
     return [sys.executable, "-c", one_core + start, *argv]
 

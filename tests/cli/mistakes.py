@@ -1,0 +1,361 @@
+"""Command lines with a mistake: the exit code, what is typed, and what the message must hold.
+
+The third column lists flags, names and figures, with blanks between them and quotes around one that has a blank. Where
+``golden`` holds a file of a row's name, the message is compared with its whole text besides.
+"""
+
+from __future__ import annotations
+
+CARD = "--gpu 300MiB"
+TINY = f"--model tiny {CARD}"
+TRAIN = "sft --model tiny --dataset data.jsonl"
+SIMULATED = f"{TRAIN} {CARD} --simulate"
+PLAN = f"plan sft {TINY}"
+DATA = f"{PLAN} --dataset data.jsonl"
+ESTIMATE = f"estimate sft {CARD}"
+SHORT = f"{ESTIMATE} --model tiny --max_length 16"
+SWEEP = f"{ESTIMATE} --model tiny --max_steps 2 --sweep"
+GRPO = f"plan grpo {TINY} --dataset prompts.jsonl"
+PPO = f"plan ppo {TINY} --dataset prompts.jsonl"
+FLASH = "--attn_implementation flash_attention_2"
+JUDGED = f"{PPO} --reward_model_path judge"
+
+TYPED = {
+    "unknown_flags": (
+        2,
+        f"sft {TINY} --max_lenght 5 --batchsize=4 --gpus t4 --zzzzqq 1",
+        "--max_length --per_device_train_batch_size --gpu --zzzzqq",
+    ),
+    "opposite_of_flag": (2, f"sft {TINY} --no_use_peft", "'--use_peft false'"),
+    "stray_words": (2, f"sft {TINY} extra words", "'extra words'"),
+    "unknown_command": (2, "stf --model tiny", "'autofit sft' --help"),
+    "unknown_method": (2, "plan gpro", "'autofit plan grpo' sft reward dpo rloo ppo"),
+    "no_method": (2, "plan --model tiny", "'autofit plan sft --model'"),
+    "gpus_flag": (2, "gpus --foo", "--foo --json"),
+    "no_model": (2, "sft", "--model Qwen/Qwen2.5-0.5B"),
+    "number_expected": (2, f"sft {TINY} --learning_rate abc", "--learning_rate float abc"),
+    "truth_expected": (2, f"sft {TINY} --gradient_checkpointing maybe", "maybe true/false"),
+    "choice": (2, f"sft {TINY} --packing_strategy bfdd", "bfdd bfd bfd_split wrapped"),
+    "value_missing": (2, "sft --model tiny --gpu", "--gpu --help"),
+    "fit_choice": (2, f"{DATA} --fit nonsense", "nonsense all rounding lossless"),
+    "forbid_unknown": (2, f"{DATA} --forbid lora,foo,checkpointing", "foo gradient_checkpointing 4bit_base"),
+    "slowdown_nan": (2, f"{PLAN} --max_slowdown nan", "--max_slowdown nan"),
+    "headroom_words": (2, f"{DATA} --headroom nonsense", "nonsense 500MiB 8%"),
+    "headroom_too_large": (2, f"{DATA} --headroom 200%", "200% '300.0 MiB' 500MiB 8%"),
+    "max_length_zero": (2, f"{DATA} --max_length 0", "--max_length 0 auto p99.9"),
+    "max_length_percentile": (2, f"{DATA} --max_length p101", "p101 p0 p100"),
+    "effective_batch_zero": (2, f"{DATA} --effective_batch_size 0", "--effective_batch_size 0 1"),
+    "effective_batch_words": (2, f"{DATA} --effective_batch_size x", "--effective_batch_size int x"),
+    "not_rehearsed_yet": (
+        2,
+        f"{ESTIMATE} --model tiny --load_in_4bit --padding_free --deepspeed ds.json --fsdp full_shard "
+        "--auto_find_batch_size",
+        "--use_peft --packing --deepspeed --fsdp --auto_find_batch_size",
+    ),
+    "tracker_not_installed": (2, f"{DATA} --report_to clearml", "clearml --report_to"),
+    "no_checkpoint": (2, f"{DATA} --output_dir nowhere --resume_from_checkpoint", "--resume_from_checkpoint nowhere"),
+    "no_checkpoint_folder": (2, f"{DATA} --resume_from_checkpoint nowhere", "nowhere --output_dir"),
+    "trl_refuses": (2, f"{DATA} --loss_type nll --accelerator_config nowhere.json", "nowhere.json --help"),
+    "streaming": (2, f"{DATA} --dataset_streaming", "--dataset_streaming"),
+}
+
+CONFIG = {
+    "config_missing": (2, "sft --config nowhere.yaml", "nowhere.yaml --config"),
+    "config_not_yaml": (2, "sft --config=not_yaml.yaml", "not_yaml.yaml 'line 2, column 2'"),
+    "config_not_utf8": (2, "sft --config=not_utf8.yaml", "not_utf8.yaml UTF-8"),
+    "config_a_list": (2, "sft --config=a_list.yaml", "a_list.yaml 'key: value'"),
+    "config_unknown_keys": (2, "sft --config unknown_keys.yaml", "learning_ratt learning_rate gpuu gpu"),
+    "config_autofit_number": (2, "sft --config autofit_number.yaml", "autofit:"),
+    "config_autofit_unknown": (2, "sft --config autofit_unknown.yaml", "gppu gpu forbidd forbid max_slowdown"),
+    "config_autofit_choice": (2, "sft --config autofit_choice.yaml", "--fit nonsense all rounding lossless"),
+    "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size int abc"),
+    "config_wrong_length": (2, "sft --config wrong_length.yaml", "--max_length 12.5 auto p99.9"),
+}
+
+DEVICE = {
+    "no_gpu": (10, "sft --model tiny", "CUDA_VISIBLE_DEVICES --plan_only --simulate --use_cpu"),
+    "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", "rtx3060 --plan_only --simulate"),
+    "unknown_gpu": (11, "plan sft --model tiny --gpu rtx309", "rtx309 rtx3090 12GiB 'autofit gpus'"),
+    "ambiguous_gpu": (11, "plan sft --model tiny --gpu a100", "a100-40gb a100-80gb a100-80gb-pcie"),
+    "gpu_in_gigabytes": (11, "plan sft --model tiny --gpu 24GB", "24GB 12GiB"),
+    "simulate_without_gpu": (2, "sft --model tiny --simulate", "--simulate '--gpu NAME' 6GiB"),
+    "cards_to_train_on": (2, "sft --model tiny --gpu all --dataset data.jsonl", "'--gpu all' 'autofit plan METHOD'"),
+    "cards_unknown_name": (11, "plan sft --model tiny --gpu rtx3060,rtx309 --max_length 16", "rtx309 rtx3090"),
+    "cards_beyond_context": (22, "plan sft --model tiny --gpu rtx3060,l4 --max_length 100000", "100000 2048 auto"),
+}
+
+MODEL = {
+    "model_no_config": (20, f"{ESTIMATE} --model no_config", "no_config config.json --model"),
+    "model_is_a_file": (20, f"{ESTIMATE} --model tiny/config.json", "tiny/config.json '--model tiny'"),
+    "model_unreachable": (20, f"{ESTIMATE} --model no-such-org/no-such-model", "no-such-org/no-such-model config.json"),
+    "model_no_tokenizer": (
+        20,
+        DATA.replace("tiny", "no_tokenizer"),
+        "no_tokenizer --max_length --prompt_length",
+    ),
+    "model_cut_short": (23, f"{ESTIMATE} --model cut_short", "cut_short/config.json 'line 1, column 16'"),
+    "model_no_type": (23, f"{ESTIMATE} --model no_type", "no_type/config.json model_type --model"),
+    "model_wrong_size": (23, f"{ESTIMATE} --model wrong_size", "wrong_size/config.json hidden_size int str"),
+    "model_made_up_type": (21, f"{ESTIMATE} --model made_up_type", "transformers gronkulator made_up_type"),
+    "model_made_up_class": (21, f"{ESTIMATE} --model made_up_class", "transformers GronkForCausalLM made_up_class"),
+    "model_no_class": (21, f"{ESTIMATE} --model no_class", "no_class architectures Qwen2ForCausalLM"),
+    "model_bert": (21, f"{ESTIMATE} --model bert", "BertForMaskedLM SFT Qwen2ForCausalLM"),
+    "reward_no_classifier": (21, f"plan reward --model mamba {CARD} --dataset pairs.jsonl", "mamba Qwen2"),
+    "context_exceeded": (22, f"{DATA} --max_length 100000", "100000 2048 '--max_length auto'"),
+    "vocabulary_too_small": (24, DATA.replace("tiny", "small_vocabulary"), "300 240 resize_token_embeddings(540)"),
+    "quantized_twice": (21, f"{SHORT} --model quantized --load_in_8bit --use_peft", "bitsandbytes --load_in_8bit"),
+    "quantized_full": (21, f"{SHORT} --model quantized", "--use_peft"),
+}
+
+FILES = {
+    "data_no_file": (30, f"{PLAN} --dataset nowhere.jsonl", "nowhere.jsonl --dataset"),
+    "data_no_path": (30, f"{PLAN} --dataset ./nowhere", "./nowhere --dataset"),
+    "data_unreachable": (30, f"{PLAN} --dataset no-such-org/no-such-data", "no-such-org/no-such-data --dataset .jsonl"),
+    "data_no_files": (30, f"{PLAN} --dataset no_files", "FILES/no_files --dataset .parquet"),
+    "data_empty": (31, f"{PLAN} --dataset empty.jsonl", "empty.jsonl --dataset"),
+    "data_blank": (31, f"{PLAN} --dataset blank.jsonl", "blank.jsonl --dataset"),
+    "data_no_rows_json": (31, f"{PLAN} --dataset no_rows.json", "no_rows.json --dataset"),
+    "data_no_rows_csv": (31, f"{PLAN} --dataset header_only.csv", "header_only.csv --dataset"),
+    "data_kind": (32, f"{PLAN} --dataset notes.txt", "notes.txt .json .jsonl .parquet .csv"),
+    "data_not_json": (32, f"{PLAN} --dataset not_json.jsonl", "not_json.jsonl 'line 3, column 10'"),
+    "data_not_an_object": (32, f"{PLAN} --dataset not_an_object.jsonl", "not_an_object.jsonl 'line 2'"),
+    "data_not_utf8": (32, f"{PLAN} --dataset not_utf8.jsonl", "not_utf8.jsonl UTF-8 'line 2'"),
+    "data_cut_short": (32, f"{PLAN} --dataset cut_short.json", "cut_short.json 'line 1, column 16'"),
+    "data_open_quote": (32, f"{PLAN} --dataset open_quote.csv", "open_quote.csv 'row 2'"),
+    "data_not_parquet": (32, f"{PLAN} --dataset not_parquet.parquet", "not_parquet.parquet '5 bytes'"),
+    "data_no_split": (33, f"{DATA} --dataset_train_split nowhere", "nowhere --dataset_train_split train"),
+    "data_no_test_split": (
+        33,
+        f"{DATA} --eval_strategy steps --eval_steps 5",
+        "--dataset_test_split '--eval_strategy no'",
+    ),
+}
+
+ROWS = {
+    "data_other_columns": (33, f"{PLAN} --dataset other_columns.jsonl", "question messages --dataset_text_field"),
+    "data_other_text_field": (33, f"{PLAN} --dataset text.jsonl --dataset_text_field body", "text body"),
+    "data_sft_pairs": (33, f"{PLAN} --dataset pairs.jsonl", "prompt chosen rejected SFTTrainer text"),
+    "data_dpo_prompts": (
+        33,
+        f"plan dpo {TINY} --dataset prompts.jsonl",
+        "answer DPOTrainer 'prompt, chosen, rejected'",
+    ),
+    "data_reward_messages": (33, f"plan reward {TINY} --dataset data.jsonl", "messages RewardTrainer chosen_ids"),
+    "data_grpo_messages": (33, f"plan grpo {TINY} --dataset data.jsonl", "messages GRPOTrainer prompt"),
+    "data_ppo_text": (33, f"{JUDGED} --dataset text.jsonl", "PPOTrainer input_ids prompt"),
+    "data_text_is_empty": (31, f"{PLAN} --dataset text_is_empty.jsonl", "text_is_empty.jsonl"),
+    "data_text_is_null": (33, f"{PLAN} --dataset text_is_null.jsonl", "'line 2' 'text is null'"),
+    "data_text_is_number": (33, f"{PLAN} --dataset text_is_number.jsonl", "'line 1' 2"),
+    "data_messages_empty": (
+        33,
+        f"{PLAN} --dataset messages_empty.jsonl",
+        "'line 2' messages 1 role content from value",
+    ),
+    "data_messages_text": (33, f"{PLAN} --dataset messages_text.jsonl", "'line 1' messages role content"),
+    "data_messages_no_role": (33, f"{PLAN} --dataset messages_no_role.jsonl", "'line 1' messages role content"),
+    "data_ids_empty": (33, f"{PLAN} --dataset ids_empty.jsonl", "'line 2' input_ids"),
+    "data_prompt_and_text": (33, f"{PLAN} --dataset prompt_and_text.jsonl", "'line 1' prompt completion"),
+    "data_text_and_chat": (33, f"plan dpo {TINY} --dataset text_and_chat.jsonl", "'line 1' chosen rejected 3"),
+    "data_prompt_is_empty": (33, f"plan grpo {TINY} --dataset prompt_is_empty.jsonl", "'line 1' prompt"),
+    "data_every_pair_dropped": (31, f"plan reward {TINY} --dataset pairs.jsonl --max_length 16", "16 67 1097 auto"),
+    "data_no_template": (33, DATA.replace("tiny", "no_template"), "no_template --chat_template_path"),
+    "data_no_template_dpo": (33, f"plan dpo --model no_template {CARD} --dataset pairs.jsonl", "no_template"),
+    "prompt_beyond_context": (22, f"plan rloo {TINY} --dataset long_prompt.jsonl", "2402 2048"),
+    "completion_beyond_context": (22, f"{GRPO} --max_completion_length 2000", "429 2048 1619"),
+}
+
+REWARDS = {
+    "reward_missing": (2, f"rloo {TINY} --simulate", "--reward_funcs --reward_model_name_or_path"),
+    "reward_raises": (35, f"{GRPO} --reward_funcs my_rewards.raises", "my_rewards.raises TypeError completion_ids"),
+    "reward_wrong_count": (35, f"{GRPO} --reward_funcs my_rewards.short my_rewards.one", "my_rewards.one 1 2"),
+    "reward_no_numbers": (35, f"{GRPO} --reward_funcs my_rewards.words", "my_rewards.words good"),
+    "reward_misspelled": (2, f"{GRPO} --reward_funcs think_fromat_reward", "think_format_reward accuracy_reward"),
+    "reward_no_function": (2, f"{GRPO} --reward_funcs my_rewards.shorter", "shorter my_rewards.short accuracy_reward"),
+    "reward_no_module": (2, f"{GRPO} --reward_funcs no_rewards.short", "no_rewards module.function"),
+    "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
+    "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
+    "reward_funcs_of_dpo": (2, f"plan dpo {TINY} --reward_funcs a.b", "--reward_funcs grpo rloo"),
+    "reward_model_missing": (20, f"{GRPO} --reward_model_name_or_path nowhere", "nowhere config.json"),
+    "reward_model_no_tokenizer": (20, f"{GRPO} --reward_model_name_or_path no_tokenizer", "'autofit reward'"),
+    "reward_model_adapter": (20, f"{PPO} --reward_model_path adapter", "adapter --reward_model_path merge_and_unload"),
+    "ppo_no_reward_model": (2, PPO, "--reward_model_path 'autofit reward'"),
+    "ppo_pad_is_end": (2, JUDGED.replace("tiny", "same_pad"), "<|im_end|> 2"),
+}
+
+SETTINGS = {
+    "contradictions": (
+        2,
+        f"{TRAIN} --gpu t4 --use_cpu --bf16 true --fp16 --load_in_4bit --load_in_8bit --forbid gradient_checkpointing "
+        "--gradient_checkpointing true --prompt_length 5 --effective_batch_size 10 --per_device_train_batch_size 4 "
+        "--gradient_accumulation_steps 4 --activation_offloading --optimizer_offload",
+        "1. 10. --simulate --activation_offloading '--bf16 true' --optimizer_offload --load_in_8bit --use_peft "
+        "--prompt_length --max_length '--forbid gradient_checkpointing' '--effective_batch_size 16'",
+    ),
+    "several_at_once": (
+        33,
+        f"{PLAN} --dataset other_columns.jsonl --pad_token nope --use_peft --lora_target_modules nope never",
+        "3 3. other_columns.jsonl --pad_token nope <|pad|> --lora_target_modules never q_proj down_proj all-linear",
+    ),
+    "end_token_unknown": (2, f"{DATA} --eos_token nope", "--eos_token nope <|im_end|>"),
+    "lora_target_alone": (2, f"{DATA} --use_peft --lora_target_modules q_proj", "q_proj .*q_proj k_proj all-linear"),
+    "half_base_trained": (2, f"{SHORT} --fp16 --dtype bfloat16", "--fp16 'dtype float32' '--bf16 true' --use_peft"),
+    "flash_attention_on_cpu": (2, f"{TRAIN} --use_cpu {FLASH}", "flash_attention_2 --use_cpu sdpa"),
+    "flash_attention_on_t4": (2, f"{SHORT} --gpu t4 {FLASH}", "flash_attention_2 8.0 7.5 sdpa"),
+    "liger_unknown_model": (2, f"{SHORT} --model mamba --use_liger_kernel", "mamba qwen2 llama --use_liger_kernel"),
+    "liger_simulated": (2, f"{SIMULATED} --use_liger_kernel", "--use_liger_kernel --plan_only"),
+    "vllm_simulated": (2, f"{GRPO[5:]} --simulate --use_vllm", "--use_vllm --plan_only"),
+    "simulated_and_not_trained": (2, f"{SIMULATED} --plan_only", "--simulate --plan_only"),
+    "optimizer_not_rehearsed": (2, f"{SHORT} --optim adamw_torch_4bit", "adamw_torch_4bit adamw_8bit adafactor"),
+    "optimizer_not_offloaded": (2, f"{SHORT} --optimizer_offload --optim adafactor", "adafactor adamw_torch sgd"),
+    "optimizer_offloaded_ppo": (2, f"{JUDGED} --optimizer_offload", "--optimizer_offload PPO '--optim adamw_8bit'"),
+    "optimizer_not_installed": (50, f"{SHORT} --optim lomo", "ImportError 'pip install lomo-optim'"),
+    "prompt_length_zero": (2, f"{GRPO} --prompt_length 0", "'--prompt_length 0' 1"),
+    "grpo_max_length": (2, f"{GRPO} --max_length 64", "--max_length sft reward dpo --prompt_length"),
+    "grpo_max_prompt_length": (2, f"{GRPO} --max_prompt_length 64", "--prompt_length --max_completion_length"),
+    "ppo_max_completion_length": (2, f"{PPO} --max_completion_length 64", "grpo rloo --response_length"),
+    "batch_does_not_split": (
+        40,
+        f"{DATA} --effective_batch_size 10 --per_device_train_batch_size 4",
+        "'--effective_batch_size 8' '--effective_batch_size 12' '--per_device_train_batch_size 1, 2, 5 or 10'",
+    ),
+    "batch_contradicts": (
+        40,
+        f"{SHORT} --effective_batch_size 10 --per_device_train_batch_size 4 --gradient_accumulation_steps 2",
+        "8 '--effective_batch_size 8' '--effective_batch_size 10'",
+    ),
+    "groups_do_not_divide": (
+        40,
+        f"{GRPO} --effective_batch_size 12",
+        "--num_generations 12 '--effective_batch_size 8 or 16' '2, 3, 4, 6 or 12'",
+    ),
+    "generation_batch": (40, f"{GRPO} --generation_batch_size 12", "12 '--generation_batch_size 8 or 16'"),
+    "generation_contradicts": (
+        2,
+        f"{GRPO} --generation_batch_size 8 --steps_per_generation 2",
+        "--generation_batch_size --steps_per_generation",
+    ),
+    "mini_batches": (40, f"{JUDGED} --num_mini_batches 3", "'--effective_batch_size 6 or 9' '1, 2, 4 or 8'"),
+    "does_not_fit": (
+        41,
+        f"plan {TRAIN} --gpu 14MiB --max_length 64 --per_device_train_batch_size 1 --gradient_checkpointing true "
+        "--fit lossless",
+        "tiny 14MiB needs weights activations budget headroom '1 x 1' 'max_length 64' rtx5060ti-8gb",
+    ),
+    "does_not_fit_pinned": (
+        41,
+        f"plan {TRAIN} --gpu 56MiB --per_device_train_batch_size 8 --max_length 512 --gradient_checkpointing false "
+        "--fit lossless",
+        "tiny 56MiB needs budget '8 x 1' '--effective_batch_size 8' --per_device_train_batch_size rtx5060ti-8gb",
+    ),
+}
+
+OUTPUT = {
+    "output_below_a_file": (62, f"{SIMULATED} --output_dir data.jsonl/run", "FILES/data.jsonl --output_dir"),
+    "output_holds_a_run": (62, f"{SIMULATED} --output_dir tiny", "model.safetensors --overwrite_output_dir"),
+    "quickstart_folder_exists": (2, "quickstart --folder tiny", "tiny --folder"),
+    "quickstart_unknown_flag": (2, "quickstart --foo", "--foo '[--folder FOLDER]'"),
+    "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run", "data.jsonl/run '--folder FOLDER'"),
+}
+
+_WRITES_ONE = "'autofit plan METHOD --model MODEL --gpu NAME --out plan.json'"
+PLANS = {
+    "plan_missing": (42, "explain nowhere.json", f"nowhere.json {_WRITES_ONE}"),
+    "plan_folder_without": (42, "explain tiny", f"tiny plan.json {_WRITES_ONE}"),
+    "plan_empty": (42, "explain empty_plan.json", f"empty_plan.json {_WRITES_ONE}"),
+    "plan_not_json": (42, "explain words_plan.json", "words_plan.json 'line 1'"),
+    "plan_cut_short": (42, "explain cut_short_plan.json", f"cut_short_plan.json 'line 4' {_WRITES_ONE}"),
+    "plan_a_list": (42, "explain list_plan.json", f"list_plan.json {_WRITES_ONE}"),
+    "plan_not_utf8": (42, "explain not_utf8_plan.json", "not_utf8_plan.json UTF-8"),
+    "plan_of_another_version": (
+        42,
+        "explain old_plan.json",
+        "autofit.plan/2 autofit.plan/4 'autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu NAME --out plan.json'",
+    ),
+    "plan_of_another_version_in_a_run": (42, "explain old_fit.json", "autofit.plan/1 'autofit plan dpo --model MODEL'"),
+    "plan_an_estimate": (42, "explain an_estimate.json", "an_estimate.json autofit.estimate/1"),
+    "plan_without_its_keys": (42, "explain bare_plan.json", "level \"--model 'my model' --gpu NAME\""),
+    "plan_not_given": (2, "explain", "'autofit explain plan.json' OUTPUT_FOLDER"),
+    "plan_given_twice": (2, "explain a.json b.json", "2 'autofit explain plan.json'"),
+    "plan_with_a_flag": (2, "explain a.json --gpu rtx3060", "--gpu 'autofit explain plan.json'"),
+    "plan_as_json": (2, "explain a.json --json", "--json JSON"),
+    "plan_to_follow_missing": (42, "sft --plan nowhere.json", f"nowhere.json {_WRITES_ONE}"),
+    "plan_to_follow_old": (42, "plan sft --plan old_plan.json --gpu rtx3060", "old_plan.json autofit.plan/2"),
+    "plan_to_estimate": (2, "estimate sft --plan old_plan.json", "--plan 'autofit explain FILE'"),
+    "plan_for_all_cards": (2, "plan sft --plan old_plan.json --gpu all", "--plan '--gpu all'"),
+    "plan_is_stdin": (2, "sft --plan -", "--plan 'autofit explain -'"),
+    "out_for_all_cards": (2, "plan sft --model tiny --gpu rtx3060,l4 --out cards.json", "--out '--gpu rtx3060,l4'"),
+    "out_of_an_estimate": (2, "estimate sft --model tiny --gpu rtx3060 --out plan.json", "--out '--out FILE' --json"),
+    "out_is_no_plan": (42, f"{PLAN} --out data.jsonl", "data.jsonl --out"),
+    "out_is_a_device": (62, f"{PLAN} --out /dev/null", "/dev/null --out"),
+    "out_is_empty": (42, f"{PLAN} --out=", "plan.json"),
+    "out_is_stdout": (2, f"{PLAN} --out -", "--out --json"),
+    "out_folder_missing": (62, f"{PLAN} --out nowhere/plan.json", "nowhere/plan.json --out"),
+}
+
+SWEEPS = {
+    "sweep_unknown_name": (2, f"{SWEEP} max_lenght=4,32", "--max_lenght --max_length"),
+    "sweep_empty_value": (2, f"{SWEEP} max_length=4,,32", "max_length=4,,32 max_length=512,1024"),
+    "sweep_no_name": (2, f"{SWEEP} =4,32", "=4,32 max_length=512,1024"),
+    "sweep_nothing": (2, SWEEP, "--sweep --help"),
+    "sweep_wrong_types": (
+        2,
+        f"{SWEEP} max_length=4,abc --sweep gradient_checkpointing=true,maybe --sweep optimizer_offload=1",
+        "--max_length abc --gradient_checkpointing maybe --optimizer_offload '1'",
+    ),
+    "sweep_wrong_choice": (2, f"{SWEEP} packing_strategy=bfd,bfdd", "bfdd bfd_split wrapped"),
+    "sweep_ours_of_wrong_type": (
+        2,
+        f"{SWEEP} effective_batch_size=4,x --sweep headroom=8%,some",
+        "--effective_batch_size int x --headroom some 500MiB",
+    ),
+    "sweep_unknown_gpu": (11, "estimate sft --model tiny --max_length 16 --sweep gpu=rtx3060,rtx309", "rtx309 rtx3090"),
+    "sweep_twice": (2, f"{SWEEP} max_length=4,32 --sweep max-length=64", "'--sweep max_length'"),
+    "sweep_given": (2, f"{SWEEP} max_length=4,32 --max-length 64", "--max-length max_length"),
+    "sweep_two_mistakes": (2, f"{SWEEP} max_steps=4,32 --sweep max_length=", "--max_steps max_length="),
+    "sweep_model_by_two_names": (2, f"{SWEEP} model_name_or_path=tiny,other", "--model model_name_or_path"),
+    "sweep_not_of_an_estimate": (2, f"{SWEEP} fit=all,lossless", "--fit headroom effective_batch_size"),
+    "sweep_too_many": (
+        2,
+        f"{SWEEP} max_length={','.join(map(str, range(1, 30)))} --sweep seed=1,2,3,4,5,6,7,8,9 --sweep lora_r=8,16",
+        "'29 x 9 x 2 = 522' 400",
+    ),
+    "sweep_snapshot": (2, f"{SWEEP} max_length=4,32 --snapshot run.pickle", "--snapshot --sweep"),
+    "sweep_csv_and_json": (2, f"{SWEEP} max_length=4,32 --csv --json", "--csv --json"),
+    "sweep_all_refused": (22, f"{SWEEP} max_length=100000,200000", "100000 2048"),
+    "sweep_of_a_plan": (2, f"{PLAN} --sweep max_length=4,32", "--sweep 'autofit estimate METHOD'"),
+    "csv_of_a_plan": (2, f"{PLAN} --csv", "--csv 'autofit estimate METHOD' --json"),
+}
+
+ENVIRONMENT = {
+    "allocator_wrong_value": (2, f"{PLAN} --max_length 16", "expandable_segments:yes True PYTORCH_ALLOC_CONF"),
+    "allocator_of_env_block": (
+        2,
+        f"plan sft --config env_allocator.yaml {CARD} --max_length 16",
+        "backend:cudaMallocAsync native PYTORCH_ALLOC_CONF",
+    ),
+    "mishaps_unknown": (
+        2,
+        f"{SIMULATED} --output_dir nowhere",
+        "AUTOFIT_MISHAPS oom:sometimes oom:PHASE:N taken:SIZE:N kill:N count",
+    ),
+}
+SHELL = {
+    "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
+    "mishaps_unknown": ("AUTOFIT_MISHAPS", "oom:sometimes"),
+}
+"""What the shell sets, where that is the mistake."""
+
+MISTAKES: dict[str, tuple[int, str, str]] = {
+    **TYPED,
+    **CONFIG,
+    **DEVICE,
+    **MODEL,
+    **FILES,
+    **ROWS,
+    **REWARDS,
+    **SETTINGS,
+    **OUTPUT,
+    **PLANS,
+    **SWEEPS,
+    **ENVIRONMENT,
+}
