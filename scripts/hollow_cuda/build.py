@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hollow_cuda.stubs import RUNTIME, imports_of, write_stubs
-from hollow_cuda.wheel import HEADERS, TORCH, WHEEL
+from hollow_cuda.wheel import fetch, headers_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -70,22 +70,10 @@ def build(cache: Path) -> Hollow:
 
 
 def _install(hollow: Hollow) -> None:
-    if sys.version_info[:2] != (3, 11):
-        sys.exit("error: the wheel is that of Python 3.11; run this with a Python 3.11.")
-    downloads = hollow.cache / "downloads"
-    downloads.mkdir(parents=True, exist_ok=True)
-    print(f"Fetching torch {TORCH} for CUDA (530 MB) and headers into {hollow.cache} ...", flush=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = downloads / WHEEL.rpartition("/")[2]
-    if not wheel.exists():
-        subprocess.run([*pip, "download", "--no-deps", "--dest", str(downloads), WHEEL], check=True)
-    subprocess.run(
-        [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(downloads), *HEADERS], check=True
-    )
-    for path in downloads.glob("nvidia_cuda_*.whl"):
-        shutil.unpack_archive(path, hollow.cache / "headers", "zip")
+    wheel = fetch(hollow.cache)
     shutil.rmtree(hollow.packages, ignore_errors=True)
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(hollow.packages), str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
+    subprocess.run([*pip, "--target", str(hollow.packages), str(wheel)], check=True)
     (hollow.packages / ".installed").touch()
 
 
@@ -106,7 +94,7 @@ def _compile(hollow: Hollow) -> None:
     objects = [hollow.libraries / f"{path.stem}.o" for path in c]
     for path, made in zip(c, objects, strict=True):
         renamed = [f"-D{old}={new}" for old, new in RENAMED.items()] if path.parent == REAL_ALLOCATOR else []
-        include = f"-I{hollow.cache / 'headers' / 'nvidia' / 'cu13' / 'include'}"
+        include = f"-I{headers_of(hollow.cache)}"
         options = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", include, *renamed]
         subprocess.run(["gcc", "-c", *options, str(path), "-o", str(made)], check=True)
     shared = ["gcc", "-shared", *map(str, objects), f"-Wl,-soname,{RUNTIME}"]
