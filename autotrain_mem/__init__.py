@@ -81,8 +81,8 @@ _PLACES = {
     "Attempt": "spec",
     "AutoFit": "spec.autofit",
     "AutofitError": "errors",
-    "CardVerdict": "spec.cards",
-    "Cards": "spec.cards",
+    "CardVerdict": "spec.gpu_comparison",
+    "Cards": "spec.gpu_comparison",
     "DPOTrainer": "drop_in.trainers",
     "DataSummary": "spec",
     "DoesNotFitError": "errors",
@@ -113,7 +113,7 @@ _PLACES = {
     "Restart": "spec",
     "RewardTrainer": "drop_in.trainers",
     "SFTTrainer": "drop_in.trainers",
-    "Sign": "training.watch.signs",
+    "Sign": "training.watch.diagnose",
     "StepTime": "spec",
     "UsageError": "errors",
     "cards": "verbs",
@@ -156,10 +156,10 @@ if TYPE_CHECKING:
         StepTime,
     )
     from autotrain_mem.spec.autofit import AutoFit
-    from autotrain_mem.spec.cards import Cards, CardVerdict
+    from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict
     from autotrain_mem.spec.report import MemoryReading
     from autotrain_mem.training.watch.callback import MemoryWatch
-    from autotrain_mem.training.watch.signs import Sign
+    from autotrain_mem.training.watch.diagnose import Sign
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan
 else:  # hidden from type checkers, to whom it would say that there is every name
 

@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.engine.alternatives import with_alternatives
-from autotrain_mem.engine.asking import Words, kept_between_runs, rehearsals_for
-from autotrain_mem.engine.cards import compare_cards
-from autotrain_mem.engine.output import (
+from autotrain_mem.engine.output_dir import (
     check_output,
     default_dir,
     how_to_go_on,
@@ -25,15 +22,19 @@ from autotrain_mem.engine.output import (
     plan_of_own_run,
     resumes,
 )
-from autotrain_mem.engine.planning import make_plan, optimizer_steps, plan_as_given
-from autotrain_mem.engine.predictions import Predictions, judge_trace
-from autotrain_mem.engine.preflight import Checked, check_preflight, check_room
-from autotrain_mem.engine.probes import RealWays
-from autotrain_mem.engine.probing import confirmed, is_probed
-from autotrain_mem.engine.recheck import check_subject, follow_plan
+from autotrain_mem.engine.predict.compare_gpus import compare_cards
+from autotrain_mem.engine.predict.method_alternatives import with_alternatives
+from autotrain_mem.engine.predict.plan import make_plan, optimizer_steps, plan_as_given
+from autotrain_mem.engine.predict.predictions import Predictions, judge_trace
+from autotrain_mem.engine.predict.preflight import Checked, check_preflight, check_room
+from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
+from autotrain_mem.engine.probe.confirm import confirmed, is_probed
+from autotrain_mem.engine.probe.real_probe import RealWays
+from autotrain_mem.engine.record import write_run
+from autotrain_mem.engine.recover.supervised import as_begun, train_supervised
 from autotrain_mem.engine.rehearsals import Hear, Lengths, Rehearsals, example_dataset, reads_dataset
-from autotrain_mem.engine.supervised import as_begun, train_supervised
-from autotrain_mem.engine.sweep import check_size, combinations, estimate_all
+from autotrain_mem.engine.request import Words, kept_between_runs, rehearsals_for
+from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
 from autotrain_mem.errors import (
     AutofitError,
     DoesNotFitError,
@@ -44,16 +45,13 @@ from autotrain_mem.errors import (
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
-from autotrain_mem.machine.mishaps import check_mishaps
+from autotrain_mem.machine.fault_injection import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
-from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.rehearsal.pool import Workers
-from autotrain_mem.report.record import write_run
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
-from autotrain_mem.spec.cards import Cards
 from autotrain_mem.spec.experience import Experience
+from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import REWARD_MODELS
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish
@@ -62,6 +60,8 @@ from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.training import launch
 from autotrain_mem.training.environment import environment_setting, process_environment
 from autotrain_mem.training.supervisor import RESTARTS
+from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers
 
 __all__ = [
     "RESTARTS",
@@ -254,7 +254,7 @@ def confirm(
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
     Where they need more than predicted, or far less, the plan moves; its ``experience`` holds every probe. Nothing is
-    probed where nothing measures (``engine.probing: is_probed``), nor a plan that was confirmed before, nor one that a
+    probed where nothing measures (``engine.probe.confirm: is_probed``), nor a plan that was confirmed before, nor one that a
     run goes on with and that nothing has changed since.
 
     Args:
@@ -293,7 +293,7 @@ def fit(
         guarded: Else the process trains as TRL does by itself, and ends when the device is full.
         max_restarts: How often in a row another process may go on, without a new checkpoint in between.
         on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``, ``checkpoint``
-            and ``save_failed`` ones of ``run.saving``, ``restart`` of ``training.supervisor``.
+            and ``save_failed`` ones of ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
 
     Raises:
         OutputFolderError: the folder cannot be written or holds another run.

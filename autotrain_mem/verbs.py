@@ -19,7 +19,7 @@ from autotrain_mem import api
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.autofit import AutoFit, as_autofit
-from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.python_errors import python_errors
 

@@ -34,7 +34,7 @@ SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""
 IMPORTED = (
     "autotrain_mem.rehearsal.rehearse",
-    "autotrain_mem.rehearsal.stage",
+    "autotrain_mem.rehearsal.fake_run",
     "bitsandbytes",
     "datasets",
     "peft",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.estimator.alignment import in_order
+from autotrain_mem.estimator.depth.alignment import in_order
 from autotrain_mem.spec import Trace
 
 

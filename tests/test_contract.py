@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import graphlib
 import importlib
 import pathlib
 import re
@@ -44,81 +45,68 @@ def part(layer: int, ours: str = "", others: str = "") -> Part:
 
 
 HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggingface_hub bitsandbytes"
-FOUNDATION = "errors units"
-NOUNS = "errors units spec"
-EVERYTHING_BELOW = (
-    "errors units columns files store versions host processes spec allocator planner trainers rehearsal estimator "
-    "machine training report quickstart"
-)
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
 LAYERS = {
-    "errors": part(0),
-    "units": part(0),
-    "processes": part(0, "errors"),
-    "files": part(0, "errors"),
-    "store": part(0, "units"),
-    "versions": part(0),
+    "__init__": part(0, "drop_in errors spec training verbs"),
     "columns": part(0),
-    "cookbook": part(1, "errors"),
+    "errors": part(0),
     "host": part(0, "", "psutil"),
-    "__init__": part(0, "errors spec training verbs drop_in"),
-    "spec": part(1, f"{FOUNDATION} files"),
-    "allocator": part(2, NOUNS),
-    "planner": part(2, NOUNS),
-    "rehearsal": part(3, f"{NOUNS} columns files host versions processes trainers", f"{HUGGING_FACE} dill packaging"),
-    "trainers": part(2, NOUNS, HUGGING_FACE),
-    "estimator": part(3, f"{NOUNS} allocator"),
-    "machine": part(4, f"{NOUNS} host store versions processes allocator", "pynvml platformdirs torch bitsandbytes"),
-    "training": part(4, f"{NOUNS} columns files host processes allocator", "torch transformers trl"),
-    "report": part(4, f"{NOUNS} files cookbook", "rich"),
-    "exports": part(4, NOUNS, "yaml"),
-    "quickstart": part(4, NOUNS, "torch transformers tokenizers"),
-    "engine": part(5, EVERYTHING_BELOW),
-    "api": part(6, f"{EVERYTHING_BELOW} engine"),
-    "run": part(5, EVERYTHING_BELOW, "torch transformers"),
-    "cli": part(7, f"__init__ {NOUNS} api cookbook exports report quickstart", "rich yaml"),
-    "verbs": part(7, f"{NOUNS} api"),
-    "drop_in": part(7, f"{EVERYTHING_BELOW} engine api", "torch accelerate transformers trl datasets rich"),
+    "processes": part(0),
+    "units": part(0),
+    "versions": part(0),
+    "allocator": part(1, "units"),
+    "files": part(1, "errors"),
+    "quickstart": part(1, "errors", "tokenizers torch transformers"),
+    "recipe_files": part(1, "errors"),
+    "store": part(1, "units"),
+    "spec": part(2, "errors files units"),
+    "estimator": part(3, "allocator spec"),
+    "exports": part(3, "errors spec units", "yaml"),
+    "machine": part(
+        3, "allocator errors host processes spec store units versions", "bitsandbytes platformdirs pynvml torch"
+    ),
+    "planner": part(3, "errors spec units"),
+    "report": part(3, "errors files recipe_files spec units", "rich"),
+    "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
+    "methods": part(4, "columns errors host spec trainers", "datasets peft tokenizers torch transformers trl"),
+    "rehearsal": part(
+        5, "errors files methods spec trainers", "accelerate bitsandbytes dill peft torch transformers trl"
+    ),
+    "data": part(6, "errors methods rehearsal spec versions", "datasets huggingface_hub transformers trl"),
+    "checks": part(
+        7, "data errors methods rehearsal spec trainers", "huggingface_hub packaging peft torch transformers trl"
+    ),
+    "training": part(
+        7,
+        "allocator columns data errors files host machine methods processes rehearsal spec units",
+        "torch transformers trl",
+    ),
+    "worker": part(8, "checks data errors host methods processes rehearsal spec units", "torch trl"),
+    "engine": part(
+        9, "allocator errors estimator files machine planner rehearsal report spec store training units versions worker"
+    ),
+    "api": part(10, "engine errors estimator machine planner report spec training worker"),
+    "cli": part(11, "__init__ api errors exports quickstart recipe_files report spec units", "rich yaml"),
+    "drop_in": part(
+        11,
+        "api engine errors machine methods planner rehearsal report spec store trainers training units worker",
+        "accelerate datasets rich torch transformers trl",
+    ),
+    "verbs": part(11, "api errors spec"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
-LENS = (
-    *("attention", "attention_buffers", "attention_choice", "autocast", "bitsandbytes", "cuda", "empty_cache"),
-    *("fp16", "fused_head", "host", "liger", "loading", "unwatched", "workspaces"),
+ROOMS_OF_TORCH = (
+    *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
+    *("drop_in.trainers", "drop_in.ppo"),
 )
-PPO = ("guard.cut", "guard.ppo", "guard.ppo_rollout", "guard.ppo_step", "worst.ppo")
-MAY_BE_SLOW_TO_IMPORT = frozenset(
-    {
-        "autotrain_mem.rehearsal.recorder",
-        "autotrain_mem.rehearsal.values",
-        *(f"autotrain_mem.rehearsal.lens.{name}" for name in LENS),
-        "autotrain_mem.rehearsal.generation",
-        "autotrain_mem.rehearsal.operator_costs",
-        "autotrain_mem.rehearsal.work",
-        "autotrain_mem.rehearsal.pretrained",
-        "autotrain_mem.rehearsal.quantized",
-        "autotrain_mem.rehearsal.quick_fakes",
-        "autotrain_mem.rehearsal.vllm",
-        "autotrain_mem.rehearsal.rehearse",
-        "autotrain_mem.trainers.host_optimizer",
-        "autotrain_mem.trainers.ppo_resume",
-        "autotrain_mem.trainers.ppo_trainer",
-        "autotrain_mem.rehearsal.materialize",
-        "autotrain_mem.rehearsal.model_objects",
-        "autotrain_mem.rehearsal.skeleton",
-        "autotrain_mem.rehearsal.phases",
-        "autotrain_mem.rehearsal.stage",
-        "autotrain_mem.training.callback",
-        "autotrain_mem.training.guard.attach",
-        *("autotrain_mem.training.watch.callback", "autotrain_mem.training.watch.rows"),
-        *("autotrain_mem.training.worst.untouched", "autotrain_mem.training.worst.first"),
-        *(f"autotrain_mem.training.{name}" for name in PPO),
-        "autotrain_mem.drop_in.trainers",
-        "autotrain_mem.drop_in.ppo",
-    }
-)
+"""They are imported in the worker, in the training process or in a user's script alone."""
+
+
+def may_be_slow_to_import(module: str) -> bool:
+    return any(f"{module}.".startswith(f"autotrain_mem.{room}.") for room in ROOMS_OF_TORCH)
 
 
 def part_of(module: str) -> str:
@@ -146,6 +134,12 @@ def import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from imports(node, "")
 
 
+def at_run_time(tree: ast.Module) -> Iterator[str]:
+    """Every import but those under TYPE_CHECKING; those in functions count."""
+    body = [node for node in tree.body if not _is_type_checking(node)]
+    yield from (name for _, name in imports(ast.Module(body=body, type_ignores=[]), ""))
+
+
 def _is_type_checking(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
@@ -158,6 +152,14 @@ def test_every_row_of_the_table_points_to_lower_layers_only() -> None:
     for name, row in LAYERS.items():
         not_below = [other for other in row.ours if LAYERS[other].layer >= row.layer and row.layer > 0]
         assert not not_below, f"{name} may not import {not_below}"
+
+
+@pytest.mark.xfail(reason="the allocator's and the guard's are being cut", strict=True)
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: set(at_run_time(tree)) & set(MODULES) - {module, "autotrain_mem"} for module, tree in TREES.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -175,7 +177,7 @@ def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
     assert not wrong, f"{module} (layer {row.layer}) imports {wrong}"
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - MAY_BE_SLOW_TO_IMPORT))
+@pytest.mark.parametrize("module", [module for module in MODULES if not may_be_slow_to_import(module)])
 def test_slow_libraries_are_imported_inside_functions(module: str) -> None:
     slow = [f"line {line}: {name}" for line, name in import_time(TREES[module]) if name.split(".")[0] in SLOW_TO_IMPORT]
     assert not slow
@@ -291,6 +293,12 @@ def test_an_init_builds_nothing(module: str) -> None:
     """A docstring, imports, names of what is public and constants: nothing runs when a folder is imported."""
     builds = [node for node in TREES[module].body if not _is_declaration(node)]
     assert not [ast.unparse(node) for node in builds]
+
+
+@pytest.mark.parametrize("module", [module for module, path in MODULES.items() if path.name == "__init__.py"][1:])
+def test_a_folder_says_in_which_process_its_code_runs(module: str) -> None:
+    first = str(ast.get_docstring(TREES[module])).splitlines()[0]
+    assert re.search(r"[Rr]uns in (any process|the (parent|worker|training process))", first)
 
 
 def _is_declaration(node: ast.stmt) -> bool:

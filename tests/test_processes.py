@@ -21,8 +21,8 @@ from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
-from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.spec import Counting, Job
+from autotrain_mem.worker.client import Worker
 
 SOON = 20.0
 """Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
@@ -416,7 +416,7 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
     """Here while it imports for seconds; above a child that waits, and one that does something else."""
     code = """
         import pathlib, tempfile, time
-        from autotrain_mem.rehearsal.client import Worker
+        from autotrain_mem.worker.client import Worker
         worker = Worker()
         call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
         call.write_text("rows")

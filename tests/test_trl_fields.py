@@ -11,7 +11,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
-from autotrain_mem.engine import alternatives
+from autotrain_mem.engine.predict import method_alternatives
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.planner.ladder import LADDER, LEVERS
 from autotrain_mem.spec import Job, Knobs
@@ -27,7 +27,7 @@ INSTALLED_METHODS = [method for method in METHODS if HAS_PPO or method != "ppo"]
 @functools.cache
 def trl_fields(method: str) -> frozenset[str]:
     """Every keyword that the four dataclasses of one method take."""
-    from autotrain_mem.rehearsal.methods.method import method_of
+    from autotrain_mem.methods.interface import method_of
 
     filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
     kinds = [filled.script, filled.training, filled.model, filled.dataset]
@@ -73,8 +73,8 @@ def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl(method: str) -> None:
-    from autotrain_mem.rehearsal.configs import rehearsal_arguments
-    from autotrain_mem.rehearsal.methods.method import method_of
+    from autotrain_mem.methods.configs import rehearsal_arguments
+    from autotrain_mem.methods.interface import method_of
 
     emitted = rehearsal_arguments(Job(method=method, model="m", dataset=None), TRL_DEFAULTS, "folder")
     changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
@@ -83,7 +83,7 @@ def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl(method: s
 
 
 def test_every_argument_that_a_rehearsal_leaves_out_is_a_field_of_the_installed_trl() -> None:
-    from autotrain_mem.rehearsal import configs
+    from autotrain_mem.methods import configs
 
     assert sorted(configs._ONLY_FOR_REAL - every_trl_field()) == []
 
@@ -111,4 +111,4 @@ def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None
     defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
     assert defaults["vllm_mode"] == vllm_share.DEFAULT_MODE
     assert defaults["vllm_gpu_memory_utilization"] == vllm_share.DEFAULT_SHARE
-    assert defaults["num_generations"] <= alternatives.LARGEST_GROUP
+    assert defaults["num_generations"] <= method_alternatives.LARGEST_GROUP

@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator, in pure Python."""
+"""Simulates PyTorch's CUDA caching allocator. Runs in any process (pure)."""

@@ -1,1 +1,1 @@
-"""The command ``autofit``: flags in, one exit code out."""
+"""Turns flags of the command ``autofit`` into calls and one exit code. Runs in the parent."""

@@ -19,10 +19,10 @@ from autotrain_mem.cli import export, flags, plan_files, sweep
 from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.cards import CardsProgress, cards_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line as befallen_line
+from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.probe import event_line
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress

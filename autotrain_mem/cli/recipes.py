@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.cli.terminal import whole_lines
-from autotrain_mem.cookbook import recipe, recipes
 from autotrain_mem.errors import UsageError
+from autotrain_mem.recipe_files import recipe, recipes
 from autotrain_mem.report.recipes import recipes_view
 
 HELP = """\

@@ -1,1 +1,1 @@
-"""TRL's trainers in a script: the same classes, which plan before they load anything."""
+"""Plans inside TRL's own trainer classes, in a user's script. Runs in the training process, its parent."""

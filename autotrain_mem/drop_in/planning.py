@@ -15,27 +15,27 @@ from rich.console import Console
 
 from autotrain_mem import api
 from autotrain_mem.drop_in import ranks
-from autotrain_mem.drop_in.anew import with_reloaded
+from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
-from autotrain_mem.drop_in.words import given_arguments
+from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.planner.division import ROWS, STEPS
 from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.rehearsal import handed
-from autotrain_mem.rehearsal.handed import Call
-from autotrain_mem.rehearsal.keywords import quantization_of
-from autotrain_mem.rehearsal.model_objects import check_model_object
-from autotrain_mem.rehearsal.pool import Workers
+from autotrain_mem.rehearsal.python_call import capture
+from autotrain_mem.rehearsal.python_call.capture import Call
+from autotrain_mem.rehearsal.python_call.keywords import quantization_of
+from autotrain_mem.rehearsal.python_call.supported_models import check_model_object
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.spec.length import MAX_LENGTH
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.store import Store
+from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
 """Whose code is known by its version; of any other nothing is kept from one run to the next."""
@@ -179,7 +179,7 @@ def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
     for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
         call = call.replacing(stream, None)
     return Handed(
-        path=handed.write(call, folder),
+        path=capture.write(call, folder),
         holds_model=not isinstance(call.model, str),
         holds_rows=not streams,
         processes=ranks.processes(),

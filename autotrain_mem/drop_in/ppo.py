@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.drop_in.alive import kept_alive
-from autotrain_mem.drop_in.building import Shown, build, called
+from autotrain_mem.drop_in.build import Shown, build, called
+from autotrain_mem.drop_in.guarded_methods import kept_alive
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.trainers.ppo import ppo_config_class, ppo_trainer_class

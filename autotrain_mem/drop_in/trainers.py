@@ -9,8 +9,8 @@ from typing import Any
 
 import trl
 
-from autotrain_mem.drop_in.alive import kept_alive
-from autotrain_mem.drop_in.building import Shown, build, called
+from autotrain_mem.drop_in.build import Shown, build, called
+from autotrain_mem.drop_in.guarded_methods import kept_alive
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.autofit import AutoFit
 

@@ -1,1 +1,1 @@
-"""Where core meets edges: a job, a device and the workers become predictions and plans. What the three faces share."""
+"""Joins a job, a device and the workers into predictions, plans and runs. Runs in the parent."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.engine.correction import Correction
+from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import ModelNotFoundError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import EXAMPLE_DATASETS
@@ -23,6 +21,8 @@ from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
 from autotrain_mem.versions import versions_key
+from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024
 """Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""

@@ -1,1 +1,1 @@
-"""From a recorded run to a peak in bytes."""
+"""Turns a recorded run into peaks in bytes and seconds a step. Runs in the parent (pure)."""

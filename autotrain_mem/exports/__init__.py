@@ -1,1 +1,1 @@
-"""A plan in the keys of other tools: pure functions from a plan and its job to the text of one file."""
+"""Writes a plan in the keys of other tools. Runs in the parent (pure)."""

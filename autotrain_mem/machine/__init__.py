@@ -1,1 +1,1 @@
-"""The device: found, named, imagined or simulated."""
+"""Finds, names, measures or simulates the device. Runs in any process."""

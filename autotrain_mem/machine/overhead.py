@@ -14,7 +14,7 @@ kernels loaded eagerly  about 400 MiB more, not         ``CUDA_MODULE_LOADING=EA
                                                         Loading"), torch since 1.13. A measurement sees the setting.
 cuBLAS, cuBLASLt        0                               both take their workspaces from torch's allocator
                                                         (aten/src/ATen/cuda/CublasHandlePool.cpp), where
-                                                        ``rehearsal.lens.workspaces`` counts them. Lt has none of its
+                                                        ``rehearsal.cuda.workspaces`` counts them. Lt has none of its
                                                         own: it reuses cuBLAS's, unless
                                                         ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``
                                                         (torch.backends.cuda.blas_workspace_size, pytorch#168175).

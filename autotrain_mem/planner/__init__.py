@@ -1,1 +1,1 @@
-"""Which settings to try, in which order, and when to stop. Pure: prediction is an argument."""
+"""Decides what to try, in which order, and when to stop; prediction is an argument. Runs in the parent (pure)."""

@@ -1,1 +1,1 @@
-"""A tiny model, tokenizer and dataset, all made on the spot, for a first run without network or GPU."""
+"""Makes a tiny model, tokenizer and dataset for a first run without network or GPU. Runs in the parent."""

@@ -1,1 +1,1 @@
-"""The installed TRL trainer, run whole on fake tensors, and every allocation it makes recorded."""
+"""Runs the installed TRL trainer whole on fake tensors and records its memory. Runs in the worker."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.rehearsal.configs import (
-    REHEARSED_ACCUMULATION,
-    REHEARSED_STEPS,
-    Configs,
-    rehearsal_arguments,
-)
-from autotrain_mem.rehearsal.fewer_chunks import with_chunks
-from autotrain_mem.rehearsal.fewer_layers import with_layers
-from autotrain_mem.rehearsal.keywords import call_again, left_out
-from autotrain_mem.rehearsal.methods.method import method_of
-from autotrain_mem.rehearsal.stage import Play, rehearse_play
-from autotrain_mem.rehearsal.tokens import stub_tokenizer
-from autotrain_mem.rehearsal.unrehearsed import not_counted
+from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, rehearsal_arguments
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.worst_case_text import stub_tokenizer
+from autotrain_mem.rehearsal.cuda.bitsandbytes import EIGHT_BIT_NOT_COUNTED, FOUR_BIT_NOT_COUNTED
+from autotrain_mem.rehearsal.cuda.host_offload import NOT_COUNTED as OFFLOADING_NOT_COUNTED
+from autotrain_mem.rehearsal.fake_run import Play, rehearse_play
+from autotrain_mem.rehearsal.model.fewer_chunks import with_chunks
+from autotrain_mem.rehearsal.model.truncated_depth import with_layers
+from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.spec import Job, Knobs, Trace
 
 EVALUATED_BATCHES = 2
@@ -141,3 +137,45 @@ def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
     group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
     rows: int = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES
     return max(1, rows // group)
+
+
+def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
+    """What this configuration adds to a run that its estimate leaves out, in sentences for the estimate."""
+    given = job.arguments
+    facts = []
+    if knobs.optim.startswith("paged_"):
+        facts.append(
+            "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves "
+            "to the host when the card is full"
+        )
+    if given.get("chat_template_path"):
+        facts.append("tokens that the chat template adds to the embeddings: a few rows of the vocabulary")
+    if given.get("torch_compile"):
+        facts.append("torch_compile is rehearsed uncompiled, which mostly needs more")
+    if given.get("precompute_ref_batch_size"):
+        facts.append(
+            "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
+            "gradients, which is less than training unless it has several times the pairs of a micro-batch"
+        )
+    facts += [FOUR_BIT_NOT_COUNTED] * knobs.load_in_4bit + [EIGHT_BIT_NOT_COUNTED] * knobs.load_in_8bit
+    if knobs.activation_offloading:
+        facts += OFFLOADING_NOT_COUNTED
+    if knobs.optimizer_offload:
+        facts.append("host memory: weights and gradients are pinned there, and the optimizer's state lies beside them")
+    if job.method in ("grpo", "rloo"):
+        facts.append(
+            "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
+            "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length"
+        )
+    if job.is_online and not given.get("use_vllm"):
+        facts.append(
+            "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are "
+            "not rehearsed, and allocate less than the last)"
+        )
+    if given.get("use_vllm") and given.get("vllm_enable_sleep_mode"):
+        facts.append(
+            "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full"
+        )
+    if knobs.fp16:
+        facts.append("the scaler of fp16's gradients: a few scalars")
+    return tuple(facts)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.report import wording
-from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report import formatting
+from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Attempt, Knobs, Plan
 
@@ -47,10 +47,10 @@ def attempts_view(plan: Plan) -> RenderableType:
     digits = len(str(len(plan.attempts)))
     for number, attempt in enumerate(plan.attempts):
         chosen = number == _chosen(plan)
-        batch = " ".join(filter(None, [wording.batch(attempt.knobs), "".join(_signs(marks, attempt))]))
+        batch = " ".join(filter(None, [formatting.batch(attempt.knobs), "".join(_signs(marks, attempt))]))
         needed = scale.write(scale.steps(attempt.required_bytes))
         name = Text(f"{CHOSEN if chosen else ''}{number + 1:>{digits}}", style=GOOD if chosen else "")
-        settings = wording.difference(attempt.knobs, first)
+        settings = formatting.difference(attempt.knobs, first)
         outcome = _outcome(attempt, speeds=speeds)
         add(made, name, batch, settings, needed, outcome, style="bold" if chosen else "")
     budget = scale.write(scale.steps(plan.estimate.budget_bytes))
@@ -75,7 +75,7 @@ def _outcome(attempt: Attempt, *, speeds: bool) -> Text:
     """Speed where it fits: that of what does not fit is nobody's."""
     if not attempt.fits:
         return Text("too much" if speeds else "no", style=BAD)
-    return Text(wording.rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
+    return Text(formatting.rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
 
 
 def _marks(plan: Plan) -> list[_Mark]:
@@ -87,11 +87,11 @@ def _marks(plan: Plan) -> list[_Mark]:
         )
     expanded = {attempt.knobs.expandable_segments for attempt in plan.attempts}
     if len(expanded) > 1 or any(lever.name == _SEGMENTS for lever in plan.levers):  # else every one is as the user said
-        marks.append(_Mark(name=_SEGMENTS, sign="+", when=True, meaning=f"with {wording.segments(expandable=True)}"))
+        marks.append(_Mark(name=_SEGMENTS, sign="+", when=True, meaning=f"with {formatting.segments(expandable=True)}"))
     layers = {attempt.rehearsed_layers for attempt in plan.attempts}
     if len(layers) > 1 and None in layers:
         few = max(filter(None, layers))
-        others = f"the others on copies of {wording.counted(few, 'layer')}"
+        others = f"the others on copies of {formatting.counted(few, 'layer')}"
         marks.append(_Mark(name=_LAYERS, sign="w", when=None, meaning=f"rehearsed on the whole model, {others}"))
     return marks
 
@@ -105,7 +105,7 @@ def _legend(plan: Plan, marks: list[_Mark]) -> list[RenderableType]:
     expanded = [] if any(mark.name == _LAYERS for mark in marks) or not layers else [Text(_EXPANDED, style=QUIET)]
     return [
         *chosen,
-        hanging(f"as asked for  {wording.settings(plan.attempts[0].knobs, shared)}"),
+        hanging(f"as asked for  {formatting.settings(plan.attempts[0].knobs, shared)}"),
         *(hanging(f"{mark.sign:14}{mark.meaning}") for mark in marks),
         *expanded,
     ]

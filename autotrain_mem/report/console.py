@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.errors import AutofitError
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, table
@@ -60,7 +60,7 @@ SHORT_RUN_ERROR = 0.02
 
 def report_view(report: Report) -> RenderableType:
     """What a finished run did, and how good its prediction was."""
-    steps = wording.counted(report.steps, "step")
+    steps = formatting.counted(report.steps, "step")
     made = table("", "", show_header=False)
     add(made, "loss", _moved(report.first_loss, report.last_loss))
     if report.first_reward is not None:
@@ -73,14 +73,14 @@ def report_view(report: Report) -> RenderableType:
     if survived := _survived(report):
         add(made, "survived", survived)
     add(made, "output folder", report.output_dir)
-    headline = Text(f"trained {steps} in {wording.duration(report.seconds)}", style="bold")
+    headline = Text(f"trained {steps} in {formatting.duration(report.seconds)}", style="bold")
     return Block(Group(headline, Block(made, 2)))
 
 
 def _survived(report: Report) -> str:
     """``2 times out of memory, 1 restart``; empty for a run that nothing befell."""
-    incidents = f"{wording.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
-    restarts = wording.counted(report.restarts, "restart") if report.restarts else ""
+    incidents = f"{formatting.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
+    restarts = formatting.counted(report.restarts, "restart") if report.restarts else ""
     return ", ".join(filter(None, [incidents, restarts]))
 
 
@@ -114,7 +114,7 @@ def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | 
 
 
 def _retries(count: int) -> str:
-    times = wording.counted(count, "time")
+    times = formatting.counted(count, "time")
     return f"{times} the allocator gave its cache back to go on, which stops the GPU: more --headroom avoids that"
 
 

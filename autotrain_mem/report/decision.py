@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Alternative, DataSummary, Harm, Lever, Plan
@@ -19,13 +19,13 @@ from autotrain_mem.units import format_bytes
 
 def decision(plan: Plan) -> list[RenderableType]:
     """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
-    changed = wording.counted(len(plan.levers), "change")
+    changed = formatting.counted(len(plan.levers), "change")
     loud = [Text(said, style=LOUD) for lever in plan.levers if (said := _loud(lever))]
     return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud]
 
 
 def _loud(lever: Lever) -> str:
-    return wording.LOUD.get(lever.name, "") if lever.after is True else ""
+    return formatting.LOUD.get(lever.name, "") if lever.after is True else ""
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------
@@ -48,22 +48,22 @@ def facts(plan: Plan) -> Table:
 def _level(plan: Plan) -> str:
     """What it means is said once: where something else is trained, a loud line stands above."""
     loud = any(_loud(lever) for lever in plan.levers)
-    return plan.level if loud else f"{plan.level}: {wording.LEVELS.get(plan.level, 'not known here')}"
+    return plan.level if loud else f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"
 
 
 def _speed(plan: Plan) -> Text:
     time, steps = plan.estimate.time, plan.optimizer_steps
-    said = wording.speed(time)
-    if not wording.has_speed(time):
+    said = formatting.speed(time)
+    if not formatting.has_speed(time):
         return Text(said, style=QUIET)
     if steps is None or plan.run_seconds is None:
         return Text(said)
-    return Text(f"{said}; {wording.counted(steps, 'step')} in about {wording.duration(plan.run_seconds)}")
+    return Text(f"{said}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
 
 
 def _batch(plan: Plan) -> str:
     device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
-    parts = f"{plan.knobs.effective_batch_size} = {wording.batch(plan.knobs)} x 1 {device}"
+    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} x 1 {device}"
     return f"{parts}  ({_noun(plan)} at once x accumulation x devices)"
 
 
@@ -98,14 +98,14 @@ def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
     """What this plan's length and micro-batch make of the rows."""
     if plan.method in ONLINE_METHODS:
         return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
-    padding = "packed" if plan.knobs.packing else f"{wording.percent(data.padding_fraction)} of a batch is padding"
+    padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
     return [Text(padding), _dropped(plan, data) if plan.method == "reward" else _truncated(plan, data)]
 
 
 def _truncated(plan: Plan, data: DataSummary) -> Text:
     if not data.truncated_rows_fraction:
         return Text(f"no {_noun(plan).removesuffix('s')} is truncated")
-    rows, tokens = map(wording.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
+    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
     cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
     said = f"max_length {plan.knobs.max_length} truncates {rows} of {_noun(plan)}, which cuts {tokens} of tokens"
     return Text(said, style=LOUD if cuts else "")
@@ -115,7 +115,7 @@ def _dropped(plan: Plan, data: DataSummary) -> Text:
     """Reward training filters pairs by max_length instead of truncating them."""
     if not data.truncated_rows_fraction:
         return Text("no pair is dropped")
-    rows, tokens = map(wording.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
+    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
     longer = f"those with a side longer than {plan.knobs.max_length}"
     return Text(f"drops {rows} of pairs, with {tokens} of tokens: {longer}", style=LOUD)
 
@@ -132,9 +132,9 @@ def changes(plan: Plan) -> list[RenderableType]:
 
 
 def _lines(lever: Lever) -> list[RenderableType]:
-    moved = f"{lever.name}  {wording.value(lever.before)} -> {wording.value(lever.after)}"
+    moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
     style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
-    lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (wording.HARMS[lever.harm], style))]
+    lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style))]
     if loud := _loud(lever):
         lines.append(Block(Text(loud, style=style), 2))
     return [*lines, Block(Text(lever.why), 2)]
@@ -170,7 +170,7 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
 def _offer(each: Alternative, plan: Plan) -> str:
     """``fits, 1.1 x the speed: 8 x 1, adamw_8bit, activations on host``; the settings are those that are not TRL's."""
     speed = "" if each.ratio is None else f", {_times(each.ratio)} the speed"
-    return f"fits{speed}: {wording.batch(each.knobs)}, {wording.difference(each.knobs, plan.defaults)}"
+    return f"fits{speed}: {formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
 
 
 def _times(ratio: float) -> str:
@@ -185,7 +185,7 @@ def _where(each: Alternative) -> str:
 
 def gentler(plan: Plan) -> list[Alternative]:
     """The alternatives of less harm than the plan, least harm first."""
-    order = list(wording.LEVELS)
+    order = list(formatting.LEVELS)
     if plan.level not in order:
         return []
     before = order[: order.index(plan.level)]

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
-from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report import formatting
+from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, table, title
 from autotrain_mem.spec import Estimate, Hardware, Owner, ReservedEstimate
 from autotrain_mem.units import format_bytes
@@ -36,8 +36,8 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     parts: list[RenderableType] = [
         verdict(estimate),
         *_why_not(estimate),
-        hanging(f"settings  {wording.settings(estimate.knobs)}"),
-        hanging(f"speed     {wording.speed(estimate.time)}"),
+        hanging(f"settings  {formatting.settings(estimate.knobs)}"),
+        hanging(f"speed     {formatting.speed(estimate.time)}"),
         Text(),
         _sum_table(estimate, shown),
         *reserved_modes(estimate, shown),
@@ -46,14 +46,14 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     ]
     if estimate.hardware.origin == "detected":
         parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
-    parts += [Text(), Text(f"rehearsed in {wording.duration(memory.rehearsal_seconds)}", style=QUIET)]
+    parts += [Text(), Text(f"rehearsed in {formatting.duration(memory.rehearsal_seconds)}", style=QUIET)]
     return Block(Group(*parts))
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
     """``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` stands after the card's name."""
     word, style = ("fits", GOOD) if estimate.fits else ("does not fit", BAD)
-    needs = wording.needs(estimate.required_bytes, estimate.budget_bytes)
+    needs = formatting.needs(estimate.required_bytes, estimate.budget_bytes)
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
@@ -79,7 +79,7 @@ def _why_not(estimate: Estimate) -> list[RenderableType]:
     if reserved.largest_refused_bytes is not None:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
     elif reserved.num_alloc_retries:
-        times = wording.counted(reserved.num_alloc_retries, "time")
+        times = formatting.counted(reserved.num_alloc_retries, "time")
         reason = f"it would get by only by giving its cache back {times}, each of which stops the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"
@@ -117,12 +117,12 @@ def sum_of(estimate: Estimate) -> Sum:
 
 def _sum_table(estimate: Estimate, shown: Sum) -> Table:
     """Each total is the sum of the figures shown above it; owners of nothing are left out."""
-    peak_phase = wording.PHASES[estimate.memory.peak_phase]
+    peak_phase = formatting.PHASES[estimate.memory.peak_phase]
     owned = [each for each in zip(Owner, shown.owners, strict=True) if estimate.memory.owners_at_peak.get(each[0])]
-    rows = [("+", wording.OWNERS[owner], steps, "") for owner, steps in owned]
+    rows = [("+", formatting.OWNERS[owner], steps, "") for owner, steps in owned]
     rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
     if caches(estimate.hardware):
-        mode = wording.segments(expandable=estimate.knobs.expandable_segments)
+        mode = formatting.segments(expandable=estimate.knobs.expandable_segments)
         rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
     rows.append(("+", "outside torch", shown.non_torch, outside_torch(estimate.hardware)))
     if estimate.vllm_share_bytes:
@@ -197,7 +197,7 @@ def _phase_table(estimate: Estimate, shown: Sum) -> Table:
     made = table("phase", "peak", "", right=(1,), show_header=False)
     for phase, peak in phases.items():
         steps = shown.peak if peak == estimate.memory.peak_allocated_bytes else scale.steps(peak)
-        add(made, wording.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
+        add(made, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -25,9 +25,9 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "worst_batch" if event["why_not"]:
             return f"the longest rows could not be run first: {event['why_not']}"
         case "worst_batch":
-            rows = wording.counted(event["rows"], "row")
+            rows = formatting.counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
-            return f"the longest rows went through first: {rows} {tokens}, in {wording.duration(event['seconds'])}"
+            return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
         case "sign":
             return str(event["message"])
         case "torn":
@@ -37,7 +37,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 def _restart(restart: Mapping[str, Any]) -> str:
     """``the training process ended after 40 steps (killed: signal 9); another goes on from step 30``."""
-    step, resumed_at = wording.counted(restart["step"], "step"), restart["resumed_at"]
+    step, resumed_at = formatting.counted(restart["step"], "step"), restart["resumed_at"]
     start = f"goes on from step {resumed_at}" if resumed_at else "begins anew"
     change = f" with {restart['change']}" if restart["change"] else ""
     return f"the training process ended after {step} ({restart['cause']}: {restart['why']}); another {start}{change}"

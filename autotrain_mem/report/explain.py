@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.decision import changes, decision, elsewhere, facts, gentler, passed_over, proposed
 from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted, outside_torch, reserved_modes, sum_of
@@ -28,7 +28,7 @@ def explain_view(plan: Plan) -> RenderableType:
     """Everything that a plan file knows, the answers first."""
     estimate, shown = plan.estimate, sum_of(plan.estimate)
     made = facts(plan)
-    add(made, "settings", wording.settings(plan.knobs))
+    add(made, "settings", formatting.settings(plan.knobs))
     if estimate.hardware.source:
         add(made, "card", estimate.hardware.source)
     parts: list[RenderableType] = [
@@ -54,8 +54,8 @@ def explain_view(plan: Plan) -> RenderableType:
 
 def _searched(plan: Plan) -> str:
     layers = plan.estimate.memory.rehearsed_layers
-    how = "" if layers is None else f", the plan itself on copies of {wording.counted(layers, 'layer')} at most"
-    return f"{wording.counted(len(plan.attempts), 'rehearsal')} in {wording.duration(plan.seconds)}{how}"
+    how = "" if layers is None else f", the plan itself on copies of {formatting.counted(layers, 'layer')} at most"
+    return f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}{how}"
 
 
 # -- what binds ----------------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def _peak(estimate: Estimate) -> str:
     """``the backward phase: 7.42 GiB allocated, of which weights 2.88 GiB, activations 2.71 GiB``."""
     memory = estimate.memory
     largest = sorted(memory.owners_at_peak.items(), key=lambda item: -item[1])[:LARGEST_OWNERS]
-    named = ", ".join(f"{wording.OWNERS[owner]} {format_bytes(size)}" for owner, size in largest if size)
-    phase, peak = wording.PHASES[memory.peak_phase], format_bytes(memory.peak_allocated_bytes)
+    named = ", ".join(f"{formatting.OWNERS[owner]} {format_bytes(size)}" for owner, size in largest if size)
+    phase, peak = formatting.PHASES[memory.peak_phase], format_bytes(memory.peak_allocated_bytes)
     return f"the {phase} phase: {peak} allocated{f', of which {named}' if named else ''}"
 
 
@@ -95,7 +95,7 @@ def _larger(plan: Plan) -> str:
 
 
 def _alike(attempt: Attempt, plan: Plan) -> bool:
-    return set(wording.differing([attempt.knobs, plan.knobs])) <= _ALIKE
+    return set(formatting.differing([attempt.knobs, plan.knobs])) <= _ALIKE
 
 
 def _judged(attempt: Attempt) -> str:
@@ -103,7 +103,7 @@ def _judged(attempt: Attempt) -> str:
     if not attempt.fits:
         return f"{needed}, {format_bytes(attempt.required_bytes - attempt.budget_bytes)} more than the budget"
     speed = attempt.tokens_per_second
-    return f"{needed}, which fits{f', at {wording.rate(speed)} tokens/s' if speed else ''}"
+    return f"{needed}, which fits{f', at {formatting.rate(speed)} tokens/s' if speed else ''}"
 
 
 def _gentler(plan: Plan) -> str:
@@ -142,7 +142,7 @@ def _ledger(estimate: Estimate, shown: Sum) -> Table:
     if estimate.vllm_share_bytes:
         rows.append(("-", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     owned = [each for each in zip(Owner, shown.owners, strict=True) if memory.owners_at_peak.get(each[0])]
-    rows += [("-", wording.OWNERS[owner], steps, "") for owner, steps in owned]
+    rows += [("-", formatting.OWNERS[owner], steps, "") for owner, steps in owned]
     if caches(hardware):
         rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
     made = table("", "", "", "", right=(2,), show_header=False)
@@ -162,11 +162,11 @@ def _time(plan: Plan) -> list[RenderableType]:
     time = plan.estimate.time
     if not time.step_seconds:
         return []
-    known = wording.has_speed(time)
+    known = formatting.has_speed(time)
     made = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
     for phase, seconds in time.phases.items():
         share = seconds / time.step_seconds
-        cells = [wording.brief(seconds)] if known else []
-        add(made, wording.PHASES[phase], *cells, wording.percent(share), Bar(share))
+        cells = [formatting.brief(seconds)] if known else []
+        add(made, formatting.PHASES[phase], *cells, formatting.percent(share), Bar(share))
     rates = "" if known else f", by the rates of {time.assumed}"
     return [Text(), title(f"the time of a step{rates}"), Block(made, 2)]

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.report.decision import changes, decision, elsewhere, facts, proposed
 from autotrain_mem.report.layout import QUIET, Block, add, table, title
 from autotrain_mem.spec import Plan
@@ -18,7 +18,7 @@ def plan_view(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [*decision(plan), Block(facts(plan), 2)]
     parts += [Text(), title("settings"), Block(_settings_table(plan), 2)]
     parts += [*changes(plan), *proposed(plan), *elsewhere(plan), *_flags(plan)]
-    searched = f"{wording.counted(len(plan.attempts), 'rehearsal')} in {wording.duration(plan.seconds)}"
+    searched = f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}"
     return Block(Group(*parts, Text(), Text(searched, style=QUIET)))
 
 
@@ -28,17 +28,17 @@ def _settings_table(plan: Plan) -> Table:
     for name in knob_names(plan.method, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
         if chosen == default:
-            add(made, f"  {name}", wording.value(chosen))
+            add(made, f"  {name}", formatting.value(chosen))
         else:
-            known = "TRL has none of its own" if name in OWN_KNOBS else f"TRL's default is {wording.value(default)}"
-            add(made, f"* {name}", Text(wording.value(chosen), style="bold"), Text(known, style=QUIET))
+            known = "TRL has none of its own" if name in OWN_KNOBS else f"TRL's default is {formatting.value(default)}"
+            add(made, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
     return made
 
 
 def _flags(plan: Plan) -> list[RenderableType]:
     """PPO has no command of TRL's; ours takes the same flags."""
     command = "autofit" if plan.method == "ppo" else "trl"
-    flags = [Block(Text(line), 2) for line in wording.flag_lines(plan.method, plan.knobs)]
-    own = wording.own_flags(plan.knobs)
+    flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
+    own = formatting.own_flags(plan.knobs)
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
     return [Text(), title(f"the same settings as flags of {command} {plan.method}"), *flags, *more]

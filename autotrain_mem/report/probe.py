@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.spec import Estimate, OtherProcess, Plan, Probe
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.units import format_bytes
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """What to say of an event of ``engine.probing: confirmed``; empty for any other event."""
+    """What to say of an event of ``engine.probe.confirm: confirmed``; empty for any other event."""
     match event["event"]:
         case "room":
             return free_line(event["before_bytes"], event["now_bytes"])
         case "probing":
             knobs = Knobs.from_json(event["knobs"])
-            return f"probing {wording.batch(knobs)}: two real steps on the longest rows, in a process of their own"
+            return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a process of their own"
         case "probe":
             probe = Probe.from_json(event["probe"])
             line = probe_line(probe, event["predicted_bytes"], event["budget_bytes"])
@@ -36,7 +36,7 @@ def probe_line(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     """The same without saying what it is of."""
-    rows = f"{wording.batch(probe.knobs)} {_rows(probe)}"
+    rows = f"{formatting.batch(probe.knobs)} {_rows(probe)}"
     end = "fits" if probe.fits else "does not fit"
     if probe.required_bytes is None:
         return f"{rows}: {_refused(probe)}: {end}"
@@ -48,8 +48,8 @@ def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
 
 def moved_line(before: Knobs, plan: Plan) -> str:
     """``the plan moves: 2 x 4 rows in place of 4 x 2, predicted with what was measured: 60.1 of 99.8 MiB``."""
-    names = wording.differing([before, plan.knobs])
-    now, then = wording.settings(plan.knobs, names), wording.settings(before, names)
+    names = formatting.differing([before, plan.knobs])
+    now, then = formatting.settings(plan.knobs, names), formatting.settings(before, names)
     return f"the plan moves to {now} (from {then}): {_needs(plan.estimate)}, by what was measured"
 
 
@@ -79,18 +79,20 @@ def _rows(probe: Probe) -> str:
 
 
 def _steps(probe: Probe) -> str:
-    return "" if probe.refused else f"2 steps and a save in {wording.duration(probe.seconds)}"
+    return "" if probe.refused else f"2 steps and a save in {formatting.duration(probe.seconds)}"
 
 
 def _refused(probe: Probe) -> str:
-    where = "" if probe.refused_in is None else f" in the {wording.PHASES[probe.refused_in]} phase"
+    where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
     return f"out of memory{where}" if probe.refused else ""
 
 
 def _retries(probe: Probe) -> str:
     times = 0 if probe.measured is None else probe.measured.num_alloc_retries
-    return f"the cache was given back {wording.counted(times, 'time')} to go on" if times and not probe.refused else ""
+    return (
+        f"the cache was given back {formatting.counted(times, 'time')} to go on" if times and not probe.refused else ""
+    )
 
 
 def _needs(estimate: Estimate) -> str:
-    return wording.needs(estimate.required_bytes, estimate.budget_bytes)
+    return formatting.needs(estimate.required_bytes, estimate.budget_bytes)

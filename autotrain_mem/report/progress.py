@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.spec import Attempt, Counting, Knobs
 from autotrain_mem.units import format_bytes
 
@@ -69,7 +69,7 @@ class TrainingProgress:
             return
         self._total_steps = total_steps
         if not _is_live(self._console):
-            _say(self._console, f"training {wording.counted(total_steps, 'step')}")
+            _say(self._console, f"training {formatting.counted(total_steps, 'step')}")
             return
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -123,7 +123,7 @@ class TrainingProgress:
         if self._peak_bytes is not None:
             facts.append(f"peak {_of(format_bytes(self._peak_bytes), format_bytes(self._budget_bytes))}")
         left = self._seconds_left(step, seconds)
-        return facts if left is None else [*facts, f"{wording.duration(left)} left"]
+        return facts if left is None else [*facts, f"{formatting.duration(left)} left"]
 
     def _seconds_left(self, step: int, seconds: float) -> float | None:
         """From the pace since the first step seen, which itself warms up kernels and allocator and is left out."""
@@ -190,8 +190,8 @@ class SearchProgress:
 
     def _settings(self, knobs: Knobs, first: Knobs) -> str:
         """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""
-        changed = [name for name in wording.differing([first, knobs]) if name not in (*_ALWAYS_SAID, *_NEVER_SAID)]
-        more = wording.settings(knobs, ["gradient_checkpointing", *changed])
+        changed = [name for name in formatting.differing([first, knobs]) if name not in (*_ALWAYS_SAID, *_NEVER_SAID)]
+        more = formatting.settings(knobs, ["gradient_checkpointing", *changed])
         return f"micro-batch {knobs.per_device_train_batch_size}, {more}"
 
     def _line(self, settings: str, outcome: str) -> Table:

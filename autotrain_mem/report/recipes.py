@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.cookbook import Recipe
+from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report.layout import QUIET, Block, add, table
 
 _NOTE = """\

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.errors import GpuOutOfMemoryError
-from autotrain_mem.report import wording
-from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report import formatting
+from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import QUIET, Block, add, hanging, table
 from autotrain_mem.spec import Owner, Plan
 from autotrain_mem.spec.shortage import Shortage
@@ -59,8 +59,8 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
 
 def headline(shortage: Shortage, plan: Plan) -> str:
     """``Qwen2.5-7B ran out of memory on rtx4090: backward, after 12 optimizer steps.``"""
-    where = "" if shortage.phase is None else f" {wording.PHASES[shortage.phase]},"
-    steps = wording.counted(shortage.step, "optimizer step")
+    where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
+    steps = formatting.counted(shortage.step, "optimizer step")
     return f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
 
 
@@ -73,7 +73,7 @@ def _summary(shortage: Shortage, plan: Plan) -> list[str]:
     parts += [f"{format_bytes(shortage.others_bytes)} used by others"] if shortage.others_bytes else []
     parts += [f"{format_bytes(estimate.hardware.free_bytes - estimate.budget_bytes)} headroom"]
     budget = f"  budget  {format_bytes(estimate.budget_bytes)} ({', '.join(parts)})"
-    peak = wording.PHASES[estimate.memory.peak_phase]
+    peak = formatting.PHASES[estimate.memory.peak_phase]
     return [needs, budget, f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"]
 
 
@@ -123,11 +123,11 @@ def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> list[_Row]
     """Those that could not be told apart stand together, and so does what was predicted for them."""
     measured, rest_bytes = shortage.measured, shortage.rest_bytes
     apart = [owner for owner in Owner if owner in measured or not rest_bytes]
-    held = [_Row("+", wording.OWNERS[owner], expected.get(owner, 0), measured.get(owner, 0)) for owner in apart]
+    held = [_Row("+", formatting.OWNERS[owner], expected.get(owner, 0), measured.get(owner, 0)) for owner in apart]
     rows = [row for row in held if row.predicted_bytes or row.measured_bytes]
     together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
     if rest_bytes:
-        name = ", ".join(wording.OWNERS[owner] for owner in together) or "not told apart"
+        name = ", ".join(formatting.OWNERS[owner] for owner in together) or "not told apart"
         rows.append(_Row("+", name, sum(expected[owner] for owner in together), rest_bytes))
     return rows
 

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotrain_mem.report import wording
-from autotrain_mem.report.amounts import Scale, scale_for
+from autotrain_mem.report import formatting
+from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.units import format_bytes
@@ -72,7 +72,7 @@ def _reason(point: SweepPoint) -> str:
 
 def _headline(sweep: Sweep) -> Text:
     fitting = sum(estimate.fits for estimate in sweep.estimates)
-    count = wording.counted(len(sweep.points), "point")
+    count = formatting.counted(len(sweep.points), "point")
     where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
     if len(where) > 1:
         return Text(f"{fitting} of {count} fit", style="bold")
@@ -83,9 +83,9 @@ def _headline(sweep: Sweep) -> Text:
 def _settings(sweep: Sweep) -> list[RenderableType]:
     """What all points have in common."""
     knobs = [estimate.knobs for estimate in sweep.estimates]
-    differing = {*wording.differing(knobs), *(axis.name for axis in sweep.axes)}
+    differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
     same = [name for name in knobs[0].__dataclass_fields__ if name not in differing]
-    return [hanging(f"settings  {wording.settings(knobs[0], same)}")]
+    return [hanging(f"settings  {formatting.settings(knobs[0], same)}")]
 
 
 def _legend(sweep: Sweep) -> str:
@@ -158,7 +158,7 @@ def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]
     if estimate is None:
         return ["", ""], [""]
     sizes = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
-    return [figures.size(size) for size in sizes], [wording.PHASES[estimate.memory.peak_phase]]
+    return [figures.size(size) for size in sizes], [formatting.PHASES[estimate.memory.peak_phase]]
 
 
 def _is_numbers(axis: Axis) -> bool:
@@ -189,7 +189,7 @@ def _row(point: SweepPoint) -> list[str]:
     if point.estimate is None:
         return [*("" for _ in FIGURES), _reason(point)]
     figures = point.estimate.to_json()
-    return [*("" if figures[name] is None else wording.value(figures[name]) for name in FIGURES), ""]
+    return [*("" if figures[name] is None else formatting.value(figures[name]) for name in FIGURES), ""]
 
 
 class SweepProgress:

@@ -1,4 +1,4 @@
-"""The nouns: frozen values that pass between the layers. Nothing here acts."""
+"""Holds the nouns: frozen values that pass between the layers. Runs in any process (pure)."""
 
 from autotrain_mem.spec.data import Counting, DataProfile
 from autotrain_mem.spec.data_summary import DataSummary

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, Job
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.plan import Plan
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import format_bytes, parse_bytes
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
+from autotrain_mem.spec.python_call import Handed
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""

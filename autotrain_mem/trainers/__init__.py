@@ -1,1 +1,1 @@
-"""Trainers and optimizers that TRL does not have, or whose promises it does not keep."""
+"""Adds trainers and optimizers that TRL lacks. Runs in the worker and the training process."""

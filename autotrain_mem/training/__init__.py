@@ -1,1 +1,1 @@
-"""The real run: a child process, what it says while it runs, and how it ends."""
+"""Launches, supervises and resumes the real run. Runs in the parent; its folders in the training process."""

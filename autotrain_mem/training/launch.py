@@ -15,10 +15,10 @@ from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderEr
 from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec.report import RUN_NAME
-from autotrain_mem.training.causes import Ending
+from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.request import Request
 
-RUN_PROCESS = "autotrain_mem.run.process"
+RUN_PROCESS = "autotrain_mem.training.process.main"
 LOG_NAME = "train.log"
 
 LAST_WORDS_SECONDS = 60.0

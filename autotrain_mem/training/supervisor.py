@@ -17,8 +17,8 @@ from typing import Protocol
 from autotrain_mem.errors import AutofitError, InterruptedByUser
 from autotrain_mem.spec import Knobs, Learned
 from autotrain_mem.spec.experience import Restart
-from autotrain_mem.training.causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.checkpoints import Checkpoint
+from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.launch import Event
 
 RESTARTS = 3

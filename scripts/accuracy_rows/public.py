@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
-from autotrain_mem.engine.predictions import judge_trace
+from autotrain_mem.checks.model import read_config
+from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.rehearsal.model_config import read_config
 from autotrain_mem.spec import Estimate, Phase
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from gpu_records.sequences import Birth, births_of_history, births_of_trace, dif
 
 from accuracy_rows.public import GIB
 from autotrain_mem import api
-from autotrain_mem.engine.predictions import judge_trace
+from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.overhead import overhead

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.rehearsal.lens.liger import MODEL_TYPES
-from autotrain_mem.rehearsal.model_config import read_config
+from autotrain_mem.checks.model import read_config
+from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES
 from autotrain_mem.spec import Job, Knobs
 
 FLOAT32 = 4

@@ -192,7 +192,7 @@ class DryCard:
     def __init__(self, settings: str = "", compute_capability: tuple[int, int] = (8, 0)) -> None:
         from autotrain_mem.allocator.settings import parse_settings
         from autotrain_mem.allocator.simulator import CachingAllocator
-        from autotrain_mem.rehearsal.stage import Watch
+        from autotrain_mem.rehearsal.fake_run import Watch
 
         self._events: list[Event] = []
         self._addresses: dict[int, int] = {}

@@ -42,8 +42,8 @@ def import_all(case: GpuCase) -> None:
     """What the run will import anyway."""
     import torch  # noqa: F401
 
+    from autotrain_mem.methods.interface import method_of
     from autotrain_mem.rehearsal import rehearse  # noqa: F401
-    from autotrain_mem.rehearsal.methods.method import method_of
 
     method_of(case.method).configs({"output_dir": tempfile.gettempdir(), "use_cpu": True, "report_to": "none"})
     if case.knobs.load_in_4bit or case.knobs.load_in_8bit:
@@ -91,8 +91,9 @@ def real_play(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **othe
     Args:
         others: Laid over the trainer's arguments.
     """
-    from autotrain_mem.rehearsal import rehearse
     from autotrain_mem.rehearsal.configs import rehearsal_arguments
+
+    from autotrain_mem.rehearsal import rehearse
 
     def on_card(*args: Any) -> dict[str, Any]:
         arguments = rehearsal_arguments(*args)
@@ -112,8 +113,8 @@ def completions_as_rehearsed() -> Iterator[None]:
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 
+    from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
     from autotrain_mem.rehearsal.generation import end_of_sequence
-    from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 
     sample = GenerationMixin._sample
 

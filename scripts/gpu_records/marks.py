@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autotrain_mem.rehearsal.phases import follow
+from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.spec import Owner, Phase
 
 Say = Callable[[str], None]

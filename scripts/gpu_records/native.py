@@ -62,7 +62,7 @@ def compare_all(
 ) -> bool:
     """Rehearse cases natively and with the lens, and print where the two differ; returns whether all could be."""
     from autotrain_mem.errors import AutofitError
-    from autotrain_mem.rehearsal.client import Worker
+    from autotrain_mem.worker.client import Worker
     from gpu_records.models import model_folder
     from gpu_records.runs import python_path, start_child
 
@@ -111,24 +111,24 @@ def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, 
     """As ``rehearsal.stage.rehearse_play`` does, but for the device and the lens."""
     import torch
 
-    from autotrain_mem.rehearsal import stage
+    from autotrain_mem.rehearsal import fake_run
+    from autotrain_mem.rehearsal.cuda.empty_cache import follow_empty_cache
+    from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
+    from autotrain_mem.rehearsal.cuda.workspaces import workspaces
     from autotrain_mem.rehearsal.generation import generation_by_its_ends
-    from autotrain_mem.rehearsal.lens.empty_cache import follow_empty_cache
-    from autotrain_mem.rehearsal.lens.liger import liger_stand_ins
-    from autotrain_mem.rehearsal.lens.workspaces import workspaces
-    from autotrain_mem.rehearsal.pretrained import without_weights
+    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
     capability = torch.cuda.get_device_capability(0)
     play = real_play(case, model, scratch, on_host=False, dataloader_pin_memory=False)
-    with stage.fake_tensors() as mode, without_weights(), _models_on_cuda():
+    with fake_run.fake_tensors() as mode, without_weights(), _models_on_cuda():
         values = _values_on_host(mode)
         recorder = _recorder_of_cuda(values.run, workspaces(capability))
         with liger_stand_ins(), generation_by_its_ends(recorder), follow_empty_cache(recorder):
             trainer = play.build()
             collate = trainer.data_collator
-            trainer.data_collator = stage._host_collator(collate, play.edit_rows, values.arrive, recorder)
+            trainer.data_collator = fake_run._host_collator(collate, play.edit_rows, values.arrive, recorder)
             with play.directions(trainer):
-                stage._train(trainer, recorder)
+                fake_run._train(trainer, recorder)
     return recorder.trace(), capability
 
 
@@ -139,15 +139,15 @@ def _models_on_cuda() -> Iterator[None]:
     """
     import torch
 
-    from autotrain_mem.rehearsal import pretrained
-    from autotrain_mem.rehearsal.materialize import materialize
+    from autotrain_mem.rehearsal.model import from_pretrained
+    from autotrain_mem.rehearsal.model.materialize import materialize
 
     def on_cuda(model: Any) -> Any:
         with torch.device("cuda"):
             return materialize(model)
 
     with (
-        patch.object(pretrained, "materialize", on_cuda),
+        patch.object(from_pretrained, "materialize", on_cuda),
         patch.object(torch.nn.Module, "_apply", _apply),
     ):
         yield
@@ -186,7 +186,7 @@ def _exchanged(parameter: Any, new: Any) -> Any:
 
 def _recorder_of_cuda(execute: Any, workspace: Any) -> Any:
     """A recorder that sees what lies on the device only."""
-    from autotrain_mem.rehearsal.recorder import Recorder
+    from autotrain_mem.rehearsal.trace.recorder import Recorder
 
     class OfCuda(Recorder):
         def _see(self, tensor: Any) -> int | None:
@@ -202,7 +202,7 @@ def _values_on_host(mode: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._pytree import tree_leaves
 
-    from autotrain_mem.rehearsal.values import Known, KnownValues, know, known_value, real_tensors
+    from autotrain_mem.rehearsal.known_values import Known, KnownValues, know, known_value, real_tensors
 
     class OnHost(KnownValues):
         def _is_known(self, operator: Any, args: Any, kwargs: Any) -> bool:

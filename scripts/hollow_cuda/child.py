@@ -106,8 +106,8 @@ def completions_as_rehearsed() -> Iterator[None]:
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 
+    from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
     from autotrain_mem.rehearsal.generation import end_of_sequence
-    from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
     from hollow_cuda.values import know, known_value
 
     sample = GenerationMixin._sample

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
-from autotrain_mem.rehearsal.values import tensors_in
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
+from autotrain_mem.rehearsal.known_values import tensors_in
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
 """As in a rehearsal (``rehearsal/values.py``)."""

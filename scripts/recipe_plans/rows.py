@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
-from autotrain_mem.cookbook import Recipe, recipes
+from autotrain_mem.recipe_files import Recipe, recipes
 
 OTHER_CARD = {
     "dpo-qwen2.5-7b-lora": "l40s",

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotrain_mem.cookbook import Recipe
-from autotrain_mem.report import wording
+from autotrain_mem.recipe_files import Recipe
+from autotrain_mem.report import formatting
 from autotrain_mem.spec import Attempt, Knobs, Plan
 from autotrain_mem.units import MIB, format_bytes
 
@@ -33,8 +33,8 @@ def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]
         *_labelled("versions", ", ".join(f"{name} {versions[name]}" for name in VERSIONED)),
         *_labelled("peak", f"{allocated} allocated; it needs {needed} of a budget of {budget}"),
         *_labelled("level", plan.level),
-        *_labelled("settings", wording.settings(plan.knobs)),
-        *_labelled("speed", wording.speed(plan.estimate.time)),
+        *_labelled("settings", formatting.settings(plan.knobs)),
+        *_labelled("speed", formatting.speed(plan.estimate.time)),
         *(line for said in why(plan) for line in _labelled("why", said)),
     ]
 
@@ -43,7 +43,7 @@ def why(plan: Plan) -> Iterator[str]:
     """Where the bytes are, each lever with its reason, and what stands beside the choice."""
     yield _at_the_peak(plan)
     for lever in plan.levers:
-        before, after = wording.value(lever.before), wording.value(lever.after)
+        before, after = formatting.value(lever.before), formatting.value(lever.after)
         yield f"{lever.name} {before} -> {after}: {lever.why}"
     yield from _other_points(plan)
     for other in filter(lambda level: level.fits, plan.alternatives):
@@ -56,11 +56,11 @@ def _at_the_peak(plan: Plan) -> str:
     memory = plan.estimate.memory
     held = sorted(memory.owners_at_peak.items(), key=lambda each: -each[1])
     owners = [
-        f"{wording.OWNERS[owner]} {format_bytes(size_bytes)}"
+        f"{formatting.OWNERS[owner]} {format_bytes(size_bytes)}"
         for owner, size_bytes in held
         if size_bytes >= 0.1 * memory.peak_allocated_bytes
     ]
-    return f"at the peak, in the {wording.PHASES[memory.peak_phase]} phase: {', '.join(owners)}"
+    return f"at the peak, in the {formatting.PHASES[memory.peak_phase]} phase: {', '.join(owners)}"
 
 
 def _other_points(plan: Plan) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _other_points(plan: Plan) -> Iterator[str]:
     for knobs in [*sorted(larger, key=_rows)[:1], *([kept] if kept != chosen else [])]:
         if knobs in met:
             without = "" if knobs.gradient_checkpointing == chosen.gradient_checkpointing else " without checkpointing"
-            yield f"{wording.batch(knobs)}{without} {_outcome(met[knobs])}"
+            yield f"{formatting.batch(knobs)}{without} {_outcome(met[knobs])}"
 
 
 def _rows(knobs: Knobs) -> int:
@@ -87,7 +87,7 @@ def _with_rows_of(other: Knobs, knobs: Knobs) -> Knobs:
 def _outcome(attempt: Attempt) -> str:
     if not attempt.fits:
         return f"would need {format_bytes(attempt.required_bytes)}"
-    return f"would fit too, at {wording.rate(attempt.tokens_per_second or 0.0)} tokens/s"
+    return f"would fit too, at {formatting.rate(attempt.tokens_per_second or 0.0)} tokens/s"
 
 
 def _labelled(label: str, said: str) -> list[str]:
@@ -115,7 +115,9 @@ class Golden:
 
     @classmethod
     def of(cls, plan: Plan) -> Golden:
-        moved = (f"{lever.name} {wording.value(lever.before)} -> {wording.value(lever.after)}" for lever in plan.levers)
+        moved = (
+            f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}" for lever in plan.levers
+        )
         return cls(
             level=plan.level,
             required_mib=round(plan.estimate.required_bytes / MIB),

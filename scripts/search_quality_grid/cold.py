@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.engine.predictions import Predictions
+from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
 from autotrain_mem.spec import Estimate, Footprint, Knobs
 from autotrain_mem.spec.model import ModelFacts

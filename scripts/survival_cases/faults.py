@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from random import Random
 
 from autotrain_mem import api
-from autotrain_mem.machine.mishaps import COUNT, MARKS_NAME, VARIABLE
+from autotrain_mem.machine.fault_injection import COUNT, MARKS_NAME, VARIABLE
 from autotrain_mem.units import MIB
 from survival_cases.command import Ended, autofit
 from survival_cases.jobs import METHODS

@@ -21,7 +21,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, Re
 
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.rehearsal.stage import Watch
+from autotrain_mem.rehearsal.fake_run import Watch
 
 KINDS = {
     "sft": (SFTTrainer, SFTConfig, "text"),

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import autotrain_mem
-from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.python_call import Handed
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import autotrain_mem
 from autotrain_mem import AutoFit, AutofitError, Plan, UsageError, api
 from autotrain_mem.cli import main
 from autotrain_mem.errors import PlanFileError, RehearsalError
-from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec.python_errors import python_errors, python_words
+from autotrain_mem.worker.pool import Workers
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 PINNED = {"per_device_train_batch_size": 2, "gradient_checkpointing": True, "max_length": 64}

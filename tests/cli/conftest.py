@@ -18,7 +18,7 @@ from autotrain_mem import api
 from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
-from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.worker.client import Worker
 from tests.forked import Forge
 from tests.shared_workers import SharedWorkers, started_in
 

@@ -19,8 +19,8 @@ from command_line import Autofit, Ran
 from mistakes import MISTAKES, SHELL
 
 from autotrain_mem import api, errors
-from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.rehearsal.pool import Workers
+from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers
 
 GOLDEN = Path(__file__).parent / "golden"
 WHOLE = sorted(path.stem for path in GOLDEN.glob("*.txt"))

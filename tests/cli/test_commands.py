@@ -12,7 +12,7 @@ import pytest
 from command_line import Autofit
 
 from autotrain_mem.errors import MissingExtraError
-from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.worker.client import Worker
 
 KNOBS = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "gradient_checkpointing"),

@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command, write
-from autotrain_mem.rehearsal.client import Worker
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.worker.client import Worker
 
 ASKED = shlex.split(
     "--model tiny --dataset data.jsonl --max_length 64 --per_device_train_batch_size 2 --gradient_checkpointing true "

@@ -10,7 +10,7 @@ import pytest
 from command_line import Autofit, Ran
 
 from autotrain_mem.cli import flags, plan_files
-from autotrain_mem.engine import output
+from autotrain_mem.engine import output_dir
 from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.spec import Job
 from autotrain_mem.training import launch
@@ -110,8 +110,8 @@ def _job(folder: Path, **arguments: object) -> Job:
 def test_another_run_is_refused_with_the_flag_that_moves_it(tmp_path: Path) -> None:
     folder = _held(tmp_path / "run")
     with pytest.raises(OutputFolderError, match="--overwrite_output_dir"):
-        output.check_output(_job(folder), overwrite=False)
-    output.check_output(_job(folder), overwrite=True)
+        output_dir.check_output(_job(folder), overwrite=False)
+    output_dir.check_output(_job(folder), overwrite=True)
     assert folder.is_dir()
 
 
@@ -140,9 +140,9 @@ def test_what_the_training_reads_is_not_moved(tmp_path: Path) -> None:
     folder = _held(tmp_path / "run")
     job = Job(method="sft", model=str(folder), dataset=None, arguments={"output_dir": str(folder)})
     with pytest.raises(UsageError, match="which the training reads"):
-        output.check_output(job, overwrite=True)
+        output_dir.check_output(job, overwrite=True)
 
 
 def test_a_run_is_not_moved_and_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Leave one of them away"):
-        output.check_output(_job(_held(tmp_path / "run"), resume_from_checkpoint=True), overwrite=True)
+        output_dir.check_output(_job(_held(tmp_path / "run"), resume_from_checkpoint=True), overwrite=True)

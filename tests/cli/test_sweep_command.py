@@ -13,7 +13,7 @@ import pytest
 from command_line import Autofit, Ran
 
 from autotrain_mem import api
-from autotrain_mem.rehearsal.client import Worker
+from autotrain_mem.worker.client import Worker
 
 TINY = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
 SHORT = (*TINY, "--max_length", "16")

@@ -11,7 +11,7 @@ import pytest
 
 from autotrain_mem.drop_in import planning
 from autotrain_mem.quickstart import data, model
-from autotrain_mem.rehearsal.pool import Workers
+from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder
 

@@ -19,10 +19,10 @@ import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import building
+from autotrain_mem.drop_in import build
 from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan
 from autotrain_mem.training.guard.attach import KEPT_AS
-from autotrain_mem.training.worst import first
+from autotrain_mem.training.longest_batch import run as first
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
 from tests.report.report_examples import HOST, IMAGINED, PLAN
 
@@ -59,7 +59,7 @@ def plan_for(method: str) -> Plan:
 
 @pytest.fixture(autouse=True)
 def _planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "make_plan", lambda asked: asked.autofit.plan or plan_for(asked.method))
+    monkeypatch.setattr(build, "make_plan", lambda asked: asked.autofit.plan or plan_for(asked.method))
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.drop_in.anew import with_reloaded
+from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.rehearsal.handed import Call, read
+from autotrain_mem.rehearsal.python_call.capture import Call, read
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.python_call import Handed
 from tests.report.report_examples import PLAN
 from tests.tiny import tiny_config
 

@@ -13,8 +13,8 @@ import trl
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.planning import Asked, _digest
-from autotrain_mem.rehearsal.handed import Call
-from autotrain_mem.rehearsal.keywords import with_knobs
+from autotrain_mem.rehearsal.python_call.capture import Call
+from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from tests.drop_in.conftest import shortness, texts
 from tests.drop_in.test_promises import QUIET, Weighted, config, planned
 

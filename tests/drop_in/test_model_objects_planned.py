@@ -56,7 +56,7 @@ def test_planning_leaves_the_object_and_the_generators_alone(
         seen.append(keywords)
 
     monkeypatch.setattr(trl.SFTTrainer, "__init__", construct)
-    monkeypatch.setattr("autotrain_mem.drop_in.building.finished", lambda trainer, knobs: trainer)
+    monkeypatch.setattr("autotrain_mem.drop_in.build.finished", lambda trainer, knobs: trainer)
     trainer = sft(model, tmp_path)
     assert trainer.plan is not None
     assert seen[0]["model"] is model

@@ -85,7 +85,7 @@ def test_the_same_training_as_trls_with_the_plans_settings(tiny_qwen: Path, tmp_
 
 
 def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:
-    from autotrain_mem.drop_in.words import default_config
+    from autotrain_mem.drop_in.config_merge import default_config
 
     class Named:
         def __init__(self, output_dir: str) -> None:

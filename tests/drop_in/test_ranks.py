@@ -17,8 +17,8 @@ import torch.distributed as dist
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.rehearsal import worker
 from autotrain_mem.spec import Plan
+from autotrain_mem.worker import server
 from tests.spec.test_nouns import FULL_PLAN
 
 SCRIPT = """
@@ -93,7 +93,7 @@ def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in of_group:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RANKING", "mine")
-    worker.leave_group()
+    server.leave_group()
     assert not [name for name in of_group if name in os.environ]
     assert os.environ["RANKING"] == "mine"
 

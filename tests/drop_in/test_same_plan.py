@@ -12,8 +12,8 @@ import pytest
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import commands, flags
-from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Plan
+from autotrain_mem.worker.pool import Workers
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
 
 pytestmark = pytest.mark.slow

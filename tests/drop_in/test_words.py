@@ -14,7 +14,7 @@ import torch
 import trl
 
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in.words import given_arguments, main_dtype, planned_config
+from autotrain_mem.drop_in.config_merge import given_arguments, main_dtype, planned_config
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Knobs
 from tests.nouns import TRL_DEFAULTS

@@ -12,7 +12,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.spec import Attempt, Block, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
-from autotrain_mem.spec.cards import NOTHING_FITS, Cards
+from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.work import Kind, Work

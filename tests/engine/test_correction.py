@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 from probe_examples import BUDGET, measured, predicted, probe
 
-from autotrain_mem.engine.correction import SCALES, Correction, Line, Point, asked_bytes, corrected
+from autotrain_mem.engine.probe.calibration import SCALES, Correction, Line, Point, asked_bytes, corrected
 from autotrain_mem.spec import Estimate, Phase
 from autotrain_mem.units import MIB
 

@@ -9,9 +9,9 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.engine.rehearsals import NOWHERE, Rehearsals, job_key
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.rehearsal.pool import Workers
 from autotrain_mem.spec import Job
 from autotrain_mem.store import Store
+from autotrain_mem.worker.pool import Workers
 
 JOB = Job(method="sft", model="m", dataset=None, arguments={"optim": "sgd", "learning_rate": 1e-4})
 

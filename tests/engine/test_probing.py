@@ -12,13 +12,13 @@ from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
 from test_recheck import Counting
 
 from autotrain_mem import api
-from autotrain_mem.engine.correction import Correction, Line
-from autotrain_mem.engine.probes import RealWays
-from autotrain_mem.engine.probing import MOST_PROBES, Replanned, confirmed, is_probed
+from autotrain_mem.engine.probe.calibration import Correction, Line
+from autotrain_mem.engine.probe.confirm import MOST_PROBES, Replanned, confirmed, is_probed
+from autotrain_mem.engine.probe.real_probe import RealWays
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
-from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB, MIB
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})

@@ -11,13 +11,13 @@ from nouns import TRL_DEFAULTS
 from test_cards import ADA, LARGE, SMALL, FakeWorker
 
 from autotrain_mem import api
-from autotrain_mem.engine import recheck
 from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Attempt, DataProfile, Hardware, Job, Plan
-from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB
 from autotrain_mem.versions import versions_key
 
@@ -85,7 +85,7 @@ def test_what_no_rehearsal_depends_on_may_change() -> None:
 
 def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, worker, heard = made(), Counting(), list[Attempt]()
-    monkeypatch.setattr(recheck, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
     again = api.follow(rehearsals(worker), plan, heard.append)
     assert [knobs for knobs, _ in worker.asked] == [plan.knobs]
     assert [attempt.knobs for attempt in heard] == [plan.knobs]
@@ -99,16 +99,16 @@ def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatc
 
 def test_digests_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made()
-    monkeypatch.setattr(recheck, "versions_key", lambda: {**versions_key(), "trl files": "1", "autotrain_mem": "2"})
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl files": "1", "autotrain_mem": "2"})
     assert reason(plan) == "autofit's own code, trl's files"
-    monkeypatch.setattr(recheck, "versions_key", lambda: {**versions_key(), "trl files": "1", "trl": "99.0"})
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl files": "1", "trl": "99.0"})
     assert reason(plan) == f"trl {versions_key()['trl']} -> 99.0"
 
 
 def test_a_build_of_the_same_version_for_another_device_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made()
     public = str(versions_key()["torch"]).partition("+")[0]
-    monkeypatch.setattr(recheck, "versions_key", lambda: {**versions_key(), "torch": f"{public}+cu130"})
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "torch": f"{public}+cu130"})
     assert reason(plan) == ""
 
 

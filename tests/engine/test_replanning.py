@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from test_recheck import JOB, Counting, made, rehearsals
 
-from autotrain_mem.engine import supervised
-from autotrain_mem.engine.replanning import MOVABLE, flags_of, with_less_on_device, with_less_on_host
-from autotrain_mem.engine.supervised import as_begun
+from autotrain_mem.engine.recover import supervised
+from autotrain_mem.engine.recover.replan import MOVABLE, flags_of, with_less_on_device, with_less_on_host
+from autotrain_mem.engine.recover.supervised import as_begun
 from autotrain_mem.errors import OutputFolderError, TrainingError
 from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan
 from autotrain_mem.spec.experience import Restart
-from autotrain_mem.training.causes import Ending
+from autotrain_mem.training.exit_causes import Ending
 
 PLAN = made(replace(JOB, effective_batch_size=16))
 RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from autotrain_mem.engine.sweep import MOST_POINTS, check_size, combinations, estimate_all
+from autotrain_mem.engine.predict.sweep import MOST_POINTS, check_size, combinations, estimate_all
 from autotrain_mem.errors import (
     AutofitError,
     BatchSplitError,

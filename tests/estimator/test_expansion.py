@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layered import PLAIN, Model, run
 from story import story
 
-from autotrain_mem.estimator.expansion import expand, expand_loss
+from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
 from autotrain_mem.spec import Phase, Trace
 from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
 from autotrain_mem.spec.work import Kind, Work, Workload

@@ -77,7 +77,7 @@ def test_every_golden_file_is_still_written() -> None:
 @functools.cache
 def trl_arguments(method: str) -> dict[str, Any]:
     """Every argument of a method with a value unlike its default, where one can be made up."""
-    from autotrain_mem.rehearsal.methods.method import method_of
+    from autotrain_mem.methods.interface import method_of
 
     filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
     parts = [filled.script, filled.training, filled.model]
@@ -191,7 +191,7 @@ def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unchanged_environment")
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
 def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> None:
-    from autotrain_mem.rehearsal.methods.method import method_of
+    from autotrain_mem.methods.interface import method_of
 
     made_for = job(method, arguments={"use_cpu": True, "bf16": False, "learning_rate": 1e-5})
     path = rewritten(tmp_path, "trl", made_for, QLORA)
@@ -206,7 +206,7 @@ def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> No
 
 
 def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
-    from autotrain_mem.rehearsal import arguments
+    from autotrain_mem.checks import arguments
 
     config = keys("trl", PPO, FULL)
     read = arguments.parse("ppo", [], config, ()).given

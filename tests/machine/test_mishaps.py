@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.machine.mishaps import MARKS_NAME, VARIABLE, beset, parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE, beset, parse_mishaps
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.spec import Hardware, Phase
 from autotrain_mem.units import MIB

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.machine.others import NOBODY, held_by, others_on
+from autotrain_mem.machine.other_processes import NOBODY, held_by, others_on
 from autotrain_mem.spec import Hardware, OtherProcess
 from autotrain_mem.units import GIB, MIB
 

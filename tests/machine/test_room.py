@@ -9,7 +9,7 @@ import pytest
 
 from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory
-from autotrain_mem.machine.room import Load, free_disk, room_findings
+from autotrain_mem.machine.host_requirements import Load, free_disk, room_findings
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding, settle
 from autotrain_mem.units import GIB

@@ -7,10 +7,10 @@ import pathlib
 
 import pytest
 
-from autotrain_mem import cookbook
+from autotrain_mem import recipe_files
 from autotrain_mem.cli import flags, main
-from autotrain_mem.cookbook import recipe, recipes
 from autotrain_mem.errors import UsageError
+from autotrain_mem.recipe_files import recipe, recipes
 
 NAME = "reward-gemma3-1b-lora-8k"
 
@@ -95,4 +95,4 @@ def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys
 def test_a_file_without_a_header_is_no_recipe(tmp_path: pathlib.Path) -> None:
     (tmp_path / "sft-bare.yaml").write_text("learning_rate: 1.0e-4\n")
     with pytest.raises(ValueError, match="does not open with"):
-        cookbook.read_recipe(tmp_path / "sft-bare.yaml")
+        recipe_files.read_recipe(tmp_path / "sft-bare.yaml")

@@ -14,8 +14,8 @@ import yaml
 from recipe_plans.rows import OTHER_CARD, SAME_SIZES, all_rows, settings
 from recipe_plans.statements import VERSIONED, WIDTH, Golden
 
-from autotrain_mem.cookbook import Recipe, recipes
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.recipe_files import Recipe, recipes
 from autotrain_mem.spec.job import METHODS, REWARD_MODELS
 
 ROOT = pathlib.Path(__file__).parents[2]

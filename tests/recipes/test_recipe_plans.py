@@ -20,9 +20,9 @@ from recipe_plans.statements import Golden
 from autotrain_mem import api
 from autotrain_mem.cli import commands
 from autotrain_mem.cli import flags as own_flags
-from autotrain_mem.cookbook import Recipe, recipe, recipes
-from autotrain_mem.engine.predictions import Predictions
+from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths
+from autotrain_mem.recipe_files import Recipe, recipe, recipes
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.units import MIB

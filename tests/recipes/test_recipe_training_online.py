@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tiny_runs import Place, check_trains
 
-from autotrain_mem.cookbook import Recipe, recipes
+from autotrain_mem.recipe_files import Recipe, recipes
 from autotrain_mem.spec.job import ONLINE_METHODS
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from recipe_plans.rows import SAME_SIZES, settings
 from tiny import tiny_folder
 
 from autotrain_mem.cli import commands
-from autotrain_mem.cookbook import Recipe
 from autotrain_mem.quickstart import data
+from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.spec.job import REWARD_MODELS
 
 STEPS = 3

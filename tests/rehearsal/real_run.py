@@ -14,10 +14,10 @@ import torch
 from transformers import GenerationMixin
 from trl.trainer import grpo_trainer, rloo_trainer
 
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
+from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.rehearsal.generation import end_of_sequence
 from autotrain_mem.rehearsal.rehearse import make_play, rehearse
-from autotrain_mem.rehearsal.stage import Watch
-from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
 from autotrain_mem.spec.job import ONLINE_METHODS
 

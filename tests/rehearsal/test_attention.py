@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal.lens.attention import cuda_attention, why_not
-from autotrain_mem.rehearsal.lens.attention_choice import Backend, choose
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
+from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
+from autotrain_mem.rehearsal.known_values import KnownValues
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
 
 BATCH, HEADS, GROUPS, TOKENS, SIZE = 2, 4, 2, 40, 16
@@ -388,7 +388,7 @@ def test_flash_attention_by_name_builds_no_mask_of_tokens_by_tokens() -> None:
 
 
 def test_packed_documents_stay_apart() -> None:
-    from autotrain_mem.rehearsal.lens.attention import _flash_functions
+    from autotrain_mem.rehearsal.cuda.attention import _flash_functions
 
     dense, packed = _flash_functions(Backend.FLASH, A100)
     q, k, v = (tensor.transpose(1, 2).detach() for tensor in projections(BF16, GROUPS))

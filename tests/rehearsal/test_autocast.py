@@ -11,9 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from autotrain_mem.rehearsal.lens import autocast as lens
-from autotrain_mem.rehearsal.lens.autocast import cuda_autocast
-from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.cuda import autocast as lens
+from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 Op = Callable[[torch.Tensor], torch.Tensor]
 

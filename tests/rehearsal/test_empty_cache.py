@@ -12,9 +12,9 @@ import torch
 import transformers
 from accelerate.utils import memory
 
-from autotrain_mem.rehearsal.lens.empty_cache import follow_empty_cache
-from autotrain_mem.rehearsal.phases import follow
-from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.cuda.empty_cache import follow_empty_cache
+from autotrain_mem.rehearsal.trace.phases import follow
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Phase
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 

@@ -13,12 +13,18 @@ from real_run import Case, case
 from story import story
 from tiny import tiny_config
 
-from autotrain_mem.estimator.expansion import expand, expand_loss
-from autotrain_mem.rehearsal.fewer_chunks import LONG, SHORT
-from autotrain_mem.rehearsal.fewer_layers import layer_pattern, model_pattern, shorten, shorten_model, with_layers
+from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
+from autotrain_mem.rehearsal.fake_run import Play, rehearse_play
+from autotrain_mem.rehearsal.model.fewer_chunks import LONG, SHORT
+from autotrain_mem.rehearsal.model.truncated_depth import (
+    layer_pattern,
+    model_pattern,
+    shorten,
+    shorten_model,
+    with_layers,
+)
+from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
 from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.rehearsal.skeleton import pack, unpack
-from autotrain_mem.rehearsal.stage import Play, rehearse_play
 from autotrain_mem.spec import Job, Trace
 from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
 

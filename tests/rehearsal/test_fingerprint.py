@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from autotrain_mem.data import fingerprint as module
+from autotrain_mem.data.fingerprint import fingerprint
 from autotrain_mem.errors import DatasetNotFoundError
-from autotrain_mem.rehearsal import fingerprint as module
-from autotrain_mem.rehearsal.fingerprint import fingerprint
 from autotrain_mem.spec import Job
 
 ROWS = [{"prompt": f"{index} + 1?", "completion": str(index + 1), "chosen": "a", "rejected": "b"} for index in range(9)]

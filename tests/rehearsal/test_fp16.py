@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from real_run import VARIANTS, assert_alike, births, case, trained
 
-from autotrain_mem.rehearsal.lens import fp16
-from autotrain_mem.rehearsal.lens.fp16 import fp16_on_cpu
+from autotrain_mem.rehearsal.cuda import fp16
+from autotrain_mem.rehearsal.cuda.fp16 import fp16_on_cpu
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Phase
 

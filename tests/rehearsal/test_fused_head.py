@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal.lens.fused_head import fused_head_stand_ins
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
+from autotrain_mem.rehearsal.known_values import KnownValues, known_value
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
 needs_fused_head = pytest.mark.skipif(not HAS_FUSED_HEAD, reason="TRL 1.16 brought the fused head")

@@ -16,14 +16,15 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.integrations import moe
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal import generation, skipped_steps
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
+from autotrain_mem.rehearsal import generation
+from autotrain_mem.rehearsal.cuda.rules import _takes_bfloat16
+from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.lens.cuda import _takes_bfloat16
-from autotrain_mem.rehearsal.materialize import materialize
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.stage import fake_tensors
-from autotrain_mem.rehearsal.tokens import ORDINARY_TOKEN, stub_tokenizer
-from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.rehearsal.known_values import KnownValues
+from autotrain_mem.rehearsal.model.materialize import materialize
+from autotrain_mem.rehearsal.trace import skipped_decode_steps
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Phase, Trace
 from autotrain_mem.units import KIB
 
@@ -229,7 +230,7 @@ def test_the_cache_grows_by_a_token_in_every_step_that_is_skipped() -> None:
 
 
 def test_steps_are_left_out_of_a_long_generation_but_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "Budget", lambda: skipped_steps.Budget(events=4000))
+    monkeypatch.setattr(generation, "Budget", lambda: skipped_decode_steps.Budget(events=4000))
     real, fake = (run("qwen2", 2, 6, 60, do_sample=True) for run in (really, rehearsed))
     assert len(fake.events) < 4000 < len(real.events)
     assert fake.peak_bytes == real.peak_bytes

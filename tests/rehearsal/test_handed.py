@@ -13,14 +13,15 @@ from unittest.mock import patch
 import pytest
 from tiny import tiny_config
 
+from autotrain_mem.data import fingerprint
+from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.errors import DatasetFormatError, OutputFolderError, UsageError
-from autotrain_mem.rehearsal import fingerprint, handed
-from autotrain_mem.rehearsal.fewer_layers import pattern_of
-from autotrain_mem.rehearsal.handed import Call
-from autotrain_mem.rehearsal.profile import load_tokenizer, profile
-from autotrain_mem.rehearsal.small import smallest_model
+from autotrain_mem.methods.small import smallest_model
+from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+from autotrain_mem.rehearsal.python_call import capture
+from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.spec import Job
-from autotrain_mem.spec.handed import Handed
+from autotrain_mem.spec.python_call import Handed
 
 Folder = Callable[[str], pathlib.Path]
 Make = Callable[..., Job]
@@ -36,7 +37,7 @@ def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.M
         folder.mkdir()
         model = str(model_folder("qwen2"))
         every = {"model": model, **keywords}
-        path = handed.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
+        path = capture.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
         facts = Handed(path=path, holds_model=False, holds_rows=True, digest="")
         return Job(method=method, model=model, dataset=None, arguments=arguments or {}, handed=facts)
 
@@ -219,7 +220,7 @@ def call_with(**keywords: Any) -> Call:
 def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch.object(pathlib.Path, "write_bytes", side_effect=full), pytest.raises(OutputFolderError) as raised:
-        handed.write(call_with(model="a name"), tmp_path)
+        capture.write(call_with(model="a name"), tmp_path)
     assert f"{tmp_path}/call: the disk is full" in raised.value.message
     assert "TMPDIR a folder on another disk" in raised.value.hint
 
@@ -228,6 +229,6 @@ def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_pa
     model = smallest_model()
     model.config._name_or_path = ""
     with pytest.raises(UsageError, match="processing_class is not given"):
-        handed.write(call_with(model=model), tmp_path)
+        capture.write(call_with(model=model), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert handed.write(call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path)
+    assert capture.write(call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path)

@@ -13,10 +13,10 @@ import torch
 from tiny import tiny_folder
 from trl.models import activation_offloading
 
-from autotrain_mem.rehearsal.lens.host import host_offloading
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.stage import Play, Watch, fake_tensors, rehearse_play
-from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
+from autotrain_mem.rehearsal.fake_run import Play, Watch, fake_tensors, rehearse_play
+from autotrain_mem.rehearsal.known_values import KnownValues, known_value
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.work import Kind
 from autotrain_mem.trainers import host_optimizer

@@ -13,10 +13,10 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.rehearsal.lens import attention, workspaces
-from autotrain_mem.rehearsal.lens.attention_buffers import Call, _efficient_workspace_bytes
-from autotrain_mem.rehearsal.lens.attention_choice import Backend, Capability, choose
-from autotrain_mem.rehearsal.lens.cuda import not_imitated
+from autotrain_mem.rehearsal.cuda import attention, workspaces
+from autotrain_mem.rehearsal.cuda.attention_buffers import Call, _efficient_workspace_bytes
+from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Capability, choose
+from autotrain_mem.rehearsal.cuda.rules import not_imitated
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.hardware import kernel_class

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from autotrain_mem.rehearsal.leftovers import SCRATCH, Leftovers
+from autotrain_mem.worker.scratch_folders import SCRATCH, Leftovers
 
 
 def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:

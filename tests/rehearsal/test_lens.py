@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
 
-from autotrain_mem.rehearsal.lens.cuda import cuda_lens, not_imitated
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.stage import fake_tensors
+from autotrain_mem.rehearsal.cuda.rules import cuda_lens, not_imitated
+from autotrain_mem.rehearsal.fake_run import fake_tensors
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
 
 LAYERS = 4

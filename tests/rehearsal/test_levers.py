@@ -15,8 +15,8 @@ import pytest
 import torch
 from real_run import case
 
-from autotrain_mem.rehearsal.configs import on_cpu, on_host
-from autotrain_mem.rehearsal.methods.method import method_of
+from autotrain_mem.methods.configs import on_cpu, on_host
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 
 pytestmark = pytest.mark.slow

@@ -15,10 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal.lens import liger
-from autotrain_mem.rehearsal.lens.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.rehearsal.cuda import liger
+from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
+from autotrain_mem.rehearsal.known_values import KnownValues, known_value
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
 
 BF16, FP32 = torch.bfloat16, torch.float32

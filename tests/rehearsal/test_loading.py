@@ -16,10 +16,10 @@ from tiny import FAMILIES, tiny_folder
 from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading, modeling_utils
 from trl.trainer.utils import create_model_from_path
 
-from autotrain_mem.rehearsal.lens.loading import WARM_UP, cuda_loading
-from autotrain_mem.rehearsal.pretrained import without_weights
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.stage import fake_tensors
+from autotrain_mem.rehearsal.cuda.loading import WARM_UP, cuda_loading
+from autotrain_mem.rehearsal.fake_run import fake_tensors
+from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
 
 QUANTIZED: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from tiny import tiny_config
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from autotrain_mem.errors import UnsupportedModelError
-from autotrain_mem.rehearsal.model_objects import check_model_object
+from autotrain_mem.rehearsal.python_call.supported_models import check_model_object
 
 
 def tiny() -> Any:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from real_run import COMPLETION, LENGTH, SMALL, case, difference, peaks, rehearsed, trained
 
-from autotrain_mem.rehearsal.phases import follow
-from autotrain_mem.rehearsal.recorder import Recorder
 from autotrain_mem.rehearsal.rehearse import make_play
-from autotrain_mem.rehearsal.vllm import vllm_stand_in
+from autotrain_mem.rehearsal.trace.phases import follow
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.spec import Owner, Phase, Trace
 
 pytestmark = pytest.mark.slow

@@ -20,11 +20,11 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
-from autotrain_mem.rehearsal import pool
-from autotrain_mem.rehearsal.client import Worker
-from autotrain_mem.rehearsal.pool import Workers, room_for
 from autotrain_mem.spec import Job
 from autotrain_mem.units import GIB
+from autotrain_mem.worker import pool
+from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers, room_for
 from tests.forked import Forge
 
 
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(
 
 INTERRUPTED = """
     import sys, threading, time
-    from autotrain_mem.rehearsal.pool import Workers
+    from autotrain_mem.worker.pool import Workers
     from autotrain_mem.spec import Job, Knobs
     job, knobs = Job.from_json({job!r}), Knobs.from_json({knobs!r})
     def call(worker):

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from autotrain_mem.checks import compatibility
+from autotrain_mem.checks import tokenizer as tokenizer_checks
+from autotrain_mem.checks.checkpoint import parameters_on_disk
+from autotrain_mem.checks.compatibility import why_no_flash_attention
+from autotrain_mem.checks.preflight import Flight, make_flight, preflight
+from autotrain_mem.checks.tokenizer import tokenizer_findings
 from autotrain_mem.quickstart import data
-from autotrain_mem.rehearsal import compatible, tokenizer_checks
-from autotrain_mem.rehearsal.checkpoint import parameters_on_disk
-from autotrain_mem.rehearsal.compatible import why_no_flash_attention
-from autotrain_mem.rehearsal.materialize import load_config
-from autotrain_mem.rehearsal.preflight import Flight, make_flight, preflight
-from autotrain_mem.rehearsal.tokenizer_checks import tokenizer_findings
+from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -118,7 +119,7 @@ def test_bf16_on_a_card_that_emulates_it_is_told(model_folder: Folder) -> None:
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -145,9 +146,9 @@ def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
         one = flight(model_folder("qwen2"), card=card, **words)
         return why_no_flash_attention(one.job, one.config, card)
 
-    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
     assert "not installed" in why((8, 0))
-    monkeypatch.setattr(compatible.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: name)
     assert why((8, 0)) == ""
     assert "7.5" in why((7, 5))
     assert "float32" in why((8, 0), bf16=False)

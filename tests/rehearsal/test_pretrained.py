@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from autotrain_mem.errors import UnsupportedModelError
-from autotrain_mem.rehearsal.pretrained import without_weights
+from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
 WEIGHTS = "model.safetensors"
 

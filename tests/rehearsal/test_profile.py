@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from autotrain_mem.data import load
+from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.errors import EmptyDatasetError
-from autotrain_mem.rehearsal import counting, dataset
-from autotrain_mem.rehearsal.configs import on_cpu
-from autotrain_mem.rehearsal.counting import MOST_PROCESSES, ROWS_PER_PROCESS, processes
-from autotrain_mem.rehearsal.methods.method import method_of
-from autotrain_mem.rehearsal.profile import load_tokenizer, profile
-from autotrain_mem.rehearsal.small import smallest_model
+from autotrain_mem.methods import row_lengths
+from autotrain_mem.methods.configs import on_cpu
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.row_lengths import MOST_PROCESSES, ROWS_PER_PROCESS, processes
+from autotrain_mem.methods.small import smallest_model
 from autotrain_mem.spec import Counting, Job
 from autotrain_mem.spec.length import without_wish
 
@@ -59,7 +60,7 @@ def trained_lengths(job: Job, scratch: pathlib.Path) -> Counter[int]:
 
     given = {**on_cpu(without_wish(job.arguments)), "report_to": "none", "output_dir": str(scratch)}
     filled = method_of("sft").configs({"max_length": None, **given})
-    split = dataset.load(job, filled)["train"]
+    split = load.load(job, filled)["train"]
     tokenizer = load_tokenizer(job.model)
     made = SFTTrainer(model=smallest_model(), args=filled.training, train_dataset=split, processing_class=tokenizer)
     return Counter(len(ids) for ids in made.train_dataset["input_ids"])
@@ -152,18 +153,18 @@ def test_a_reward_length_that_drops_every_pair_is_refused(model_folder: Folder, 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(ROWS_PER_PROCESS, None), (2 * ROWS_PER_PROCESS, 2), (10**6, 4)])
 def test_more_processes_for_more_rows(monkeypatch: pytest.MonkeyPatch, rows: int, wanted: int | None) -> None:
-    monkeypatch.setattr(counting, "cores", lambda: 4)
-    monkeypatch.setattr(counting.multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
+    monkeypatch.setattr(row_lengths, "cores", lambda: 4)
+    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
     assert processes(rows, None) == wanted
 
 
 def test_the_users_own_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "cores", lambda: 128)
+    monkeypatch.setattr(row_lengths, "cores", lambda: 128)
     assert processes(10**6, 1) == 1
     assert processes(10, 3) == 3
     assert processes(10**6, None) in (None, MOST_PROCESSES)
 
 
 def test_where_processes_are_not_forked_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert processes(10**6, None) is None

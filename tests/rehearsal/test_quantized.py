@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.quickstart.model import VOCABULARY_SIZE
-from autotrain_mem.rehearsal import stage
-from autotrain_mem.rehearsal.lens.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
-from autotrain_mem.rehearsal.pretrained import without_weights
-from autotrain_mem.rehearsal.quantized import refuse_unrehearsed, statistics
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.values import KnownValues
+from autotrain_mem.rehearsal import fake_run
+from autotrain_mem.rehearsal.cuda.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
+from autotrain_mem.rehearsal.known_values import KnownValues
+from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed, statistics
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Trace
 
 ROWS, LENGTH, STEPS = 2, 48, 2
@@ -284,7 +284,7 @@ def test_8bit_optimizer_state_has_the_real_sizes(folders: dict[str, pathlib.Path
     """Embeddings and parameters below 4096 elements keep 32-bit state; the rest a byte, and a scale per 256."""
     with cuda_bitsandbytes():
         real = state_sizes(step(load(folders["qwen2"]), embedding_bits=32))
-    with stage.fake_tensors() as mode, without_weights(), cuda_bitsandbytes():
+    with fake_run.fake_tensors() as mode, without_weights(), cuda_bitsandbytes():
         model = load(folders["qwen2"])
         with Recorder(KnownValues(mode).run).recording():
             fake = state_sizes(step(model, embedding_bits=32))
@@ -342,12 +342,12 @@ def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **c
 
 
 def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
-    return stage.rehearse_play(stage.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
+    return fake_run.rehearse_play(fake_run.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
 
 
 def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
     torch.manual_seed(0)
-    watch = stage.Watch()
+    watch = fake_run.Watch()
     with watch.curtain():
         watch.train(build_trainer(folder, name, output_dir, **config))
     return watch.recorder.trace()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_card import SmallCard
 
-from autotrain_mem.rehearsal.recorder import Recorder, Scratch, Workspace
+from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
 from autotrain_mem.spec import Block, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import KIB

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autotrain_mem.errors import MissingExtraError, RewardFunctionError, UsageError
-from autotrain_mem.rehearsal import rewards
+from autotrain_mem.methods import reward_functions
 
 PLAIN = [{"prompt": "How many?", "answer": "4"}, {"prompt": "How much?", "answer": "5"}]
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
@@ -41,7 +41,7 @@ def seen_by(path: str) -> dict[str, Any]:
 
 def test_a_function_sees_what_trl_gives_it(write: Write) -> None:
     path = write("return [0.5, None]")
-    rewards.try_once([path], PLAIN)
+    reward_functions.try_once([path], PLAIN)
     given = seen_by(path)
     own = {"completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state"}
     assert given.keys() == own | {"answer"}
@@ -51,13 +51,13 @@ def test_a_function_sees_what_trl_gives_it(write: Write) -> None:
 @pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list)])
 def test_completions_are_of_the_prompts_kind(rows: list[dict[str, Any]], kind: type, write: Write) -> None:
     path = write("return [0.0, 0.0]")
-    rewards.try_once([path], rows)
+    reward_functions.try_once([path], rows)
     assert [type(each) for each in seen_by(path)["completions"]] == [kind, kind]
 
 
 def test_a_coroutine_is_awaited(write: Write) -> None:
     path = write("return [1.0, 2.0]", "async def judge(**given)")
-    rewards.try_once([path], PLAIN)
+    reward_functions.try_once([path], PLAIN)
     assert seen_by(path), "its body ran"
 
 
@@ -73,14 +73,14 @@ def test_a_coroutine_is_awaited(write: Write) -> None:
 def test_a_function_that_trl_could_not_use_is_named(body: str, said: str, write: Write) -> None:
     path = write(body)
     with pytest.raises(RewardFunctionError, match=said) as caught:
-        rewards.try_once([path], PLAIN)
+        reward_functions.try_once([path], PLAIN)
     assert path in caught.value.message
 
 
 def test_trls_own_functions_are_tried_too() -> None:
-    rewards.try_once(["think_format_reward"], CHAT)
+    reward_functions.try_once(["think_format_reward"], CHAT)
     with pytest.raises(RewardFunctionError, match="think_format_reward"):
-        rewards.try_once(["think_format_reward"], PLAIN)
+        reward_functions.try_once(["think_format_reward"], PLAIN)
 
 
 def test_a_package_that_trls_function_needs_is_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_a_package_that_trls_function_needs_is_not_asked_for_yet(monkeypatch: py
         asked.append(None)
         raise ImportError("math_verify is not installed")
 
-    monkeypatch.setattr(rewards, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
-    rewards.try_once(["accuracy_reward"], CHAT)
+    monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
+    reward_functions.try_once(["accuracy_reward"], CHAT)
     assert asked, "it was tried, and its wish was let pass"
 
 
@@ -99,25 +99,25 @@ def test_a_run_asks_for_the_package_that_trls_function_needs(monkeypatch: pytest
     def needs_a_package(**_: Any) -> list[float]:
         raise ImportError("math_verify is not installed")
 
-    monkeypatch.setattr(rewards, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
-    rewards.check_packages(["my.own"])
+    monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
+    reward_functions.check_packages(["my.own"])
     with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
-        rewards.check_packages(["my.own", "accuracy_reward"])
+        reward_functions.check_packages(["my.own", "accuracy_reward"])
 
 
 def test_trls_other_functions_need_none() -> None:
-    rewards.check_packages(["think_format_reward", "get_soft_overlong_punishment"])
-    assert {"think_format_reward", "get_soft_overlong_punishment"} <= rewards.built_in_rewards().keys()
+    reward_functions.check_packages(["think_format_reward", "get_soft_overlong_punishment"])
+    assert {"think_format_reward", "get_soft_overlong_punishment"} <= reward_functions.built_in_rewards().keys()
 
 
 def test_a_function_that_runs_out_of_memory_is_not_blamed(write: Write) -> None:
-    (function,) = rewards.reward_functions([write("import torch; raise torch.OutOfMemoryError('full')")])
+    (function,) = reward_functions.reward_functions([write("import torch; raise torch.OutOfMemoryError('full')")])
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         function()
 
 
 def test_the_error_that_a_function_raised_is_the_cause(write: Write) -> None:
-    (function,) = rewards.reward_functions([write("return given['nothing']")])
+    (function,) = reward_functions.reward_functions([write("return given['nothing']")])
     with pytest.raises(RewardFunctionError) as caught:
         function()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -125,5 +125,5 @@ def test_the_error_that_a_function_raised_is_the_cause(write: Write) -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
-        rewards.reward_functions(["think_fromat_reward"])
+        reward_functions.reward_functions(["think_fromat_reward"])
     assert "think_format_reward" in caught.value.hint.splitlines()[0]

@@ -14,11 +14,11 @@ from tiny import tiny_config, tiny_folder
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.rehearsal import worker
-from autotrain_mem.rehearsal.configs import REHEARSED_STEPS
+from autotrain_mem.methods.configs import REHEARSED_STEPS
+from autotrain_mem.methods.worst_case_text import shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_job
-from autotrain_mem.rehearsal.tokens import shorten_last_row
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.worker import server
 
 pytestmark = pytest.mark.slow
 
@@ -275,7 +275,7 @@ def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
 
 def ask(model: pathlib.Path, *flags: str) -> Trace:
     """A rehearsal as the command has it done: flags are read, and the worker is asked."""
-    parsed = worker.parse(
+    parsed = server.parse(
         {"method": "sft", "argv": flags, "config": {}, "environment": {}, "also_known": (), "switches": (), "own": {}},
         "",
     )
@@ -291,7 +291,7 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
         "layers": None,
         "chunks": None,
     }
-    return Trace.from_json(worker.rehearse(request, str(model.parent / "scratch"))["trace"])
+    return Trace.from_json(server.rehearse(request, str(model.parent / "scratch"))["trace"])
 
 
 # -- models --------------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal import stage
-from autotrain_mem.rehearsal.quantized import statistics
-from autotrain_mem.rehearsal.skeleton import pack, unpack
+from autotrain_mem.rehearsal import fake_run
+from autotrain_mem.rehearsal.model.quantized import statistics
+from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
 from autotrain_mem.spec import Trace
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -81,7 +81,7 @@ def facts(model: Any) -> dict[str, tuple[Any, ...]]:
 
 def there(value: Any) -> Any:
     """As it is in a rehearsal."""
-    with stage.fake_tensors():
+    with fake_run.fake_tensors():
         return unpack(pack(value))
 
 
@@ -140,7 +140,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 def test_a_model_is_the_same_in_all_but_its_values(kind: str) -> None:
     model = MODELS[kind]()
     packed = pack(model)
-    with stage.fake_tensors():
+    with fake_run.fake_tensors():
         fake = unpack(packed)
     for copied in (unpack(packed), fake):
         assert facts(copied) == facts(model)
@@ -256,7 +256,7 @@ SCRIPT = """
     from trl import SFTConfig, SFTTrainer
 
     import beside
-    from autotrain_mem.rehearsal.skeleton import pack
+    from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack
 
     folder, out = sys.argv[1:]
     WEIGHTS = torch.ones(3)
@@ -381,7 +381,9 @@ def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
 
     from trl import SFTTrainer
 
-    own, trls = (births(stage.rehearse_play(stage.Play(build=partial(build, kind)))) for kind in (None, SFTTrainer))
+    own, trls = (
+        births(fake_run.rehearse_play(fake_run.Play(build=partial(build, kind)))) for kind in (None, SFTTrainer)
+    )
     assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
 
 
@@ -467,7 +469,7 @@ def births(trace: Trace) -> Births:
 
 def train(model: Any, output_dir: pathlib.Path) -> Trace:
     torch.manual_seed(0)
-    watch = stage.Watch()
+    watch = fake_run.Watch()
     with watch.curtain():
         watch.train(sft_trainer(model, output_dir))
     return watch.recorder.trace()
@@ -479,7 +481,9 @@ def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
 ) -> None:
     model = CASES[case](model_folder("qwen2"))
     packed = pack(model)
-    rehearsed = births(stage.rehearse_play(stage.Play(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake"))))
+    rehearsed = births(
+        fake_run.rehearse_play(fake_run.Play(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake")))
+    )
     real = births(train(model, tmp_path / "real"))
     assert len(real) > 100
     assert first_difference(rehearsed, real) is None
@@ -489,7 +493,7 @@ def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_pat
     model = gated()
     train(model, tmp_path)
     packed = pack(model)
-    rehearsed = births(stage.rehearse_play(stage.Play(build=lambda: sft_trainer(unpack(packed), tmp_path))))
+    rehearsed = births(fake_run.rehearse_play(fake_run.Play(build=lambda: sft_trainer(unpack(packed), tmp_path))))
     assert first_difference(rehearsed, births(train(model, tmp_path))) is None
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotrain_mem.rehearsal.ledger import Ledger
-from autotrain_mem.rehearsal.skipped_steps import Budget, Jump, State, write_skipped_steps
+from autotrain_mem.rehearsal.trace.ledger import Ledger
+from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
 from autotrain_mem.spec import Owner, Phase, Trace
 
 TOKEN = 100

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotrain_mem.rehearsal.lens import unwatched
-from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.cuda import inplace_accumulation
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 ROWS, WIDTH = 64, 256
 SLACK_BYTES = 4096
@@ -117,4 +117,4 @@ def test_a_sum_that_someone_holds_is_left_alone() -> None:
 
 
 def test_every_exchanged_operator_writes_in_place() -> None:
-    assert all(operator._schema.is_mutable for operator in unwatched.IN_PLACE.values())
+    assert all(operator._schema.is_mutable for operator in inplace_accumulation.IN_PLACE.values())

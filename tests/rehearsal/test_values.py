@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.values import KnownValues, known_value
+from autotrain_mem.rehearsal.known_values import KnownValues, known_value
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 LABELS = [[-100, -100, 7, 3], [-100, 5, 5, -100]]
 
@@ -166,7 +166,7 @@ def test_the_index_of_the_last_token_is_known(rehearsal: Rehearsal) -> None:
 
 
 def test_a_value_beyond_the_limit_is_dropped(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotrain_mem.rehearsal.values.LARGEST_KNOWN_ELEMENTS", 8)
+    monkeypatch.setattr("autotrain_mem.rehearsal.known_values.LARGEST_KNOWN_ELEMENTS", 8)
     assert is_known(rehearsal.data([1, 2]).repeat(4))
     assert not is_known(rehearsal.data([1, 2]).repeat(5))
 

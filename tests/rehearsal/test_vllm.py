@@ -11,9 +11,9 @@ import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal import vllm
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.rehearsal.vllm import vllm_stand_in
+from autotrain_mem.rehearsal import vllm_stub
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.spec import Trace
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
@@ -53,10 +53,10 @@ def test_the_first_completion_has_full_length_and_the_others_a_token_less(mode: 
 def test_a_server_gets_its_weights_in_packed_buffers_of_which_two_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two weights fill a buffer; of three buffers the first dies before the third is born."""
     weight_bytes = WEIGHT_ELEMENTS * 4
-    monkeypatch.setattr(vllm, "PACKED_BUFFER_BYTES", 2 * weight_bytes - 1)
+    monkeypatch.setattr(vllm_stub, "PACKED_BUFFER_BYTES", 2 * weight_bytes - 1)
     with FakeTensorMode(), Recorder().recording() as recorder:
         weights = [(str(index), torch.empty(WEIGHT_ELEMENTS)) for index in range(6)]
-        vllm._Client().update_named_params([], iter(weights))
+        vllm_stub._Client().update_named_params([], iter(weights))
         trace = recorder.trace()
     assert births(trace) == [weight_bytes] * 6 + [2 * weight_bytes] * 3
     assert peak_bytes(trace) == 6 * weight_bytes + 2 * 2 * weight_bytes

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from autotrain_mem.rehearsal.lens.attention import cuda_attention
-from autotrain_mem.rehearsal.operator_costs import Cost
-from autotrain_mem.rehearsal.recorder import Recorder
+from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.rehearse import make_play
-from autotrain_mem.rehearsal.work import note
+from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Job, Knobs, Phase, Work, Workload
 from autotrain_mem.spec.work import Kind
 

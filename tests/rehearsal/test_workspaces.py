@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.rehearsal.lens.workspaces import MULTIPROCESSORS, NOT_COUNTED, workspaces
-from autotrain_mem.rehearsal.recorder import Recorder, Scratch
+from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, NOT_COUNTED, workspaces
+from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
 from autotrain_mem.spec import Block, Hardware, Owner, Phase
 from autotrain_mem.units import MIB
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, RTX3060, estimate
 
-from autotrain_mem.report.cards import cards_view
+from autotrain_mem.report.gpu_comparison import cards_view
 from autotrain_mem.spec import Hardware, Knobs
-from autotrain_mem.spec.cards import NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.units import GIB
 
 NO_FLASH = (

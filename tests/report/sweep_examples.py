@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from report_examples import CHOSEN, RTX3060, V100, estimate
 
-from autotrain_mem.engine.sweep import combinations
+from autotrain_mem.engine.predict.sweep import combinations
 from autotrain_mem.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.report.sweep import sweep_view
 from autotrain_mem.spec import Estimate

@@ -12,9 +12,9 @@ from report_examples import CHOSEN
 from rich.console import Console
 from test_console import rendered
 
-from autotrain_mem.report.cards import CardsProgress, cards_view
+from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.spec import Attempt
-from autotrain_mem.spec.cards import Cards
+from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.units import GIB
 
 

@@ -49,8 +49,8 @@ from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import AutofitError, TrainingError
-from autotrain_mem.report import wording
-from autotrain_mem.report.amounts import scale_for
+from autotrain_mem.report import formatting
+from autotrain_mem.report.column_rounding import scale_for
 from autotrain_mem.report.console import (
     SearchProgress,
     TrainingProgress,
@@ -325,7 +325,7 @@ def test_lora_that_the_user_asked_for_is_not_announced() -> None:
 
 def test_a_star_marks_exactly_what_differs_from_trl() -> None:
     starred = re.findall(r"^  \* (\w+)", rendered(VIEWS["plan"]), flags=re.MULTILINE)
-    assert starred == wording.differing([CHOSEN, DEFAULTS])
+    assert starred == formatting.differing([CHOSEN, DEFAULTS])
 
 
 def test_an_unread_dataset_is_not_called_untruncated() -> None:
@@ -335,7 +335,7 @@ def test_an_unread_dataset_is_not_called_untruncated() -> None:
 
 def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
     text = rendered(VIEWS["plan"], 80)
-    for line in wording.flag_lines("sft", CHOSEN):
+    for line in formatting.flag_lines("sft", CHOSEN):
         assert f"  {line}\n" in text
 
 

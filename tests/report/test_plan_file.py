@@ -19,9 +19,9 @@ from test_console import rendered
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.handed import Handed
 from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.spec.plan_file import read_plan
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB
 
 PLANS = [PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN]

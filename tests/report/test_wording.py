@@ -27,7 +27,7 @@ from test_console import rendered, shown_sums
 
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.report import wording
+from autotrain_mem.report import formatting
 from autotrain_mem.report.console import attempts_view, estimate_view, plan_view
 from autotrain_mem.spec import Harm, Job, Knobs, Owner, Phase, Plan
 from autotrain_mem.spec.model import ModelFacts
@@ -38,12 +38,12 @@ def plan_text(plan: Plan) -> str:
 
 
 def test_durations_carry_over_where_they_round_up() -> None:
-    said = [wording.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
+    said = [formatting.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
     assert said == ["0.0 s", "41.3 s", "59.9 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
 
 
 def test_a_share_that_is_there_never_reads_as_zero() -> None:
-    assert [wording.percent(share) for share in (0.0, 0.0001, 0.0321, 1.0)] == [
+    assert [formatting.percent(share) for share in (0.0, 0.0001, 0.0321, 1.0)] == [
         "0.0 %",
         "less than 0.1 %",
         "3.2 %",
@@ -52,9 +52,9 @@ def test_a_share_that_is_there_never_reads_as_zero() -> None:
 
 
 def test_every_harm_owner_and_phase_has_its_word() -> None:
-    assert set(wording.OWNERS) == set(Owner)
-    assert set(wording.PHASES) == set(Phase)
-    harms = list(wording.HARMS)
+    assert set(formatting.OWNERS) == set(Owner)
+    assert set(formatting.PHASES) == set(Phase)
+    harms = list(formatting.HARMS)
     assert all(less < more for less, more in pairwise(harms))
 
 
@@ -67,15 +67,15 @@ def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -
     from trl.scripts.sft import make_parser
 
     knobs = replace(CHOSEN, max_length=max_length, gradient_checkpointing=False)
-    flags = " ".join(line.removesuffix("\\") for line in wording.flag_lines("sft", knobs)).split()
+    flags = " ".join(line.removesuffix("\\") for line in formatting.flag_lines("sft", knobs)).split()
     parsed = make_parser(prog="trl sft").parse_args([*flags, "--model_name_or_path", "any", "--output_dir", "any"])
     assert replace(Knobs.from_json(vars(parsed)), per_device_eval_batch_size=None) == knobs
 
 
 def test_what_trl_does_not_know_is_no_flag_of_trl() -> None:
     knobs = replace(CHOSEN, optimizer_offload=True, expandable_segments=True)
-    assert not re.search("offload|expandable", " ".join(wording.flag_lines("sft", knobs)))
-    assert wording.own_flags(knobs) == "--optimizer_offload --expandable_segments"
+    assert not re.search("offload|expandable", " ".join(formatting.flag_lines("sft", knobs)))
+    assert formatting.own_flags(knobs) == "--optimizer_offload --expandable_segments"
     assert "and only autofit has --optimizer_offload" in plan_text(DPO_PLAN)
 
 
@@ -134,10 +134,10 @@ def test_packed_rows_have_no_padding() -> None:
 
 
 def test_speed_has_as_many_digits_as_a_prediction_is_good_for() -> None:
-    assert [wording.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 1240.0, 98765.4)] == [
+    assert [formatting.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 1240.0, 98765.4)] == [
         *("0.0", "3.2", "10.0", "10", "1,240", "98,765"),
     ]
-    assert [wording.brief(seconds) for seconds in (0.0042, 0.066, 0.9994, 0.9996, 6.6)] == [
+    assert [formatting.brief(seconds) for seconds in (0.0042, 0.066, 0.9994, 0.9996, 6.6)] == [
         *("4 ms", "66 ms", "999 ms", "1.0 s", "6.6 s"),
     ]
 
@@ -164,7 +164,7 @@ def _space(forbid: frozenset[str]) -> Space:
 def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
     limits = (set(), {"4bit_base"}, {"4bit_base", "8bit_base"})
     every = [[level.name for level in levels(_space(frozenset(forbid)))] for forbid in limits]
-    told = list(wording.LEVELS)
+    told = list(formatting.LEVELS)
     assert all([name for name in told if name in names] == names for names in every)
     assert {"as given"}.union(*every) == set(told)
 
@@ -201,7 +201,7 @@ def test_a_quantized_base_is_said_before_any_table() -> None:
 def test_every_lever_that_changes_what_is_trained_is_loud() -> None:
     from autotrain_mem.planner.ladder import LADDER
 
-    assert set(wording.LOUD) == {row.knobs[0] for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED}
+    assert set(formatting.LOUD) == {row.knobs[0] for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED}
 
 
 # What was tried.
@@ -239,7 +239,7 @@ def test_an_attempt_without_checkpointing_has_a_star() -> None:
 
 def test_attempts_with_other_settings_read_otherwise() -> None:
     tried = [attempt.knobs for attempt in LONG_SEARCH.attempts if attempt.knobs.gradient_checkpointing]
-    said = [wording.difference(knobs, tried[0]) for knobs in tried]
+    said = [formatting.difference(knobs, tried[0]) for knobs in tried]
     assert said[0] == "as asked for"
     assert len(said) == len(set(said))
 
@@ -261,12 +261,12 @@ def test_vllms_share_is_a_line_of_the_sum_and_of_the_plan() -> None:
 
 
 def test_settings_name_completions_by_the_methods_own_flag() -> None:
-    assert "4 x 16 completions, max_completion_length 512" in wording.settings(GRPO_KNOBS)
-    assert "response_length 53" in wording.settings(PPO_KNOBS)
-    assert "generated 16 at a time" in wording.settings(PPO_KNOBS)
+    assert "4 x 16 completions, max_completion_length 512" in formatting.settings(GRPO_KNOBS)
+    assert "response_length 53" in formatting.settings(PPO_KNOBS)
+    assert "generated 16 at a time" in formatting.settings(PPO_KNOBS)
 
 
 def test_settings_name_every_switch_that_is_on() -> None:
     switches = ("packing", "load_in_4bit", "activation_offloading", "optimizer_offload", "expandable_segments")
     for name in switches:
-        assert wording.settings(replace(TRL_DEFAULTS, **{name: True})) != wording.settings(TRL_DEFAULTS)
+        assert formatting.settings(replace(TRL_DEFAULTS, **{name: True})) != formatting.settings(TRL_DEFAULTS)

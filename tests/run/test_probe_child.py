@@ -14,10 +14,10 @@ from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.run import probe as probing
-from autotrain_mem.run.longest_rows import longest
-from autotrain_mem.run.probe import probe, probe_changes
 from autotrain_mem.spec import Job, Phase, Probe
+from autotrain_mem.training.process import probe as probing
+from autotrain_mem.training.process.longest_rows import longest
+from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import MIB
 

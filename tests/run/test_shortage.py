@@ -11,13 +11,13 @@ import torch
 
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.rehearsal.recorder import Recorder
-from autotrain_mem.run.alive import Alive
-from autotrain_mem.run.phase_peaks import PhasePeaks
-from autotrain_mem.run.shortage import _of_a_real_card, phase_of, shortage_of
-from autotrain_mem.run.stand import Device
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Hardware, Owner, Phase
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.process.alive import Alive
+from autotrain_mem.training.process.build import Device
+from autotrain_mem.training.process.oom_report import _of_a_real_card, phase_of, shortage_of
+from autotrain_mem.training.process.phase_peaks import PhasePeaks
 from autotrain_mem.units import GIB, MIB
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)

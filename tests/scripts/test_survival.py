@@ -14,7 +14,7 @@ from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 from survival_cases.kept import Kept
 
-from autotrain_mem.machine.mishaps import parse_mishaps
+from autotrain_mem.machine.fault_injection import parse_mishaps
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
 QUIET = {

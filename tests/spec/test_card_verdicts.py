@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from autotrain_mem.spec import Estimate, Hardware
-from autotrain_mem.spec.cards import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.units import GIB
 
 

@@ -40,7 +40,7 @@ Start = Callable[..., Run]
 
 
 def guard(run: Run, learned: Learned | None = None, grow_after: int = 100) -> None:
-    from autotrain_mem.training.guard.ppo import attach_ppo_guard
+    from autotrain_mem.training.guard.ppo.guard import attach_ppo_guard
 
     def told(incident: Incident, learned: Learned) -> None:
         run.incidents.append(incident)

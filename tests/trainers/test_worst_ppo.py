@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(
     changes: dict[str, Any], model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    from autotrain_mem.training.worst.first import attach_worst_first
+    from autotrain_mem.training.longest_batch.run import attach_worst_first
 
     def trained(*, worst_first: bool) -> Any:
         options = dict(changes)
@@ -42,7 +42,7 @@ def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(
 
 
 def test_the_longest_prompts_are_answered_in_full_by_every_model(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from autotrain_mem.training.worst.ppo import run_worst_ppo_batch
+    from autotrain_mem.training.longest_batch.ppo import run_worst_ppo_batch
 
     built = trainer(model, config(tmp_path, response_length=5), prompts(40))
     widest: dict[str, int] = {}
@@ -64,8 +64,8 @@ def test_the_longest_prompts_are_answered_in_full_by_every_model(model: pathlib.
 
 
 def test_what_it_refuses_is_learned_before_the_first_update(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from autotrain_mem.training.guard.ppo import attach_ppo_guard
-    from autotrain_mem.training.worst.first import attach_worst_first
+    from autotrain_mem.training.guard.ppo.guard import attach_ppo_guard
+    from autotrain_mem.training.longest_batch.run import attach_worst_first
 
     built = trainer(model, config(tmp_path))
     steps: list[int] = []

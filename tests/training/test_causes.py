@@ -14,7 +14,7 @@ from autotrain_mem.errors import (
     RewardFunctionError,
     TrainingError,
 )
-from autotrain_mem.training.causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Ending, Remedy, cause_of
+from autotrain_mem.training.exit_causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Ending, Remedy, cause_of
 
 ENDED = TrainingError("The training process ended before its time.")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.training.guard.limit import Limit
-from autotrain_mem.training.guard.split import Layout, Piece, joined
-from autotrain_mem.training.guard.split_exact import why_not_exact
+from autotrain_mem.training.guard.backoff import Limit
+from autotrain_mem.training.guard.batch_split import Layout, Piece, joined
+from autotrain_mem.training.guard.loss_weights import why_not_exact
 
 
 def after(limit: Limit, steps: int) -> int | None:

@@ -10,12 +10,12 @@ import torch
 from guarded import Told
 from tiny_trainers import trainer
 
-from autotrain_mem.rehearsal.stage import Watch
+from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import attach_guard
 
 WORKSPACES_BYTES = 2 * 8_519_680
-"""cuBLAS's, forward and backward, which are kept for good (``rehearsal.lens.workspaces``)."""
+"""cuBLAS's, forward and backward, which are kept for good (``rehearsal.cuda.workspaces``)."""
 
 
 class Card:

@@ -13,8 +13,8 @@ from autotrain_mem.errors import InterruptedByUser, OutputFolderError, TrainingE
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.processes import ChildDied
 from autotrain_mem.spec import Job, Probe
-from autotrain_mem.training import probe_process
-from autotrain_mem.training.probe_process import LOG_NAME, SCRATCH_NAME, run_probe
+from autotrain_mem.training import launch_probe
+from autotrain_mem.training.launch_probe import LOG_NAME, SCRATCH_NAME, run_probe
 from autotrain_mem.training.request import Request
 
 ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
@@ -54,7 +54,7 @@ class FakeChild:
 
 @pytest.fixture(autouse=True)
 def child(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
-    monkeypatch.setattr(probe_process, "Child", FakeChild)
+    monkeypatch.setattr(launch_probe, "Child", FakeChild)
     return FakeChild
 
 

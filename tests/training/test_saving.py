@@ -13,9 +13,9 @@ import tiny_trainers
 from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.run.saving import save_trained, watch_saving
-from autotrain_mem.training.callback import NothingLeft
 from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, why_torn
+from autotrain_mem.training.process.checkpointing import save_trained, watch_saving
+from autotrain_mem.training.process.progress_callback import NothingLeft
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.watch import signs as module
-from autotrain_mem.training.watch.climbs import WINDOW, climb_of
-from autotrain_mem.training.watch.signs import AGAIN, Sample, Sign, signs
+from autotrain_mem.training.watch import diagnose as module
+from autotrain_mem.training.watch.diagnose import AGAIN, Sample, Sign, signs
+from autotrain_mem.training.watch.trend import WINDOW, climb_of
 from autotrain_mem.units import GIB, KIB, MIB
 
 TOTAL = 24 * GIB

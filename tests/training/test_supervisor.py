@@ -19,8 +19,8 @@ from autotrain_mem.errors import (
     TrainingError,
 )
 from autotrain_mem.spec import Knobs, Learned
-from autotrain_mem.training.causes import Cause, Ending
 from autotrain_mem.training.checkpoints import Checkpoint
+from autotrain_mem.training.exit_causes import Cause, Ending
 from autotrain_mem.training.supervisor import RESTARTS, Change, Stint, supervise
 
 END = {"event": "end", "interrupted": False}

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from autotrain_mem.training.worst.untouched import models_of, untouched
+from autotrain_mem.training.longest_batch.restore import models_of, untouched
 
 
 class Growing(torch.nn.Module):

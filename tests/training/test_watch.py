@@ -18,7 +18,7 @@ from autotrain_mem.host import HostMemory
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch import callback as module
 from autotrain_mem.training.watch.callback import MemoryWatch as Watch
-from autotrain_mem.training.watch.rows import Batches, Rows, embedding_of
+from autotrain_mem.training.watch.row_lengths import Batches, Rows, embedding_of
 from autotrain_mem.units import GIB, MIB
 
 HOST = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, source="built")

@@ -10,7 +10,13 @@ import pytest
 import torch
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
-from autotrain_mem.training.worst.first import WorstBatch, _kept_by_adam, _why_not, attach_worst_first, longest_rows
+from autotrain_mem.training.longest_batch.run import (
+    WorstBatch,
+    _kept_by_adam,
+    _why_not,
+    attach_worst_first,
+    longest_rows,
+)
 
 
 def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[WorstBatch]]:

@@ -1,1 +1,1 @@
-"""Meets a full device inside the training: with less at once, and the same mathematics."""
+"""Meets a full device inside a step with less at once and the same mathematics. Runs in the training process."""

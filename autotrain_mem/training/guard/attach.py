@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from transformers import TrainerCallback
 
 from autotrain_mem.spec import Incident, Learned, Phase
+from autotrain_mem.training.guard.backoff import Limit
 from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation import Generation, RewardModel, Scoring
-from autotrain_mem.training.guard.limit import Limit
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
 from autotrain_mem.training.out_of_memory import Full
 
 if TYPE_CHECKING:
-    from autotrain_mem.training.guard.ppo import PpoGuard
+    from autotrain_mem.training.guard.ppo.guard import PpoGuard
 
 Told = Callable[[Incident, Learned], None]
 
@@ -52,7 +52,7 @@ def attach_guard(trainer: Any, *, learned: Learned, told: Told, grow_after: int 
         grow_after: Optimizer steps without a shortage after which more is tried at once.
     """
     if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.guard.ppo import attach_ppo_guard
+        from autotrain_mem.training.guard.ppo.guard import attach_ppo_guard
 
         return attach_ppo_guard(trainer, learned=learned, told=told, grow_after=grow_after)
     guard = Guard(trainer, learned, told, grow_after)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.books import Books
+from autotrain_mem.training.guard.backoff import Limit
+from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.generation import REPEATED
-from autotrain_mem.training.guard.limit import Limit
+from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
+from autotrain_mem.training.guard.metrics_ledger import Books
 from autotrain_mem.training.guard.micro_step import MicroSteps
-from autotrain_mem.training.guard.split import Piece, count, joined
-from autotrain_mem.training.guard.split_exact import Rule, logged_basis, rule_of
 from autotrain_mem.training.out_of_memory import Full, attempt
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.draws import Draws
-from autotrain_mem.training.guard.limit import Limit
+from autotrain_mem.training.guard.backoff import Limit
+from autotrain_mem.training.guard.rng_state import Draws
 from autotrain_mem.training.out_of_memory import Done, Full, attempt
 
 if TYPE_CHECKING:

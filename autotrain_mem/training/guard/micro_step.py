@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.books import Books
-from autotrain_mem.training.guard.draws import Draws
+from autotrain_mem.training.guard.backoff import Limit
+from autotrain_mem.training.guard.batch_split import Basis, Piece, count
 from autotrain_mem.training.guard.gradients import Gradients
-from autotrain_mem.training.guard.limit import Limit
-from autotrain_mem.training.guard.split import Basis, Piece, count
-from autotrain_mem.training.guard.split_exact import Rule, logged_basis, rule_of
+from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
+from autotrain_mem.training.guard.metrics_ledger import Books
+from autotrain_mem.training.guard.rng_state import Draws
 from autotrain_mem.training.out_of_memory import Full, attempt, release
 
 if TYPE_CHECKING:

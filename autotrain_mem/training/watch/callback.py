@@ -19,9 +19,9 @@ from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.spec import Phase, PhasePeak
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.watch.record import RECORD_NAME, Record, record_path
-from autotrain_mem.training.watch.rows import Rows
-from autotrain_mem.training.watch.signs import Lookout, Sample, Sign
+from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
+from autotrain_mem.training.watch.log_file import RECORD_NAME, Record, record_path
+from autotrain_mem.training.watch.row_lengths import Rows
 from autotrain_mem.units import GIB
 
 logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it

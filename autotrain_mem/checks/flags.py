@@ -1,0 +1,203 @@
+"""What the user's words say against each other: every contradiction of one command line, named at once.
+
+Only what flags and keys say by themselves is here; what the model, the card or the data forbid is found later. A pin is
+law, so no lever that ``--fit`` stops short of contradicts it: ``--fit lossless --use_peft`` trains an adapter, and the
+plan changes nothing but speed. ``--forbid`` names a lever itself, so what it forbids may not be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotrain_mem.checks.unsupported import unrehearsed
+from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
+
+Problems = Iterator[tuple[str, str]]
+"""What is wrong, and what to do about it."""
+
+
+def refuse(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise UsageError, once, for all that contradicts itself and all that no plan can be made with.
+
+    Args:
+        given: The arguments of TRL's that the user gave.
+        own: Our own flags that the user gave, by name.
+    """
+    problems = [
+        *_device(given, own),
+        *_needs_a_card(given, own),
+        *_precision(given),
+        *_quantization(given),
+        *_batch(given, own),
+        *_lengths(method, own),
+        *_forbidden(given, own),
+        *_offload(method, given),
+        *_vllm(given),
+        *unrehearsed(given),
+    ]
+    findings = (Finding(kind="error", message=message, cure=cure) for message, cure in problems)
+    settle((*findings, *_product(given, own)))
+
+
+def _device(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+    if given.get("use_cpu") and own.get("gpu") is not None:
+        yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."
+    if own.get("simulate") and own.get("gpu") is None:
+        yield (
+            "--simulate needs to know which card.",
+            "Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB.",
+        )
+    if own.get("simulate") and own.get("plan_only"):
+        yield (
+            "--simulate trains under a simulated card, and --plan_only stops before training.",
+            "Leave one of them away: a plan for --gpu NAME needs no --simulate.",
+        )
+
+
+_KERNELS = "its kernels do not run on a CPU"
+_ON_A_CARD_ONLY = {
+    "use_liger_kernel": _KERNELS,
+    "use_vllm": "vLLM generates on one",
+}
+"""Argument -> why it needs a GPU to train on, even under a simulated card."""
+
+
+def _needs_a_card(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+    if given.get("use_cpu") or own.get("simulate"):
+        for name in filter(given.get, _ON_A_CARD_ONLY):
+            yield (
+                f"--{name} needs a GPU to train on: {_ON_A_CARD_ONLY[name]}.",
+                f"Leave --{name} away, or plan for a card with --plan_only.",
+            )
+    if not given.get("use_cpu"):
+        return
+    if given.get("activation_offloading"):
+        yield (
+            "--activation_offloading with --use_cpu: activations are on the host already.",
+            "Leave --activation_offloading away.",
+        )
+    if "flash" in str(given.get("attn_implementation")):
+        name = given["attn_implementation"]
+        yield f"--attn_implementation {name} with --use_cpu: {_KERNELS}.", "Give --attn_implementation sdpa."
+    if given.get("fp16"):
+        yield (
+            "--fp16 with --use_cpu: mixed precision on a CPU is in bfloat16.",
+            "Give --bf16 true, or leave --fp16 away.",
+        )
+
+
+def _precision(given: Mapping[str, Any]) -> Problems:
+    """``torch/amp/grad_scaler.py: _unscale_grads_`` refuses gradients in float16, CUDA's kernel those in bfloat16."""
+    if given.get("fp16") and given.get("bf16"):
+        yield (
+            "--fp16 and --bf16 exclude each other.",
+            "Give --bf16 true for cards of compute capability 8.0 and newer, --fp16 for older ones; or neither.",
+        )
+    if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
+        yield (
+            f"--fp16 with --dtype {given['dtype']} trains weights whose gradients the gradient scaler refuses.",
+            "Give --dtype float32 with --fp16 (mixed precision), --bf16 true with --dtype bfloat16, or --use_peft, "
+            "whose base may be in half precision.",
+        )
+    if given.get("fp16") and given.get("optimizer_offload"):
+        yield (
+            "--optimizer_offload with --fp16: the scaler unscales gradients where the optimizer is.",
+            "Give --bf16 true, or leave the optimizer on the card.",
+        )
+
+
+def _quantization(given: Mapping[str, Any]) -> Problems:
+    """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
+    quantized = [name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
+    if len(quantized) == 2:
+        yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
+    if quantized and not given.get("use_peft"):
+        yield (
+            f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
+            f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized[0]} away.",
+        )
+
+
+def _batch(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+    """One of two that exclude each other. What does not divide has an error of its own, with the next sum done
+    (``planner.division``)."""
+    if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
+        yield (
+            "--generation_batch_size and --steps_per_generation exclude each other: one follows from the other.",
+            "Leave --steps_per_generation away.",
+        )
+
+
+def _product(given: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
+    rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
+    effective = own.get("effective_batch_size")
+    if rows is not None and steps is not None and effective is not None and rows * steps != effective:
+        yield Finding(
+            kind="error",
+            error="BatchSplitError",
+            message=f"--per_device_train_batch_size {rows} times --gradient_accumulation_steps {steps} is "
+            f"{rows * steps}, not the effective batch size {effective}.",
+            cure=f"Use --effective_batch_size {rows * steps} with both flags, or --effective_batch_size {effective} "
+            "alone.",
+        )
+
+
+def _lengths(method: str, own: Mapping[str, Any]) -> Problems:
+    tokens = own.get("prompt_length")
+    if tokens is not None and method not in ONLINE_METHODS:
+        yield (
+            f"--prompt_length is for {', '.join(ONLINE_METHODS)}, whose data are prompts; {method} has none.",
+            "Give --max_length, the longest that a row may be.",
+        )
+    elif tokens is not None and tokens < 1:
+        yield f"--prompt_length {tokens} is no number of tokens.", "It takes 1 or more."
+
+
+_MOVES = {
+    "expandable_segments": ("expandable_segments", True),
+    "gradient_checkpointing": ("gradient_checkpointing", True),
+    "activation_offloading": ("activation_offloading", True),
+    "optimizer_offload": ("optimizer_offload", True),
+    "bf16_weights": ("dtype", "bfloat16"),
+    "8bit_optimizer": ("optim", "adamw_8bit"),
+    "lora": ("use_peft", True),
+    "8bit_base": ("load_in_8bit", True),
+    "4bit_base": ("load_in_4bit", True),
+}
+"""Lever -> the argument and the value that ask for what it does (``planner.ladder.LADDER``)."""
+
+
+def _forbidden(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+    for lever in sorted(set(own.get("forbid", ())) & _MOVES.keys()):
+        name, value = _MOVES[lever]
+        if given.get(name) == value:
+            asked = f"--{name}" if value is True else f"--{name} {value}"
+            yield (
+                f"--forbid {lever} and {asked} contradict each other.",
+                f"Leave {asked} away, or take {lever} out of --forbid: what is given is never changed.",
+            )
+
+
+def _offload(method: str, given: Mapping[str, Any]) -> Problems:
+    if given.get("optimizer_offload") and method == "ppo":
+        yield (
+            "--optimizer_offload does not work with PPO, whose trainer makes its optimizer as it is built.",
+            "Leave it away; --optim adamw_8bit keeps a quarter of the state.",
+        )
+    elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
+        yield (
+            f"--optimizer_offload does not know --optim {given['optim']}.",
+            f"It takes --optim {', '.join(OFFLOADED)}.",
+        )
+
+
+def _vllm(given: Mapping[str, Any]) -> Problems:
+    """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
+    if given.get("use_vllm") and given.get("expandable_segments"):
+        yield (
+            "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
+            "Leave --expandable_segments away.",
+        )

@@ -1,0 +1,94 @@
+"""Whether LoRA finds the modules that it is to adapt, in the model that the trainer will build."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any
+
+from autotrain_mem.methods.configs import EXPERTS, Configs, peft_config, trusts_remote_code
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding
+
+NAMED_AT_MOST = 12
+"""Kinds of modules that an error lists; a transformer layer has seven."""
+
+
+def unmatched_targets(job: Job, filled: Configs, config: Any) -> Iterator[Finding]:
+    """An error when ``--lora_target_modules`` matches nothing, a warning for names of a list that match nothing.
+
+    A mixture of experts is passed over where a name may be that of fused experts, which PEFT adapts as parameters.
+    """
+    asked = filled.model.lora_target_modules
+    if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
+        return
+    layers = dict(_adaptable(_meta_model(job, config)))
+    lora = peft_config(filled.model, job.model, trust_remote_code=trusts_remote_code(filled))
+    missing = [name for name in _alone(asked) if not _matches(lora, name, list(layers))]
+    if not missing:
+        return
+    none = len(missing) == len(_alone(asked))
+    yield Finding(
+        kind="error" if none else "warning",
+        message=f"--lora_target_modules {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no module of "
+        f"{job.model}{'' if none else ', and only the others are adapted'}.",
+        cure=_cure(missing, _last_names(layers)),
+    )
+
+
+def _cure(missing: Sequence[str], names: Sequence[str]) -> str:
+    """To PEFT a single name is a regular expression for a module's whole name (``trl/trainer/model_config.py:
+    __post_init__`` makes a text of a list of one)."""
+    *first, last = names
+    some = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
+    if len(missing) == 1 and missing[0] in names:
+        return f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name.\n{some}"
+    return some
+
+
+def _alone(asked: Any) -> Sequence[str]:
+    """A regular expression is one name."""
+    return [asked] if isinstance(asked, str) else list(asked)
+
+
+def _matches(lora: Any, name: str, layers: list[str]) -> bool:
+    """By PEFT's own rule."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    one = copy(lora)
+    one.target_modules = name if isinstance(lora.target_modules, str) else {name}
+    return any(check_target_module_exists(one, layer) for layer in layers)  # what is excluded is an object, and false
+
+
+def _meta_model(job: Job, config: Any) -> Any:
+    """As TRL makes it, without weights and bytes: the class that the config names, or a classifier of one score."""
+    from transformers import AutoModelForSequenceClassification
+    from trl.trainer.utils import create_model_from_path
+
+    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+
+    kind = {"architecture": AutoModelForSequenceClassification, "num_labels": 1} if job.method == "reward" else {}
+    trust = bool(job.arguments.get("trust_remote_code", False))
+    with without_weights():
+        return create_model_from_path(job.model, trust_remote_code=trust, **kind)
+
+
+def _adaptable(model: Any) -> Iterator[tuple[str, Any]]:
+    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            yield name, module
+
+
+def _last_names(layers: dict[str, Any]) -> list[str]:
+    """``["q_proj", "k_proj", ...]``: what repeats in every layer; of a model of one layer, all but the embeddings."""
+    import torch
+
+    names = Counter(name.split(".")[-1] for name, layer in layers.items() if not isinstance(layer, torch.nn.Embedding))
+    often = [name for name, times in names.items() if times > 1] or list(names)
+    return often[:NAMED_AT_MOST]

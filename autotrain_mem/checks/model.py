@@ -1,0 +1,180 @@
+"""The model's config, and everything about it that would end a training run later, said before one is planned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from autotrain_mem.data.token_lengths import lacks_tokenizer
+from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.rehearsal.python_call.capture import model_of
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.job import REWARD_MODELS
+
+
+def read_config(job: Job, **options: Any) -> Any:
+    """The config of a model that the job's method can train.
+
+    Args:
+        options: For transformers: ``trust_remote_code``, ``revision``.
+
+    Raises:
+        ModelNotFoundError: no config.json there, or a hub id that cannot be reached.
+        ModelConfigError: a config.json that is not JSON, or that transformers refuses.
+        UnsupportedModelError: no causal language model of this architecture in the installed transformers.
+    """
+    if (model := model_of(job)) is not None:
+        return model.config
+    config = _load(job.model, "--model", **options)
+    _check_architecture(job, config)
+    return config
+
+
+def check_reward_model(job: Job) -> None:
+    """Refuse a reward model, where one is given, that cannot judge.
+
+    Raises:
+        ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: GRPO and RLOO hand it text,
+            PPO hands it the policy's tokens.
+        ModelConfigError: as above.
+        UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
+    """
+    for name in REWARD_MODELS:
+        model = job.arguments.get(name)
+        if model is not None:
+            trust = bool(job.arguments.get("trust_remote_code", False))
+            _check_classifier(model, _load(model, f"--{name}", trust_remote_code=trust))
+            if name == "reward_model_name_or_path" and lacks_tokenizer(pathlib.Path(model)):
+                raise ModelNotFoundError(
+                    f"{model} comes without a tokenizer, by which a reward model reads completions.",
+                    hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
+                )
+
+
+_OF_THE_FILE = ("_name_or_path", "transformers_version")
+"""What a config says of where it was read and by whom it was written, not of the model."""
+
+
+def config_digest(job: Job, config: Any) -> str:
+    """Of everything that the configs of the job's models say of these: the same text for equal models."""
+    trust = bool(job.arguments.get("trust_remote_code", False))
+    judges = [job.arguments[name] for name in REWARD_MODELS if job.arguments.get(name)]
+    configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]
+    digest = hashlib.blake2b(digest_size=16)
+    for each in configs:
+        said = json.loads(each.to_json_string(use_diff=False))
+        kept = {name: value for name, value in said.items() if name not in _OF_THE_FILE}
+        digest.update(json.dumps(kept, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _load(model: str, flag: str, **options: Any) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+
+    _check_folder(pathlib.Path(model), flag)
+    try:
+        return load_config(model, **options)
+    except StrictDataclassError as error:
+        reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"
+        raise ModelConfigError(message, hint=_saved(flag)) from error
+
+
+def _saved(flag: str) -> str:
+    return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
+
+
+def _check_folder(path: pathlib.Path, flag: str) -> None:
+    if path.is_file():
+        raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
+    if not path.is_dir():
+        return  # a hub id, as far as one can tell from here
+    file = path / "config.json"
+    if not file.is_file() and (path / "adapter_config.json").is_file():
+        raise ModelNotFoundError(
+            f"{path} holds a LoRA adapter and not the model that it belongs to.",
+            hint=f"Merge it into its base first, and give {flag} the result: peft's AutoPeftModelForCausalLM (a reward "
+            "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
+        )
+    if not file.is_file():
+        raise ModelNotFoundError(f"{path} holds no config.json.", hint=_saved(flag))
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelConfigError(
+            f"{file} is not JSON: line {error.lineno}, column {error.colno} ({error.msg}).",
+            hint="Download or save the model again: the file is probably cut short.",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=_saved(flag))
+    _check_type(path, config)
+
+
+def _check_type(path: pathlib.Path, config: dict[str, Any]) -> None:
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    if config["model_type"] not in CONFIG_MAPPING and "auto_map" not in config:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} knows no model_type {config['model_type']!r} ({path}).",
+            hint="Update transformers, or take a model that the installed one knows.",
+        )
+
+
+def _check_architecture(job: Job, config: Any) -> None:
+    """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
+    import transformers
+
+    model, names = job.model, config.architectures or []
+    if not names:
+        raise UnsupportedModelError(
+            f"The config of {model} names no architecture, and TRL builds the model by it.",
+            hint='Add it to config.json, for example "architectures": ["Qwen2ForCausalLM"].',
+        )
+    if getattr(config, "auto_map", None):
+        return  # the model brings its own code
+    version = transformers.__version__
+    if not hasattr(transformers, names[0]):
+        raise UnsupportedModelError(
+            f"transformers {version} knows no architecture {names[0]}, which the config of {model} names.",
+            hint="Update transformers, or correct the architectures in config.json.",
+        )
+    method = method_of(job.method)
+    if names[0] not in _trained_by(method.MODEL_KINDS):
+        raise UnsupportedModelError(
+            f"{names[0]} ({model}) is not a causal language model.",
+            hint=f"{method.NAME} trains models that predict the next token, such as Qwen2ForCausalLM or "
+            "LlamaForCausalLM.",
+        )
+    if "classifier" in method.MODEL_KINDS:
+        _check_classifier(model, config)
+
+
+def _trained_by(kinds: tuple[str, ...]) -> set[str]:
+    """Names of architectures. TRL trains vision-language models too."""
+    from transformers.models.auto import modeling_auto
+
+    causal = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
+        *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
+    }
+    classifiers = {*modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()}
+    return causal | (classifiers if "classifier" in kinds else set())
+
+
+def _check_classifier(model: str, config: Any) -> None:
+    """A reward model is a causal model with another head, which transformers has for most architectures, not all."""
+    from transformers.models.auto import modeling_auto
+
+    if config.model_type not in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise UnsupportedModelError(
+            f"transformers has no sequence classifier of type {config.model_type!r} ({model}): a reward model is one.",
+            hint="Take a model of another architecture, such as Qwen2, Llama or Gemma 3.",
+        )

@@ -1,0 +1,166 @@
+"""Whether the tokenizer goes with the model, the data and the trainer: padding, vocabulary, chat template."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from autotrain_mem.data.formats import columns_read
+from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
+from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.configs import Configs, trusts_remote_code
+from autotrain_mem.rehearsal.python_call.capture import tokenizer_of
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding
+
+LOOKED_AT_ROWS = 4
+"""Rows in which a conversation is looked for: the trainers look at the first alone."""
+
+
+def tokenizer_findings(job: Job, filled: Configs, config: Any, rows: Any) -> Iterator[Finding]:
+    """What is wrong with the job's tokenizer; nothing where there is none, which counting tokens will say.
+
+    Args:
+        config: The model's.
+        rows: The training data; None when they are not read.
+    """
+    tokenizer = tokenizer_of(job)
+    if tokenizer is None and lacks_tokenizer(pathlib.Path(job.model)):
+        return
+    tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
+    yield from _named_tokens(filled, tokenizer)
+    if job.method == "ppo":
+        yield from _of_ppo(filled, tokenizer)
+    elif job.method == "reward":
+        yield from _of_reward(filled, tokenizer)
+    yield from _vocabulary(job, filled, config, tokenizer)
+    if rows is not None:
+        yield from _template(job, filled, tokenizer, rows)
+
+
+# -- padding -------------------------------------------------------------------------------------------------------
+
+
+def _named_tokens(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+    """What the trainers refuse as they are built (``trl/trainer/sft_trainer.py: __init__``, and those of reward and
+    DPO): an end or a padding token that is not in the vocabulary, for padding that of a template taken from elsewhere
+    included. The last resort for padding is the end token."""
+    for name in ("eos_token",) if _resizes(filled) else ("eos_token", "pad_token"):
+        token = getattr(filled.training, name, None)
+        if token is not None and token not in tokenizer.get_vocab():
+            yield Finding(
+                kind="error",
+                message=f"--{name} {token!r} is not in the vocabulary of the tokenizer.",
+                cure=f"Leave --{name} away, which takes {getattr(tokenizer, name)!r}, or give a token that it holds.",
+            )
+    given = getattr(filled.training, "pad_token", None) or getattr(filled.training, "eos_token", None)
+    if not given and tokenizer.pad_token is None and tokenizer.eos_token is None:
+        yield Finding(
+            kind="error",
+            error="TokenizerError",
+            message="The tokenizer has neither a padding token nor an end token, so that no batch can be padded.",
+            cure=_name_one(filled),
+        )
+
+
+def _name_one(filled: Configs) -> str:
+    saved = "set tokenizer.pad_token and save the tokenizer with the model."
+    if hasattr(filled.training, "pad_token"):
+        return f"Give --pad_token TOKEN, one of its vocabulary, or {saved}"
+    return saved[0].upper() + saved[1:]
+
+
+def _of_ppo(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+    from autotrain_mem.trainers import ppo_checks
+
+    try:
+        ppo_checks.refuse(filled.training, tokenizer)
+    except UsageError as error:
+        yield Finding.of(error)
+
+
+def _of_reward(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+    """The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
+    GenericForSequenceClassification.forward``). TRL ends every sequence with the end token."""
+    padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
+    end = filled.training.eos_token or tokenizer.eos_token
+    if padding is not None and padding == end:
+        yield Finding(
+            kind="warning",
+            message=f"The padding token is the end token ({end!r}): a reward model reads its score at the last token "
+            "that is no padding, so it never sees that a response has ended.",
+            cure="Give --pad_token TOKEN, one of the vocabulary that no text uses.",
+        )
+
+
+# -- vocabulary ----------------------------------------------------------------------------------------------------
+
+
+def _vocabulary(job: Job, filled: Configs, config: Any, tokenizer: Any) -> Iterator[Finding]:
+    """Ids without a row in the embeddings: on a GPU an assertion within a kernel, which names nothing.
+
+    Some tokenizers hold special tokens that no text has (Gemma 3's, that of an image, which the text models have no row
+    for): of these only those count that padding, ends or the chat template would use.
+    """
+    if _resizes(filled):
+        return
+    rows = config.get_text_config().vocab_size
+    added = {str(token.content): token.special for token in tokenizer.added_tokens_decoder.values()}
+    numbers = tokenizer.get_vocab()
+    beyond = sorted((token for token, number in numbers.items() if number >= rows), key=numbers.__getitem__)
+    used = _always_used(tokenizer) if beyond else set()
+    sure = [token for token in beyond if token not in added or token in used]
+    perhaps = [token for token in beyond if not added.get(token, True)]
+    if not sure and not perhaps:
+        return
+    enough = max(numbers.values()) + 1
+    yield Finding(
+        kind="error" if sure else "warning",
+        error="TokenizerError",
+        message=f"The embeddings of {job.model} have {rows} rows, and {len(beyond)} of the tokenizer's tokens are "
+        f"beyond them ({_first(sure or perhaps)}): the first batch that holds one ends the training.",
+        cure="Take the tokenizer that the model was trained with, or call "
+        f"model.resize_token_embeddings({enough}) once, save model and tokenizer in a folder, and give it to --model.",
+    )
+
+
+def _resizes(filled: Configs) -> bool:
+    """A template taken from another tokenizer brings its tokens and makes room for them
+    (``trl/chat_template_utils.py: clone_chat_template``)."""
+    path = getattr(filled.training, "chat_template_path", None)
+    return path is not None and not str(path).endswith((".jinja", ".j2"))
+
+
+def _always_used(tokenizer: Any) -> set[str]:
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    written = {token for token in tokenizer.get_added_vocab() if token in template}
+    return written | {token for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token) if token}
+
+
+def _first(tokens: list[str]) -> str:
+    return ", ".join(map(repr, islice(tokens, 2))) + (", ..." if len(tokens) > 2 else "")
+
+
+# -- chat template -------------------------------------------------------------------------------------------------
+
+
+def _template(job: Job, filled: Configs, tokenizer: Any, rows: Any) -> Iterator[Finding]:
+    from trl import is_conversational
+
+    if tokenizer.chat_template is not None or getattr(filled.training, "chat_template_path", None):
+        return
+    columns = columns_read(job.method, rows.column_names, filled)
+    looked_at = [{name: rows[index][name] for name in columns} for index in range(min(LOOKED_AT_ROWS, len(rows)))]
+    if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
+        return
+    flag = "--chat_template_path FILE (a .jinja file, or a model whose template is taken), "
+    yield Finding(
+        kind="error",
+        error="DatasetFormatError",
+        message=f"The data hold conversations, and the tokenizer of {job.model} has no chat template.",
+        cure=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a model tuned for chat, or data as "
+        "plain text.",
+    )

@@ -1,0 +1,200 @@
+"""What a count of tokens depends on, as one digest: the same digest, the same lengths. Nothing is tokenized."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import pathlib
+import sys
+import sysconfig
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from autotrain_mem.data import load
+from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer
+from autotrain_mem.methods.configs import Configs, trusts_remote_code
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
+from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.versions import versions_key
+
+READ_WHOLE_BYTES = 64 * 2**20
+"""Files up to this size are known by their content, which takes 0.1 s at most; larger ones by place, size, date and
+their first and last MiB."""
+_END_BYTES = 2**20
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
+"""Files of a model's folder that no tokenizer reads."""
+
+_LATER = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode")
+"""What becomes of the rows once they are counted."""
+_HOW = ("dataset_num_proc",)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
+
+
+def fingerprint(job: Job, scratch: str) -> str:
+    """Changes with the data, the tokenizer, the chat template, the formatting, reward functions and what is installed.
+
+    Reward functions, since counting tries them once; a reward job's ``max_length``, since counting refuses one that
+    would drop every pair.
+
+    Args:
+        scratch: A folder to write to.
+
+    Raises:
+        DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.
+        UsageError: there is no such reward function.
+    """
+    filled = method_of(job.method).configs(counting_arguments(job, scratch))
+    template = getattr(filled.training, "chat_template_path", None)
+    names = getattr(filled.script, "reward_funcs", None) or []
+    parts = {
+        "data": _data(job, filled),
+        "tokenizer": _tokenizer(job, filled, scratch),
+        "chat template": None if template is None else _model(template, filled, scratch),
+        "arguments": _formatting(job),
+        "rewards": _sources(names),
+        "formatting function": _formatting_function(job),
+        "installed": versions_key(),
+    }
+    return _digest([json.dumps(parts, sort_keys=True, default=str).encode()])
+
+
+def _data(job: Job, filled: Configs) -> Any:
+    """A local file's or folder's content; of other data the fingerprint that the datasets library keeps, which holds
+    their revision (datasets/builder.py: _get_dataset_fingerprint)."""
+    name = load.dataset_name(job)
+    path = pathlib.Path(name)
+    if job.handed is not None:
+        return [(split, rows._fingerprint) for split, rows in sorted(load.load(job, filled).items())]
+    is_mixture = bool(filled.dataset.datasets) and job.dataset is None
+    if path.exists() and not is_mixture:
+        return [name, *(_content(file, path) for file in _files(path))]
+    splits = load.load(job, filled)
+    used = (filled.script.dataset_train_split, filled.script.dataset_test_split)
+    return [name, *(splits[split]._fingerprint for split in used if split in splits)]
+
+
+def _tokenizer(job: Job, filled: Configs, scratch: str) -> Any:
+    """The model's own, or the one that a script hands over, written out."""
+    handed = tokenizer_of(job)
+    return _model(job.model, filled, scratch) if handed is None else _written(handed, scratch)
+
+
+def _model(name: str, filled: Configs, scratch: str) -> Any:
+    """A folder's content without weights, a template file's content, or the commit of a hub id."""
+    path = pathlib.Path(name)
+    if path.exists():
+        return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
+    return _commit(name) or _saved(name, filled, scratch)
+
+
+def _commit(name: str) -> str | None:
+    """Of the snapshot in the cache, ``.../snapshots/COMMIT/tokenizer.json``; TRL loads no other than main's."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in _TOKENIZER_FILES:
+        path = try_to_load_from_cache(name, file)
+        if isinstance(path, str):
+            return pathlib.Path(path).parent.name
+    return None
+
+
+def _saved(name: str, filled: Configs, scratch: str) -> Any:
+    """The tokenizer itself, written out: of a hub id that is not in the cache yet."""
+    return _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
+
+
+def _written(tokenizer: Any, scratch: str) -> Any:
+    folder = pathlib.Path(scratch) / "tokenizer"
+    tokenizer.save_pretrained(folder)
+    return [_content(file, folder) for file in _files(folder)]
+
+
+def _formatting(job: Job) -> dict[str, Any]:
+    """Arguments by which a row may become other tokens: all of TRL's own but those known not to.
+
+    So an argument that a later TRL adds is one of them.
+    """
+    from transformers import TrainingArguments
+    from trl import ModelConfig
+
+    elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
+    ignored = elsewhere.union(_LATER, _HOW) - ({"max_length"} if job.method == "reward" else set())
+    given = {name: value for name, value in job.arguments.items() if name not in ignored}
+    trust = {"trust_remote_code": job.arguments.get("trust_remote_code")}
+    return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}
+
+
+def _sources(names: Sequence[str]) -> list[Any]:
+    """The files of the user's own reward functions."""
+    known = built_in_rewards() if names else {}
+    own = [name for name in names if name not in known]
+    files = [inspect.getsourcefile(inspect.unwrap(function)) for function in reward_functions(own)] if own else []
+    return [*names, *(_content(pathlib.Path(file), pathlib.Path(file)) for file in files if file)]
+
+
+def _formatting_function(job: Job) -> Any:
+    """A script's own, by value where the script defines it, and all modules of the user's own, which it may call.
+
+    The datasets library knows a module's function by its name alone (``datasets/utils/_dill.py: Pickler``), whatever
+    becomes of its code. What cannot be told is another each time, and its rows are counted again.
+    """
+    function = formatting_of(job)
+    if function is None:
+        return None
+    from datasets.fingerprint import Hasher
+
+    try:
+        return [Hasher.hash(function), *(_content(file, file) for file in _own_modules())]
+    except Exception:  # whatever the user's objects raise when they are pickled; or a module from no file
+        return uuid.uuid4().hex
+
+
+def _own_modules() -> list[pathlib.Path]:
+    """The files of all modules that are loaded, but those installed: reading a call loads the script's own."""
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    paths = [pathlib.Path(file) for file in sorted(files) if os.path.isabs(file)]  # torch.ops is "_ops.py", of nowhere
+    return [path for path in paths if not _is_installed(path)]
+
+
+def _is_installed(path: pathlib.Path) -> bool:
+    """Then it is known by its version (``versions_key``)."""
+    return bool(_PACKAGES.intersection(path.parts)) or any(path.is_relative_to(place) for place in _INSTALLED)
+
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_INSTALLED = (sysconfig.get_paths()["stdlib"], pathlib.Path(__file__).parents[1])
+"""Python's own modules and ours."""
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The file itself, or all files below the folder but hidden ones."""
+    if path.is_file():
+        return [path]
+    below = (pathlib.Path(parent, name) for parent, _, names in os.walk(path) for name in names)
+    return sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts))
+
+
+def _content(file: pathlib.Path, root: pathlib.Path) -> tuple[str, str]:
+    """(name below the root, digest): the same for a copy of the folder, as long as its files are not large."""
+    name, status = str(file.relative_to(root)), file.stat()
+    if status.st_size <= READ_WHOLE_BYTES:
+        return name, _digest([file.read_bytes()])
+    place = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+    with open(file, "rb") as opened:
+        first = opened.read(_END_BYTES)
+        opened.seek(-_END_BYTES, os.SEEK_END)
+        return name, _digest([place, first, opened.read()])
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

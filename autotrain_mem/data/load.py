@@ -1,0 +1,236 @@
+"""Loads the training data as TRL's scripts do, from a hub id, a folder or a file, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotrain_mem.data.formats import columns_read, format_name, formats_wanted
+from autotrain_mem.data.row_checks import undecodable_line
+from autotrain_mem.errors import (
+    DatasetError,
+    DatasetFormatError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    MalformedDatasetError,
+    UsageError,
+)
+from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.python_call.capture import formatting_of, splits_of
+from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
+
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+
+_HOW_TO_MEND = {
+    ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
+    ".json": "A .json file is a list of objects, or one object a line, with the same keys of the same types.",
+    ".csv": "The first line names the columns; a value with commas, quotes or line breaks stands in quotes.",
+    ".parquet": "The file is cut short or is no parquet file: write or download it again.",
+}
+_WHAT_IS_READ = (
+    "Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached from here."
+)
+_ONE_ROW = "Give --dataset a file with at least one row."
+_NO_ROWS = "corresponds to no data"
+"""In the message of the ValueError by which datasets says that a file has no rows (datasets/arrow_reader.py)."""
+
+
+def load(job: Job, filled: Configs) -> Any:
+    """The dataset's splits, as ``{"train": Dataset, ...}``.
+
+    Raises:
+        DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
+    """
+    import datasets
+
+    if job.handed is not None:
+        splits = splits_of(job, filled)
+        _check(splits, filled, job)
+        return splits
+    if filled.script.dataset_streaming or filled.dataset.streaming:
+        raise UsageError(
+            "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",
+            hint="Leave --dataset_streaming away.",
+        )
+    datasets.disable_progress_bars()
+    name = dataset_name(job)
+    if filled.dataset.datasets and job.dataset is None:
+        from trl import get_dataset
+
+        splits = get_dataset(filled.dataset)
+    else:
+        splits = _load_named(name, filled.script.dataset_config)
+    _check(splits, filled, job)
+    return splits
+
+
+def was_out_of_reach(error: DatasetError) -> bool:
+    """Whether it is the hub that did not answer, so that nobody knows whether the dataset is there.
+
+    datasets tells that from a name that the hub does not know: ``datasets/load.py: dataset_module_factory`` raises
+    ConnectionError for the one, its own DatasetNotFoundError for the other.
+    """
+    return isinstance(error.__cause__, ConnectionError)
+
+
+def dataset_name(job: Job) -> str:
+    """What is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
+    if job.handed is not None:
+        return "train_dataset"
+    return str(job.dataset or job.arguments.get("dataset_name") or EXAMPLE_DATASETS[job.method])
+
+
+def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> list[str]:
+    """The splits that the job evaluates on: of a script's own rows all that it does not train on."""
+    if not job.is_evaluated:
+        return []
+    if job.handed is None:
+        return [filled.script.dataset_test_split]
+    return [name for name in splits if name != filled.script.dataset_train_split]
+
+
+def rows_name(job: Job, filled: Configs, split: str) -> str:
+    """What a message calls a split: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
+    return dataset_name(job) if job.handed is None or split == filled.script.dataset_train_split else split
+
+
+def _load_named(name: str, config_name: str | None) -> Any:
+    import datasets
+
+    path = pathlib.Path(name)
+    if path.suffix.lower() in FILE_KINDS and not path.is_dir():
+        return _load_file(path)
+    if path.is_file():
+        raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=_WHAT_IS_READ)
+    if name.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise DatasetNotFoundError(f"No file or folder {name}.", hint="Check the path that --dataset gives.")
+    try:
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            loaded = datasets.load_from_disk(name)
+            return loaded if isinstance(loaded, dict) else {"train": loaded}
+        return datasets.load_dataset(name, name=config_name)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise MalformedDatasetError(
+            f"{name} cannot be read: {_first_line(error)}", hint="Give --dataset one of its files to learn which line."
+        ) from error
+    except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        if _NO_ROWS in str(error):
+            raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW) from error
+        kind = "folder" if path.is_dir() else "hub id"
+        raise DatasetNotFoundError(
+            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}", hint=_WHAT_IS_READ
+        ) from error
+
+
+def _load_file(path: pathlib.Path) -> Any:
+    import datasets
+
+    if not path.is_file():
+        raise DatasetNotFoundError(f"No file {path}.", hint="Check the path that --dataset gives.")
+    if path.stat().st_size == 0:
+        raise EmptyDatasetError(f"{path} is empty.", hint=_ONE_ROW)
+    suffix = path.suffix.lower()
+    try:
+        return datasets.load_dataset(FILE_KINDS[suffix], data_files=str(path))
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        if _NO_ROWS in str(error):
+            raise EmptyDatasetError(f"{path} has no rows.", hint=_ONE_ROW) from error
+        where = undecodable_line(path)
+        reason = f"{where} is not UTF-8" if where else _first_bad_line(path) or _first_line(error)
+        raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
+
+
+def _first_bad_line(path: pathlib.Path) -> str:
+    """What the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _whole_file(path)
+    if suffix != ".jsonl":
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                return f"line {number}, column {error.colno} is not JSON ({error.msg})"
+            if not isinstance(row, dict):
+                return f"line {number} is not a JSON object"
+    return ""
+
+
+def _whole_file(path: pathlib.Path) -> str:
+    try:
+        json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno}, column {error.colno} is not JSON ({error.msg})"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _check(splits: Any, filled: Configs, job: Job) -> None:
+    name, split = dataset_name(job), filled.script.dataset_train_split
+    if split not in splits:
+        raise DatasetFormatError(
+            f"{name} has no split {split!r}; it has {', '.join(splits)}.",
+            hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
+        )
+    evaluated = evaluated_splits(job, filled, splits)
+    if job.is_evaluated and not any(used in splits for used in evaluated):
+        raise _nothing_to_evaluate(job, filled, splits)
+    for used in (split, *evaluated):
+        _check_split(splits[used], filled, job, rows_name(job, filled, used))
+
+
+def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -> DatasetFormatError:
+    if job.handed is not None:
+        return DatasetFormatError(
+            "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
+            hint='Give eval_dataset=, or the config eval_strategy="no".',
+        )
+    name, test = dataset_name(job), filled.script.dataset_test_split
+    return DatasetFormatError(
+        f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
+        hint="Give --dataset_test_split, or --eval_strategy no.",
+    )
+
+
+_IMAGES = frozenset({"image", "images"})
+_READ_IMAGES = frozenset({"sft", "dpo", "grpo", "rloo"})
+"""Methods whose trainers train on images wherever the data have such a column (``trl/trainer/sft_trainer.py`` and
+``dpo_trainer.py``: _is_vision_dataset; ``grpo_trainer.py`` and ``rloo_trainer.py``: _generate_and_score_completions).
+Of the others these columns are two that nobody reads."""
+
+
+def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
+    """Images become tokens when a batch is made, and go through a tower of their own: neither is rehearsed."""
+    seen = sorted(_IMAGES.intersection(columns))
+    if not seen or job.method not in _READ_IMAGES:
+        return
+    how = "" if job.handed is None else f": {name} = {name}.remove_columns({seen})"
+    raise DatasetFormatError(
+        f"{name} holds images ({', '.join(seen)}), and what they take is not known: neither their tokens are counted "
+        "nor a model's vision tower is rehearsed.",
+        hint=f"To train on the text alone, leave the column away{how}. "
+        f"To train on images, take TRL's own {method_of(job.method).NAME}Trainer, without a plan.",
+    )
+
+
+def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
+    if len(split) == 0:
+        raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
+    columns = split.column_names
+    _check_text_alone(columns, job, name)
+    if not columns_read(job.method, columns, filled) and formatting_of(job) is None:
+        trainer = f"{method_of(job.method).NAME}Trainer"
+        raise DatasetFormatError(
+            f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
+            hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",
+        )

@@ -1,0 +1,162 @@
+"""Token lengths of the whole dataset, after the trainer's own formatting."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from autotrain_mem.data import load
+from autotrain_mem.data.formats import columns_read
+from autotrain_mem.data.row_checks import check_rows
+from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
+from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.row_lengths import Hear, RowLengths, heard, processes
+from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
+from autotrain_mem.spec import DataProfile, Job
+
+
+def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> DataProfile:
+    """Let the installed trainer prepare the data, untruncated, and count tokens.
+
+    The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
+
+    Args:
+        hear: Is told how far the counting is.
+
+    Raises:
+        DatasetError: see :func:`autotrain_mem.data.load.load`.
+        ModelNotFoundError: the model comes without a tokenizer.
+        RewardFunctionError: a reward function fails on the first rows.
+    """
+    filled = method_of(job.method).configs(counting_arguments(job, output_dir))
+    splits = load.load(job, filled)
+    with heard(hear):
+        trained, *others = (
+            _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
+            for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))
+        )
+    lengths = Counter(trained.longer)
+    if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
+        raise EmptyDatasetError(
+            f"No row of {load.dataset_name(job)} has enough tokens to train on.",
+            hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
+        )
+    _check_some_are_kept(job, lengths)
+    return DataProfile(
+        rows_by_length=dict(lengths),
+        longest_evaluated=max((length for lengths in others for length in lengths.longer), default=0),
+        shorter_sides=_shorter_sides(trained),
+        drops=job.method == "reward",
+    )
+
+
+def _shorter_sides(lengths: RowLengths) -> dict[int, int]:
+    """Tokens of the shorter sequences, summed over all pairs of each length."""
+    sums: Counter[int] = Counter()
+    if lengths.shorter:
+        for longer, shorter in zip(lengths.longer, lengths.shorter, strict=True):
+            sums[longer] += shorter
+    return dict(sums)
+
+
+FEWEST_TOKENS = {False: 2, True: 1}
+"""A row is trained on by predicting its second token from its first; a prompt needs one, to begin with."""
+
+
+def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
+    """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
+    max_length, shortest = job.arguments.get("max_length"), min(lengths)
+    if job.method != "reward" or not isinstance(max_length, int) or max_length >= shortest:
+        return
+    raise EmptyDatasetError(
+        f"--max_length {max_length} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
+        f"a longer side, and the shortest pair has {shortest} tokens.",
+        hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
+    )
+
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
+)
+
+
+def lacks_tokenizer(folder: pathlib.Path) -> bool:
+    """transformers 5 would make up a tokenizer with an empty vocabulary, whose lengths are wrong."""
+    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
+
+
+def load_tokenizer(model: str, **options: Any) -> Any:
+    """The model's tokenizer. Raises ModelNotFoundError when there is none."""
+    from transformers import AutoProcessor
+
+    if lacks_tokenizer(pathlib.Path(model)):
+        raise _no_tokenizer(model)
+    try:
+        return AutoProcessor.from_pretrained(model, **options)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise _no_tokenizer(model) from error
+
+
+def _no_tokenizer(model: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{model} comes without a tokenizer that can be loaded.",
+        hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for "
+        "N tokens, or a model folder with its tokenizer files.",
+    )
+
+
+def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
+    """The job's own, without what would need a GPU, a network or a real model."""
+    return {
+        **on_cpu(undivided(job.arguments)),
+        "output_dir": output_dir,
+        "report_to": "none",
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,
+        "push_to_hub": False,
+        "use_peft": False,
+        "load_in_4bit": False,
+        "load_in_8bit": False,
+        "use_liger_kernel": False,
+        "activation_offloading": False,
+        "use_vllm": False,
+    }
+
+
+def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
+    formatting = formatting_of(job)
+    if formatting is None or "input_ids" in rows.column_names:
+        check_rows(rows, columns_read(job.method, rows.column_names, filled), name)
+    tokenizer = tokenizer_of(job) or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    given = job.arguments.get("dataset_num_proc")
+    filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
+    try:
+        method = method_of(job.method)
+        if formatting is not None:
+            return method.row_lengths(filled, rows, tokenizer, formatting)
+        return method.row_lengths(filled, rows, tokenizer)
+    except AutofitError:
+        raise
+    # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
+    except Exception as error:
+        raise _unprepared(name, job, error, tokenizer) from error
+
+
+def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
+    if getattr(tokenizer, "chat_template", None) is None and "chat_template" in str(error):
+        return DatasetFormatError(
+            f"{name} holds conversations, and the tokenizer of {job.model} has no chat template.",
+            hint="Give --chat_template_path FILE, a model tuned for chat, or data with prompt and completion as text.",
+        )
+    return DatasetFormatError(
+        f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
+        hint=_LOOK_AT if job.handed is None else _LOOK_AT_IN_PYTHON,
+    )
+
+
+_LOOK_AT = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
+_LOOK_AT_IN_PYTHON = "Look at the values, at formatting_func where there is one, or at the chat template."

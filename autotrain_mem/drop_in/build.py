@@ -1,0 +1,147 @@
+"""How a drop-in trainer is built: its call is planned, and TRL's own constructor gets the plan's settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotrain_mem.drop_in.config_merge import default_config, planned_config
+from autotrain_mem.drop_in.device import grow_segments, lost_levers
+from autotrain_mem.drop_in.guarded_methods import keep_alive
+from autotrain_mem.drop_in.planning import Asked, make_plan
+from autotrain_mem.errors import RehearsalError, UsageError
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution
+from autotrain_mem.rehearsal.python_call.keywords import with_knobs
+from autotrain_mem.rehearsal.rehearse import finished
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.autofit import AutoFit, as_autofit
+from autotrain_mem.spec.python_errors import python_errors
+
+Construct = Callable[..., None]
+"""TRL's constructor, bound to the trainer."""
+
+_CALL = "_autofit_call"
+
+
+class Shown:
+    """A class's ``__signature__``: what its constructor takes, and not what ``__new__`` does, which is asked first."""
+
+    def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
+        ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))
+        if kind.__init__ is not ours.__init__:  # type: ignore[misc]
+            _, *own = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+            return inspect.Signature(own)
+        _, *trls = inspect.signature(ours.__mro__[1].__init__).parameters.values()  # type: ignore[misc]
+        autofit = inspect.Parameter("autofit", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AutoFit | None)
+        return inspect.Signature([*trls, autofit])
+
+
+def called(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A trainer that was just made remembers how its class was called: perhaps one of the user's own."""
+    setattr(trainer, _CALL, (args, kwargs))
+    return trainer
+
+
+def build(
+    trainer: Any,
+    method: str,
+    construct: Construct,
+    config_class: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    autofit: AutoFit | None,
+) -> None:
+    """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
+
+    Args:
+        construct: TRL's constructor.
+        args: What reached it, as ``kwargs``.
+        autofit: How to plan; None: as :class:`AutoFit` says by itself.
+    """
+    outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
+    keywords = _keywords(construct, args, kwargs)
+    if keywords is None:
+        return construct(*args, **kwargs)
+    if (substitute := substitution.get()) is not None:
+        return construct(**substitute(keywords))
+    ours = as_autofit(autofit)
+    if not _is_documented(keywords, method, config_class):
+        construct(**keywords)  # TRL's to refuse
+        _check_no_rows(keywords)
+        trainer.plan = None
+        return None
+    keywords["args"] = _config(keywords, config_class, method)
+    call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
+    asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
+    plan = _made(asked)
+    if plan.knobs.expandable_segments:
+        grow_segments()
+    construct(**planned_keywords(keywords, plan))
+    finished(trainer, plan.knobs)
+    trainer.plan = plan
+    if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
+        keep_alive(trainer)
+    return None
+
+
+def _made(asked: Asked) -> Plan:
+    """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
+    try:
+        with python_errors(asked.config_class.__name__):
+            return make_plan(asked)
+    except RehearsalError as error:
+        refusal = error.__cause__
+        if refusal is None or refusal.__cause__ is None:  # no more than where it happened
+            raise
+        error.__cause__ = None  # or each would be the other's cause
+        raise refusal from refusal.__cause__
+
+
+def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:
+    """The script's keywords with a plan in them; those it changes are made anew, none is altered."""
+    knobs, loads = plan.knobs, isinstance(keywords["model"], str)
+    config = planned_config(keywords["args"], knobs, loads=loads)
+    return {**with_knobs(keywords, plan.method, {**plan.job.arguments, **knobs.to_json()}), "args": config}
+
+
+def _keywords(construct: Construct, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keywords | None:
+    """By TRL's names; None where TRL's constructor takes no such arguments, which it says best itself."""
+    try:
+        return dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return None
+
+
+def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
+    """Whether rows and config are of the kinds that TRL documents for this trainer."""
+    from datasets import Dataset, IterableDataset
+    from transformers import TrainingArguments
+
+    config = keywords.get("args")
+    kind = TrainingArguments if method == "sft" else config_class  # trl/trainer/sft_trainer.py: __init__ converts
+    return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
+
+
+def _check_no_rows(keywords: Keywords) -> None:
+    """Without rows there is nothing to plan for; those of another kind would be trained on unplanned.
+
+    Raises:
+        UsageError: there are rows.
+    """
+    if (rows := keywords.get("train_dataset")) is not None:
+        raise UsageError(
+            f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be counted.",
+            hint="Give a datasets.Dataset: datasets.Dataset.from_list(rows) makes one.",
+        )
+
+
+def _config(keywords: Keywords, config_class: type, method: str) -> Any:
+    """TRL's config: the default where none is given; made of transformers' where that is given, as TRL makes it."""
+    config = keywords.get("args")
+    if config is None:
+        return default_config(config_class, keywords, method_of(method).NAME)
+    if isinstance(config, config_class):
+        return config
+    return config_class(**{**config.to_dict(), "hub_token": config.hub_token})

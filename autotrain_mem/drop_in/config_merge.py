@@ -1,0 +1,291 @@
+"""Which settings of a trainer's config count as given, and the config with a plan in it.
+
+A dataclass does not tell which of its values were written down. The rule: **what differs from TRL's default is given,
+and a plan never changes it; what equals it may be changed.** ``max_length`` always counts as given, since cutting rows
+otherwise than the script says would surprise. ``AutoFit(pin=...)`` keeps a default, ``AutoFit(tune=...)`` gives a
+setting free.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import enum
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.python_call.capture import Keywords
+from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
+from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.length import AUTO, MAX_LENGTH
+
+STEPS_OF_GENERATION = "steps_per_generation"
+_DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
+"""What GRPO's and RLOO's configs fill in from the other sizes, and refuse to be given both of
+(``trl/trainer/grpo_config.py: __post_init__``)."""
+
+_MIRRORED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+"""transformers 5.23 keeps both names of one setting (``training_args.py: __post_init__``)."""
+
+_PLACED = ("use_cpu", "bf16", "fp16")
+"""Settings without which a config cannot be made on every machine. Where a plan is for is the device's to say."""
+
+_UNSAID = frozenset({"hub_token", "push_to_hub_token", "model_init_kwargs", *_MIRRORED.values()})
+"""Secrets, and what is said otherwise."""
+
+_LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
+    "revision": "model_revision",
+    "trust_remote_code": "trust_remote_code",
+}
+"""``model_init_kwargs`` -> what TRL's own flags call it."""
+_HARMLESS = frozenset(
+    {"device_map", "use_cache", "low_cpu_mem_usage", "use_safetensors", "local_files_only", "cache_dir", "token"}
+)
+"""``model_init_kwargs`` that change nothing of what is trained; the trainer places the model itself."""
+
+
+def default_config(config_class: type, keywords: Keywords, name: str) -> Any:
+    """The config that TRL makes where none is given (``trl/trainer/sft_trainer.py: __init__``)."""
+    model = keywords["model"]
+    path = model if isinstance(model, str) else model.config._name_or_path
+    return config_class(f"{path.split('/')[-1]}-{name}")
+
+
+def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) -> dict[str, Any]:
+    """What of a trainer's keywords counts as given, under TRL's names for flags, as JSON has it.
+
+    Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4,
+    "max_length": 1024}``.
+
+    Raises:
+        UsageError: ``pin`` or ``tune`` name no setting of a plan.
+    """
+    config = keywords["args"]
+    given = {"output_dir": config.output_dir} | _differing(config, config_class)
+    if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
+        given[MAX_LENGTH] = config.max_length
+    given |= _of_model(keywords) | _of_adapter(keywords) | _of_optimizer(keywords)
+    _check_names(autofit)
+    given |= {name: _plain(_value_of(name, keywords)) for name in autofit.pin}
+    given |= dict.fromkeys(autofit.switches, True)
+    for name in autofit.tune:
+        given.pop(name, None)
+    if MAX_LENGTH in autofit.tune:
+        given[MAX_LENGTH] = AUTO
+    return given
+
+
+def _differing(config: Any, config_class: type) -> dict[str, Any]:
+    placed = {name: getattr(config, name) for name in _PLACED}
+    default = _made(config_class, {"output_dir": config.output_dir, **placed})
+    differing = {
+        name: _plain(getattr(config, name))
+        for name in _names(config_class)
+        if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _UNSAID
+    }
+    differing |= _precision(config) | _generation(config)
+    return {name: value for name, value in differing.items() if name not in _derived(config)}
+
+
+def _precision(config: Any) -> dict[str, Any]:
+    """TRL's default is bf16, unless fp16 is asked for (``trl/trainer/base_config.py: __post_init__``)."""
+    if config.fp16:
+        return {"fp16": True}
+    return {} if config.bf16 else {"bf16": False}
+
+
+def _derived(config: Any) -> frozenset[str]:
+    """Of the sizes of a generation, those that follow from the others.
+
+    Where a generation is not one optimizer step's, its size is what the script asked for, in whichever way: with
+    another micro-batch its steps are others, and its rows stay.
+    """
+    if not hasattr(config, STEPS_OF_GENERATION):
+        return frozenset()
+    follows = config.steps_per_generation == config.gradient_accumulation_steps
+    return frozenset(_DERIVED if follows else {STEPS_OF_GENERATION})
+
+
+def _generation(config: Any) -> dict[str, Any]:
+    """Rows of a generation that one process has."""
+    if not hasattr(config, STEPS_OF_GENERATION):
+        return {}
+    return {"generation_batch_size": config.generation_batch_size // config.world_size}
+
+
+def _of_model(keywords: Keywords) -> dict[str, Any]:
+    """How the model is loaded; of an object, what it is."""
+    model = keywords["model"]
+    if not isinstance(model, str):
+        adapted = {"use_peft": True} if is_adapted(model) else {}
+        return {"dtype": main_dtype(model), "load_in_4bit": False, "load_in_8bit": False, **adapted}
+    said = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
+    if "torch_dtype" in said:
+        raise UsageError(
+            "model_init_kwargs: TRL reads dtype, and loads the model in float32 whatever torch_dtype says.",
+            hint=f'Write model_init_kwargs={{"dtype": "{_plain(said["torch_dtype"])}"}}.',
+        )
+    quantization = quantization_of(keywords)
+    said.pop("quantization_config", None)
+    given = {flag: _plain(said.pop(name)) for name, flag in _LOADING.items() if name in said}
+    rest = {name: _plain(value) for name, value in said.items() if name not in _HARMLESS}
+    defaults = {"dtype": "float32", "model_revision": "main", "attn_implementation": None, "trust_remote_code": False}
+    given = {name: value for name, value in given.items() if value is not None and value != defaults[name]}
+    return given | _of_quantization(quantization) | ({"model_init_kwargs": rest} if rest else {})
+
+
+def main_dtype(model: Any) -> str:
+    """The dtype that most of a model's weights have: ``bfloat16``."""
+    elements: dict[str, int] = {}
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            elements[_plain(parameter.dtype)] = elements.get(_plain(parameter.dtype), 0) + parameter.numel()
+    return max(elements, key=lambda name: elements[name], default="float32")
+
+
+def _of_quantization(quantization: Any) -> dict[str, Any]:
+    said = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
+    bits = {name: True for name in ("load_in_4bit", "load_in_8bit") if said.get(name) or said.get(f"_{name}")}
+    nested = {"use_bnb_nested_quant": True} if said.get("bnb_4bit_use_double_quant") else {}
+    return bits | nested
+
+
+def _of_adapter(keywords: Keywords) -> dict[str, Any]:
+    """LoRA in the words of TRL's flags, as far as they go; the config object itself is what is rehearsed."""
+    adapter = keywords.get("peft_config")
+    if adapter is None:
+        return {}
+    said = {
+        "lora_r": getattr(adapter, "r", None),
+        "lora_alpha": getattr(adapter, "lora_alpha", None),
+        "lora_dropout": getattr(adapter, "lora_dropout", None),
+        "lora_target_modules": _targets(getattr(adapter, "target_modules", None)),
+    }
+    return {"use_peft": True} | {name: value for name, value in said.items() if value is not None}
+
+
+def _targets(targets: Any) -> Any:
+    """TRL takes a single name of a list for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
+    if not isinstance(targets, set | list | tuple):
+        return targets
+    return sorted(targets) if len(targets) > 1 else [rf".*\.{name}" for name in targets]
+
+
+def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
+    """An optimizer that the script makes stays where it is, and trains what it was made for."""
+    made = (keywords.get("optimizers") or (None, None))[0]
+    if made is None and keywords.get("optimizer_cls_and_kwargs") is None:
+        return {}
+    kept = {"optim": _plain(keywords["args"].optim), "optimizer_offload": False}
+    return kept if made is None else kept | {"use_peft": keywords.get("peft_config") is not None or _adapts(keywords)}
+
+
+def _adapts(keywords: Keywords) -> bool:
+    return is_adapted(keywords["model"])
+
+
+def _check_names(autofit: AutoFit) -> None:
+    known = [field.name for field in fields(Knobs)]
+    unknown = sorted({*autofit.pin, *autofit.tune} - {*known})
+    if not unknown:
+        return
+    near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
+    meant = f"Did you mean {', '.join(near)}?\n" if near else ""
+    raise UsageError(
+        f"AutoFit: no plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}."
+    )
+
+
+def _value_of(name: str, keywords: Keywords) -> Any:
+    """What a setting is where the script leaves it alone."""
+    if hasattr(keywords["args"], name):
+        return getattr(keywords["args"], name)
+    return _of_model(keywords).get(name, Knobs.__dataclass_fields__[name].default if name != "dtype" else "float32")
+
+
+def _names(config_class: type) -> list[str]:
+    return [field.name for field in fields(config_class) if field.init]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: an enumeration's value, a dtype's name, a dataclass's fields."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | int | float | bool | type(None)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return str(value) if isinstance(value, Path) else str(value).removeprefix("torch.")
+
+
+# -- the config that trains -----------------------------------------------------------------------------------------
+
+
+def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
+    """A config of the same class with a plan's knobs in it; the script's own stays as it is.
+
+    It is made anew by its class, so that what follows from a changed setting follows.
+
+    Args:
+        loads: The trainer loads the model by its name.
+    """
+    changed = _changed(config, knobs)
+    if loads and hasattr(config, "model_init_kwargs"):
+        changed["model_init_kwargs"] = loading(config.model_init_kwargs, knobs.dtype)
+    skipped = _derived(config) - changed.keys()
+    said = {name: _own(getattr(config, name)) for name in _names(type(config)) if name not in skipped}
+    made = _made(type(config), {**said, **changed})
+    for name, value in vars(config).items():
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made
+
+
+def _own(value: Any) -> Any:
+    """A copy of what TRL or a plan may write into."""
+    writable = isinstance(value, dict | list) or is_dataclass(value)
+    return copy.deepcopy(value) if writable and not isinstance(value, type) else value
+
+
+def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
+    planned = {name: value for name, value in knobs.to_json().items() if hasattr(config, name)}
+    changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
+    if "fp16" in changed:
+        changed["bf16"] = not knobs.fp16 and config.bf16
+    twice = {_MIRRORED[name]: value for name, value in changed.items() if name in _MIRRORED}
+    return changed | {name: value for name, value in twice.items() if hasattr(config, name)}
+
+
+def _made(config_class: type, said: Mapping[str, Any]) -> Any:
+    with warnings.catch_warnings(), _accelerate_as_it_was():
+        warnings.simplefilter("ignore")  # the script's own config has warned already
+        return config_class(**said)
+
+
+@contextmanager
+def _accelerate_as_it_was() -> Iterator[None]:
+    """A config that is made resets what accelerate knows of this process (``transformers/training_args.py:
+    _setup_devices``), an accelerator of the script's own included."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]
+    try:
+        yield
+    finally:
+        for state, before in shared:
+            if before:
+                state.clear()
+                state.update(before)

@@ -1,0 +1,222 @@
+"""What keeps a drop-in trainer alive: the guard, and the longest rows before the first step.
+
+It is put around ``train``, ``evaluate`` and ``predict`` and taken away again: between them a trainer is as TRL built
+it, freed as soon as nobody holds it, copied and pickled like TRL's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotrain_mem.drop_in.planning import OUR_LIBRARIES
+from autotrain_mem.report.events import event_line
+from autotrain_mem.spec import Incident, Learned
+
+RUNS = ("train", "evaluate", "predict")
+"""What takes memory, of a trainer's methods."""
+
+_GUARDED = "_autofit_guarded"
+"""In a trainer that is to be kept alive, and is not yet."""
+
+_STEPS = ("training_step", "prediction_step")
+"""A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""
+
+_LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
+"""Code that a batch may run through once more, and nobody notices: ``worst.untouched`` was read off it."""
+
+
+def kept_alive(kind: type) -> type:
+    """The drop-in class, whose runs are kept alive."""
+    for name in RUNS:
+        setattr(kind, name, _run(kind, name))
+    return kind
+
+
+def keep_alive(trainer: Any) -> None:
+    """From now on, this one's runs."""
+    setattr(trainer, _GUARDED, True)
+
+
+def _run(kind: type, name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(kind, name))
+    def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        trls = getattr(super(kind, trainer), name)
+        if not vars(trainer).pop(_GUARDED, False):  # not to be, or already: training evaluates
+            return trls(*args, **kwargs)
+        try:
+            with _alive(trainer, name, trls) as guarded:
+                return guarded(*args, **kwargs)
+        finally:
+            keep_alive(trainer)
+
+    return run
+
+
+@contextmanager
+def _alive(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """A run, as it may be called inside."""
+    from autotrain_mem.training.guard.attach import attach_guard, why_no_guard
+
+    if why_no_guard(trainer) or _own_step(trainer):
+        yield trls
+        return
+    held = [_Held.of(owner) for owner in _owners(trainer)]
+    callbacks = [*trainer.callback_handler.callbacks]
+    setattr(trainer, name, trls)  # what a guard puts around it
+    guard = None
+    try:
+        guard = attach_guard(trainer, learned=trainer.plan.experience.learned, told=functools.partial(_tell, trainer))
+        if name == "train":
+            _run_longest_first(trainer)
+        yield getattr(trainer, name)
+    finally:
+        if guard is not None:
+            _note(trainer, learned=guard.leave())
+        _keep_only(trainer.callback_handler.callbacks, callbacks)
+        if vars(trainer).get(name) == trls:
+            delattr(trainer, name)
+        for each in held:
+            each.put_back()
+
+
+def _own_step(trainer: Any) -> bool:
+    """Whether a step is the user's own, of the class or of this object."""
+    names = (*_STEPS, "compute_loss", "_compute_loss")
+    return bool(vars(trainer).keys() & names) or any(_is_own(getattr(type(trainer), step)) for step in _STEPS)
+
+
+def _is_own(code: Any) -> bool:
+    """Whether code, or the class of an object, is of none of the libraries that are known here."""
+    named = code if hasattr(code, "__module__") else type(code)
+    return str(named.__module__).split(".")[0] not in _LIBRARIES
+
+
+# -- what it leaves ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """The functions that an object had of its own, beside those of its class."""
+
+    owner: Any
+    functions: dict[str, Any]
+
+    @classmethod
+    def of(cls, owner: Any) -> _Held:
+        return cls(owner=owner, functions=_functions(owner))
+
+    def put_back(self) -> None:
+        """Ours are taken away. What others put there meanwhile stays."""
+        held = vars(self.owner)
+        for name in [name for name, function in _functions(self.owner).items() if _is_ours(function)]:
+            del held[name]
+        held.update({name: function for name, function in self.functions.items() if name not in held})
+
+
+def _functions(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
+
+
+def _is_ours(function: Any) -> bool:
+    """By where its code stands: a stand-in may have the name of what it stands for."""
+    code = getattr(function, "__func__", function)
+    return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem.")
+
+
+def _owners(trainer: Any) -> list[Any]:
+    """Whose methods a guard stands in for."""
+    import torch
+
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    judges = [judge for judge in getattr(trainer, "reward_funcs", None) or () if isinstance(judge, torch.nn.Module)]
+    optimizer = trainer.optimizer
+    optimizers = [] if optimizer is None else [optimizer, getattr(optimizer, "optimizer", optimizer)]
+    return [trainer, trainer.accelerator, policy, *judges, *optimizers]
+
+
+def _keep_only(callbacks: list[Any], before: list[Any]) -> None:
+    """Ours go; what a run added of its own stays."""
+    ours = [
+        each for each in callbacks if type(each).__module__.startswith("autotrain_mem.training.") and each not in before
+    ]
+    for each in ours:
+        callbacks.remove(each)
+
+
+# -- what it tells -----------------------------------------------------------------------------------------------------
+
+
+def _tell(trainer: Any, incident: Incident, learned: Learned) -> None:
+    """Once for each: on stderr, by transformers' logger, and in the plan."""
+    _note(trainer, incident, learned)
+    _warn(f"{event_line({'event': 'incident', 'incident': incident.to_json()})} ({incident.message})")
+
+
+def _note(trainer: Any, incident: Incident | None = None, learned: Learned | None = None) -> None:
+    """The plan of a trainer is a value: what is learned makes another of it."""
+    plan = trainer.plan
+    experience = plan.experience if incident is None else plan.experience.with_incident(incident)
+    if learned is not None:
+        experience = experience.with_learned(learned)
+    if experience != plan.experience:
+        trainer.plan = replace(plan, experience=experience)
+
+
+def _warn(message: str) -> None:
+    from transformers.utils import logging
+
+    logging.get_logger("transformers.autofit").warning(f"autofit: {message}")
+
+
+# -- the longest rows first --------------------------------------------------------------------------------------------
+
+
+def _run_longest_first(trainer: Any) -> None:
+    """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
+    from autotrain_mem.training.longest_batch.run import attach_worst_first, run_worst_batch
+    from autotrain_mem.training.out_of_memory import is_out_of_memory
+
+    if _runs_own_code(trainer):
+        return
+    if hasattr(trainer, "value_model"):
+        attach_worst_first(trainer, lambda batch: None)
+        return
+    step = trainer.training_step
+
+    def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer.training_step = step
+        try:
+            run_worst_batch(trainer, model, step)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            _warn(f"the longest rows could not be run before the first step: {type(error).__name__}: {error}")
+        return step(model, *args, **kwargs)
+
+    trainer.training_step = first_step
+
+
+def _runs_own_code(trainer: Any) -> bool:
+    """Whether a training step calls code that nobody here has read. Reward functions are not called."""
+    parts = (trainer.data_collator, getattr(trainer, "compute_loss_func", None), *_hooks(trainer.model))
+    is_transformed = getattr(trainer.train_dataset, "format", {}).get("type") == "custom"  # Dataset.set_transform
+    return is_transformed or _overrides(type(trainer)) or any(callable(part) and _is_own(part) for part in parts)
+
+
+def _overrides(kind: type) -> bool:
+    """Whether a class of the user's own does something otherwise than TRL's."""
+    own = [each for each in kind.__mro__ if _is_own(each)]
+    names = {name for each in own for name in vars(each) if not name.startswith("__")}
+    return any(name in vars(each) for each in kind.__mro__ if each not in own for name in names)
+
+
+def _hooks(model: Any) -> Iterator[Any]:
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks):
+            yield from hooks.values()
+        yield from module._backward_hooks.values()

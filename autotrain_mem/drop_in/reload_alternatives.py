@@ -1,0 +1,104 @@
+"""What a model object keeps a plan from doing: levers that would need it loaded again, shown and never pulled."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from autotrain_mem.errors import AutofitError, DoesNotFitError
+from autotrain_mem.planner.memo import attempt_of
+from autotrain_mem.rehearsal.python_call import capture
+from autotrain_mem.rehearsal.python_call.capture import Call
+from autotrain_mem.spec import Alternative, Job, Knobs, Plan
+from autotrain_mem.units import format_bytes
+
+RELOADING = ("dtype", "load_in_4bit", "load_in_8bit")
+"""Knobs that are decided as the model is loaded."""
+
+LOSSLESS = "lossless"
+"""The level (``planner.levels``) on which nothing is given up that loading anew could give back."""
+
+PlanJob = Callable[[Job], Plan]
+
+
+def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> Plan:
+    """The plan for a model object; where it gives something up, beside what the model loaded anew would allow.
+
+    Args:
+        plan_job: Plans a job.
+        folder: A scratch folder.
+
+    Raises:
+        DoesNotFitError: the object's own; its hint says whether the model would fit when it is loaded anew.
+    """
+    try:
+        plan = plan_job(job)
+    except DoesNotFitError as error:
+        other = _reloaded(plan_job, job, call, folder)
+        if other is None:
+            raise
+        hints = filter(None, (error.hint, _advice(call, other)))
+        raise DoesNotFitError(error.message, hint="\n".join(hints)) from error
+    if plan.level == LOSSLESS:
+        return plan
+    other = _reloaded(plan_job, job, call, folder)
+    return plan if other is None else replace(plan, alternatives=(*plan.alternatives, _alternative(plan, other)))
+
+
+def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
+    """The plan of the same job with the model given by name; None where that would load another model."""
+    model = call.model
+    if (
+        job.handed is None or isinstance(model, str) or job.method == "ppo" or not _is_stock(model)
+    ):  # PPO takes no names
+        return None
+    path = folder / "anew"
+    model.config.save_pretrained(path)
+    written = capture.write(call.replacing(model, str(path)), path)
+    arguments = {name: value for name, value in job.arguments.items() if name not in RELOADING}
+    arguments |= {} if job.arguments["dtype"] == "float32" else {"dtype": job.arguments["dtype"]}
+    named = replace(
+        job,
+        model=str(path),
+        arguments=arguments,
+        handed=replace(job.handed, path=written, holds_model=False, digest=""),
+    )
+    try:
+        other = plan_job(named)
+    except AutofitError:
+        return None
+    return other if _reloads(other.knobs, job.arguments["dtype"]) else None
+
+
+def _reloads(knobs: Knobs, dtype: str) -> bool:
+    return knobs.load_in_4bit or knobs.load_in_8bit or knobs.dtype != dtype
+
+
+def _is_stock(model: Any) -> bool:
+    """A model of transformers' own, as its config builds it: neither adapted, nor quantized, nor with other modules."""
+    from transformers import PreTrainedModel
+
+    libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
+    plain = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
+    return plain and getattr(model, "hf_quantizer", None) is None
+
+
+def _alternative(plan: Plan, other: Plan) -> Alternative:
+    attempt, speed = attempt_of(other.estimate), plan.estimate.tokens_per_second
+    return Alternative(
+        level=f"{other.level}, model given by its name",
+        knobs=attempt.knobs,
+        required_bytes=attempt.required_bytes,
+        budget_bytes=attempt.budget_bytes,
+        tokens_per_second=attempt.tokens_per_second,
+        ratio=other.estimate.tokens_per_second / speed if speed else None,
+    )
+
+
+def _advice(call: Call, other: Plan) -> str:
+    name = call.model.config._name_or_path or "NAME"
+    how = "in 4 bits" if other.knobs.load_in_4bit else "in 8 bits" if other.knobs.load_in_8bit else other.knobs.dtype
+    needed = format_bytes(other.estimate.required_bytes)
+    return f'given by its name, model="{name}", it would be loaded {how} and fit ({needed})'

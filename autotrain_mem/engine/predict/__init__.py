@@ -1,0 +1,1 @@
+"""Predicts: plans, estimates, sweeps, comparisons of GPUs. Runs in the parent."""

@@ -1,0 +1,192 @@
+"""What the planner asks, answered: rehearsals by two workers, of few layers where that is enough, kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from autotrain_mem.engine.predict.depth_extrapolation import Copies, Point
+from autotrain_mem.engine.predict.suggestions import would_fit
+from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload
+from autotrain_mem.spec.hardware import kernel_class
+from autotrain_mem.spec.model import Depths, ModelFacts
+from autotrain_mem.versions import versions_key
+from autotrain_mem.worker.client import Worker
+
+
+class Predictions:
+    """The ``Predictor`` of one job on one device.
+
+    Args:
+        facts: Of the job's model.
+        lengths: Of its rows.
+        shared: Footprints that other cards with the same kernels were asked for, and that are added to.
+        confirms: Whether the whole model is rehearsed where that is asked for; not to compare cards.
+    """
+
+    def __init__(
+        self,
+        rehearsals: Rehearsals,
+        facts: ModelFacts,
+        lengths: Lengths,
+        shared: dict[Any, Footprint] | None = None,
+        *,
+        confirms: bool = True,
+    ) -> None:
+        self._confirms = confirms
+        self._rehearsals = rehearsals
+        self._facts = facts
+        self._lengths = lengths
+        self._footprints: dict[Any, Footprint] = {} if shared is None else shared
+        self._unclear: set[Any] = set()
+        self._copies = Copies(rehearsals.workers, self._trace, has_chunks=rehearsals.job.method == "sft")
+        self._kernels = kernel_class(rehearsals.compute_capability)
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+        """What these points need, each in the order of asking. Raises RehearsalError."""
+        whole = whole and self._confirms
+        missing = [knobs for knobs in points if self._known(knobs, whole) is None]
+        few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
+        unclear = self._rehearse_few_layers(few)
+        self._rehearse_whole([knobs for knobs in missing if knobs not in few or knobs in unclear])
+        return [self._judged(knobs, whole) for knobs in points]
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is."""
+        rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
+        work = self._work(known)
+        if rows == 1 < known_rows and not knobs.packing:
+            work = work.without_mask()
+        time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
+        seconds = time.step_seconds + _recomputed(known.knobs, knobs) * time.phases.get(Phase.FORWARD, 0.0)
+        return time.tokens / seconds if seconds > 0 else 0.0
+
+    def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
+        """The next larger cards of the catalog, and two of this one."""
+        return would_fit(self._rehearsals, estimate)
+
+    def _judged(self, knobs: Knobs, whole: bool) -> Estimate:
+        footprint = self._known(knobs, whole)
+        assert footprint is not None, "it was just rehearsed"
+        return judge(self._rehearsals, knobs, footprint, self._lengths)
+
+    def _work(self, known: Estimate) -> Workload:
+        """That of the copies where there are some: it tells which work is done for each chunk of the loss."""
+        footprint = self._known(known.knobs, False) or self._known(known.knobs, True)
+        assert footprint is not None, "an estimate comes of a footprint"
+        return footprint.work
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
+        """Of the whole model, or of few layers where these will do, from this run or one before."""
+        depths = self._facts.depths_for(knobs)
+        for layers in (None,) if whole or depths is None else (depths.long, None):
+            key = self._key(knobs, layers)
+            if key not in self._footprints:
+                kept = self._rehearsals.footprint_store.get("footprint", self._stored_key(knobs, layers))
+                if kept is None:
+                    continue
+                self._footprints[key] = Footprint.from_json(kept)
+            return self._footprints[key]
+        return None
+
+    def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
+        memory = replace(estimate_memory(trace, self._rehearsals.endless_room), rehearsed_layers=layers)
+        footprint = Footprint(memory=memory, work=trace.work)
+        self._footprints[self._key(knobs, layers)] = footprint
+        self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), footprint.to_json())
+
+    def _key(self, knobs: Knobs, layers: int | None) -> Any:
+        return _either_segments(knobs), layers, self._kernels
+
+    def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
+        return {
+            "job": job_key(self._rehearsals.job),
+            "model": self._facts.digest,
+            "knobs": _either_segments(knobs).to_json(),
+            "tokens": self._tokens(knobs),
+            "layers": layers,
+            "kernels": self._kernels,
+            "allocator": asdict(self._rehearsals.endless_room),
+            "versions": versions_key(),
+        }
+
+    def _depths(self, knobs: Knobs) -> Depths | None:
+        """Of the copies with few layers that tell what the whole does; None where it must be rehearsed itself."""
+        return None if _kind(knobs) in self._unclear else self._facts.depths_for(knobs)
+
+    def _tokens(self, knobs: Knobs) -> int:
+        return row_length(self._rehearsals.job, knobs, self._lengths.longest)
+
+    # -- what is rehearsed -------------------------------------------------------------------------------------------
+
+    def _rehearse_few_layers(self, points: Sequence[Knobs]) -> list[Knobs]:
+        """Returns the points for which few layers do not tell what the whole does."""
+        depths = [(knobs, each) for knobs in points if (each := self._depths(knobs)) is not None]
+        asked = [
+            Point(knobs=knobs, depths=each, tokens=knobs.per_device_train_batch_size * self._tokens(knobs))
+            for knobs, each in depths
+        ]
+        unclear = []
+        for point, trace in zip(asked, self._copies.traces(asked), strict=True):
+            if trace is None:
+                unclear.append(point.knobs)
+                self._unclear.add(_kind(point.knobs))
+            else:
+                self._keep(point.knobs, trace, point.depths.long)
+        return unclear
+
+    def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
+        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
+        for knobs, trace in zip(points, traces, strict=True):
+            self._keep(knobs, trace, None)
+
+    def _trace(self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
+        job, tokens = self._rehearsals.job, self._tokens(knobs)
+        return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
+
+
+LEAST_RECOMPUTED = 0.3
+"""Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
+work in the smallest models."""
+
+
+def _recomputed(known: Knobs, knobs: Knobs) -> float:
+    """Forward passes that are done more, at least, or fewer, at most."""
+    if knobs.gradient_checkpointing == known.gradient_checkpointing:
+        return 0.0
+    return LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
+
+
+def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
+    """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
+    return Estimate(
+        knobs=knobs,
+        hardware=rehearsals.hardware,
+        memory=rehearsals.correction.of(footprint.memory),
+        budget_bytes=rehearsals.budget_bytes,
+        time=rehearsals.step_time(footprint.work, knobs, lengths),
+        vllm_share_bytes=rehearsals.vllm_share_bytes,
+    )
+
+
+def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Lengths) -> Estimate:
+    """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
+    footprint = Footprint(memory=estimate_memory(trace, rehearsals.room), work=trace.work)
+    return judge(rehearsals, knobs, footprint, lengths)
+
+
+def _either_segments(knobs: Knobs) -> Knobs:
+    """A rehearsal is the same with both kinds of segments."""
+    return replace(knobs, expandable_segments=False)
+
+
+def _kind(knobs: Knobs) -> Any:
+    """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
+    names = ("gradient_checkpointing", "activation_offloading", "optimizer_offload", "use_peft", "optim")
+    return tuple(getattr(knobs, name) for name in (*names, "load_in_4bit", "load_in_8bit", "packing"))

@@ -1,0 +1,72 @@
+"""What is looked at before the first rehearsal, and the room that a plan needs beside the card."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass, replace
+
+from autotrain_mem.errors import DatasetNotFoundError
+from autotrain_mem.machine.host_requirements import Load, room_findings
+from autotrain_mem.spec import Hardware, Job, Knobs
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.worker.client import Worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A job that nothing is known against."""
+
+    warnings: tuple[Finding, ...]
+    data_out_of_reach: bool
+    """Whether the data were to be read but nothing answered, and a plan does without them."""
+    load: Load | None
+    """What it would put on this machine; None where that is not known, or nothing is trained here."""
+
+
+def check_preflight(
+    worker: Worker,
+    job: Job,
+    hardware: Hardware,
+    output_dir: str,
+    *,
+    to_train: bool,
+    simulate: bool = False,
+    reads_data: bool = True,
+) -> Checked:
+    """Takes half a second, most of it the tokenizer.
+
+    Args:
+        output_dir: Where the training will write; looked at only ``to_train``, like host memory.
+        simulate: It will run on the CPU, under a simulated card.
+        reads_data: False where planning does without the data.
+
+    Raises:
+        AutofitError: all errors as one, see :func:`autotrain_mem.spec.preflight.settle`.
+    """
+    on_cpu = simulate or hardware.origin == "cpu"
+    capability = hardware.compute_capability or ASSUMED_CAPABILITY
+    found = worker.preflight(job, capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data)
+    load = None
+    if to_train and found.parameters is not None:
+        load = Load(job=job, parameters=found.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir))
+    room = () if load is None else room_findings(load)
+    warnings = settle((*found.findings, *room))
+    unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
+    return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
+
+
+def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> tuple[Finding, ...]:
+    """The warnings, once a plan says what is trained, in which dtype, and for how many steps.
+
+    Raises:
+        AutofitError: there is no memory or disk for it on this machine.
+    """
+    if checked.load is None:
+        return checked.warnings
+    job = checked.load.job
+    decided = {name: getattr(knobs, name) for name in ("use_peft", "dtype", "optim", "optimizer_offload")}
+    quantized = {name: True for name in ("load_in_4bit", "load_in_8bit") if getattr(knobs, name)}
+    planned = replace(job, arguments={**job.arguments, **decided, **quantized})
+    room = room_findings(replace(checked.load, job=planned, optimizer_steps=optimizer_steps))
+    return settle((*checked.warnings, *room))

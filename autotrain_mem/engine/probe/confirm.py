@@ -1,0 +1,229 @@
+"""A plan before its probes and after: confirmed as it is, or moved to what fits by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.machine.measure import STEADY_BYTES
+from autotrain_mem.report.probe import outcome
+from autotrain_mem.spec import Estimate, Experience, Hardware, Job, Plan, Probe
+from autotrain_mem.units import format_bytes
+
+MOST_PROBES = 3
+"""The design's figure. A probe takes about as long as the start of the training."""
+ROOM_WORTH_A_MOVE = 0.10
+"""Share of what was predicted that must turn out not to be needed before a plan is moved up. Public runs were predicted
+within 5 % mostly (README, "How good it is"), which is no reason to plan again."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replanned:
+    """The best plan under a correction."""
+
+    plan: Plan
+    """With the corrected prediction."""
+    predicted: Estimate
+    """Of the same settings, as no probe has corrected it."""
+
+
+class Ways(Protocol):
+    """What a plan is confirmed with."""
+
+    def look(self) -> Hardware:
+        """The device that is planned for, with what is free of it now."""
+
+    def budget_bytes(self, hardware: Hardware) -> int:
+        """What a run may take of it."""
+
+    def probe(self, plan: Plan) -> Probe:
+        """Try the plan's settings; ``fits`` says only that nothing was refused and no cache given back."""
+
+    def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
+        """Search again, by the same words. Raises DoesNotFitError."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far the probes of one plan came."""
+
+    plan: Plan
+    predicted: Estimate
+    """For its settings, as no probe has corrected it."""
+    ways: Ways
+    tell: Tell
+    experience: Experience
+    points: tuple[Point, ...] = ()
+    fitting: Plan | None = None
+    """The plan that fitted, once it was moved up."""
+    non_torch_bytes: int | None = None
+    """As measured."""
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.predicted.budget_bytes
+
+
+def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
+    """Whether a probe can tell anything.
+
+    On a plain CPU nothing measures. A vLLM engine in the trainer's own process takes its share of the card through the
+    same allocator, so that nobody can tell what is the trainer's. A drop-in trainer holds its card already.
+    """
+    return hardware.origin != "cpu" and not vllm_share_bytes and job.handed is None
+
+
+def confirmed(chosen: Plan, ways: Ways, tell: Tell = lambda event: None, *, may_move: bool = True) -> Plan:
+    """The plan as a probe has shown it to fit; its experience holds every probe.
+
+    A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
+    that needs far less than predicted moves the plan up, once; where that does not fit, the first one stays. A plan
+    that was probed before, and fits what is free now, is not probed again.
+
+    Args:
+        tell: Hears ``probing``, ``probe``, ``replanned`` and ``room`` events.
+        may_move: Settings are the search's; else they are the user's, and a probe that does not fit ends it.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits, by what was measured.
+    """
+    course = _Course(chosen, chosen.estimate, ways, tell, chosen.experience)
+    _look(course, may_move=may_move)
+    if _was_confirmed(course):
+        return chosen
+    while True:
+        fits = _probe(course).fits
+        if fits and not (may_move and _has_room(course) and _moves_up(course)):
+            return replace(course.plan, experience=course.experience)
+        if not fits and course.fitting is not None:
+            return replace(course.fitting, experience=course.experience)
+        if not fits:
+            if len(course.points) == MOST_PROBES or not may_move:
+                raise _never_fitted(course)
+            _move(course)
+        _look(course, may_move=may_move)
+
+
+def _look(course: _Course, *, may_move: bool) -> None:
+    """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
+    planned_for, found = course.predicted.hardware, course.ways.look()
+    if abs(found.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
+        return
+    course.tell({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": found.free_bytes})
+    here = replace(planned_for, free_bytes=found.free_bytes)
+    budget_bytes = course.ways.budget_bytes(here)
+    course.predicted = replace(course.predicted, hardware=here, budget_bytes=budget_bytes)
+    estimate = replace(course.plan.estimate, hardware=here, budget_bytes=budget_bytes)
+    course.plan = replace(course.plan, estimate=estimate)
+    if not course.plan.estimate.fits:
+        if not may_move:
+            raise _no_longer_fits(course)
+        _move(course)
+
+
+def _was_confirmed(course: _Course) -> bool:
+    """By a probe of these settings, which needed no more than there is now."""
+    known = [probe for probe in course.experience.probes if probe.fits and probe.knobs == course.plan.knobs]
+    return bool(known) and (known[-1].required_bytes or 0) <= course.budget_bytes
+
+
+def _probe(course: _Course) -> Probe:
+    course.tell({"event": "probing", "knobs": course.plan.knobs.to_json()})
+    probe = _judged(course.ways.probe(course.plan), course)
+    course.experience = course.experience.with_probe(probe)
+    course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
+    course.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else course.non_torch_bytes
+    course.tell(
+        {
+            "event": "probe",
+            "probe": probe.to_json(),
+            "predicted_bytes": course.plan.estimate.required_bytes,
+            "budget_bytes": course.budget_bytes,
+        }
+    )
+    return probe
+
+
+def _judged(probe: Probe, course: _Course) -> Probe:
+    """What must fit the budget is what is reserved and what lies outside; where that is not known, as predicted."""
+    outside_bytes = probe.non_torch_bytes
+    if outside_bytes is None:
+        outside_bytes = course.predicted.outside_bytes
+    held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
+    return replace(probe, fits=probe.fits and held_bytes <= course.budget_bytes)
+
+
+def _has_room(course: _Course) -> bool:
+    """Not where another probe came before, nor where the rows that there are were shorter than those planned for."""
+    (point, *others), probe = course.points, course.points[-1].probe
+    if others or probe.required_bytes is None or (probe.row_tokens or 0) < course.plan.row_tokens:
+        return False
+    return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
+
+
+def _moves_up(course: _Course) -> bool:
+    """Whether there is something better by what was measured; the plan that fits is kept beside it."""
+    before = course.plan
+    made = _planned(course)
+    if made.plan.knobs == before.knobs:
+        return False
+    course.fitting = before
+    _take(course, made)
+    return True
+
+
+def _move(course: _Course) -> None:
+    try:
+        _take(course, _planned(course))
+    except DoesNotFitError as error:
+        if not course.points:
+            raise
+        raise DoesNotFitError(f"{error.message}\n{_measured(course)}", hint=error.hint) from error
+
+
+def _planned(course: _Course) -> Replanned:
+    correction = corrected(course.points, course.budget_bytes) if course.points else Correction()
+    hardware = course.predicted.hardware
+    if course.non_torch_bytes is not None:
+        hardware = replace(hardware, non_torch_bytes=course.non_torch_bytes)
+    return course.ways.planned(correction, hardware)
+
+
+def _take(course: _Course, made: Replanned) -> None:
+    before = course.plan
+    course.plan = replace(made.plan, warnings=before.warnings)
+    course.predicted = made.predicted
+    course.tell({"event": "replanned", "before": before.knobs.to_json(), "plan": course.plan.to_json()})
+
+
+# -- where it ends -------------------------------------------------------------------------------------------------
+
+
+def _never_fitted(course: _Course) -> DoesNotFitError:
+    card, number = course.predicted.hardware.name, len(course.points)
+    times = f"{number} probes were made, and none of them" if number > 1 else "A probe was made, and it did not"
+    return DoesNotFitError(
+        f"{course.plan.model} does not fit {card} when it is tried. {times} fit{'' if number == 1 else 's'}.\n"
+        f"{_measured(course)}",
+        hint="--headroom SIZE  plan for less than there is, with more headroom\n--no_probe       train all the same",
+    )
+
+
+def _no_longer_fits(course: _Course) -> DoesNotFitError:
+    needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
+    return DoesNotFitError(
+        f"{course.plan.model} with the settings of its plan does not fit what is free of "
+        f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are free.",
+        hint="End what else is on the card, or plan again without --plan.",
+    )
+
+
+def _measured(course: _Course) -> str:
+    told = [(point.probe, point.predicted) for point in course.points]
+    lines = [outcome(probe, made.required_bytes, made.budget_bytes) for probe, made in told]
+    return "\n".join(f"  probed {line}" for line in lines)

@@ -1,0 +1,1 @@
+"""Plans again when a training has died. Runs in the parent."""

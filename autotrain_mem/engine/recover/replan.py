@@ -1,0 +1,136 @@
+"""Another plan for a run that is under way, after what was measured: less memory, and the same training.
+
+What a checkpoint holds, and what is trained, stays as it is: dtype, optimizer, adapter, quantization, lengths, packing,
+and the rows of an optimizer step. What may move is how these rows are divided, recomputation, offloading (an optimizer
+on the host writes the checkpoint of one on the device, ``trainers.host_optimizer``) and expandable segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.machine.detect import detect
+from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.ladder import EXPANDABLE, OFFLOADING
+from autotrain_mem.planner.search import Found, find
+from autotrain_mem.spec import Hardware, Job, Knobs, Lever, Plan
+from autotrain_mem.spec.knobs import OWN_KNOBS
+
+MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
+
+LESS_SHARE = 0.1
+"""A plan that ran out of memory was predicted too low by an unknown share, or something else took what it needed. The
+worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The idea"); twice that is left."""
+
+
+def with_less_on_device(
+    rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
+) -> Plan | None:
+    """The fastest that is predicted to take clearly less than what ran out; None where nothing does.
+
+    Args:
+        peak_reserved_bytes: That was measured, if it was.
+        others_bytes: What other processes were seen to hold of the device as it ran out.
+    """
+    came_bytes = max(0, others_bytes - (rehearsals.hardware.total_bytes - rehearsals.hardware.free_bytes))
+    limit_bytes = min(
+        _limit_bytes(rehearsals, chosen, peak_reserved_bytes), max(0, rehearsals.budget_bytes - came_bytes)
+    )
+    narrower = replace(rehearsals, headroom_bytes=max(0, rehearsals.hardware.free_bytes - limit_bytes))
+    return _searched(narrower, chosen)
+
+
+def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
+    """Without what the plan, not the user, moved to the host; None where it moved nothing, or the card is too small."""
+    asked = rehearsals.job.arguments
+    moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
+    return _searched(rehearsals, chosen, moved) if moved else None
+
+
+def flags_of(before: Knobs, after: Knobs) -> str:
+    """What is other, as it would be typed.
+
+    >>> from autotrain_mem import Knobs
+    >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
+    >>> before = Knobs(per_device_train_batch_size=4, gradient_accumulation_steps=1, **one)
+    >>> flags_of(before, replace(before, per_device_train_batch_size=2, gradient_accumulation_steps=2))
+    '--per_device_train_batch_size 2 --gradient_accumulation_steps 2'
+    """
+    changed = [each.name for each in fields(Knobs) if getattr(before, each.name) != getattr(after, each.name)]
+    return " ".join(_flag(name, getattr(after, name)) for name in changed)
+
+
+def _flag(name: str, value: object) -> str:
+    if name in OWN_KNOBS and value is True:
+        return f"--{name}"
+    return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
+    """What the next plan may be predicted to take: less than the last, and less by as much as that was too low."""
+    predicted_bytes = chosen.estimate.required_bytes
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes, _budget_now_bytes(rehearsals))
+    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes
+    too_low = max(1.0, measured_bytes / predicted_bytes)
+    return int((1 - LESS_SHARE) * most_bytes / too_low)
+
+
+def _budget_now_bytes(rehearsals: Rehearsals) -> int:
+    """Other processes may have come since the plan was made."""
+    here = next((card for card in detect() if card.uuid == rehearsals.hardware.uuid), None)
+    return rehearsals.budget_bytes if here is None else _on(rehearsals, here).budget_bytes
+
+
+def _on(rehearsals: Rehearsals, card: Hardware) -> Rehearsals:
+    return replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=card.free_bytes))
+
+
+def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ()) -> Plan | None:
+    """Args: ``without`` names levers that are let go."""
+    facts, lengths = rehearsals.describe(), rehearsals.lengths()
+    space = rehearsals.space(facts, lengths)
+    fixed = frozenset(each.name for each in fields(Knobs)) - _movable(rehearsals.job)
+    space = replace(
+        space,
+        base=replace(chosen.knobs, **_off(without)),
+        pinned=space.pinned | fixed,
+        effective_batch_size=chosen.knobs.effective_batch_size,
+        forbid=space.forbid | frozenset(without),
+    )
+    found = find(space, Predictions(rehearsals, facts, lengths))
+    if found is None or found.estimate.knobs == chosen.knobs:
+        return None
+    return _plan(chosen, found)
+
+
+def _movable(job: Job) -> frozenset[str]:
+    """Rows that fill no micro-batch are left out with ``dataloader_drop_last``: other micro-batches, other steps."""
+    return MOVABLE - {ROWS, STEPS} if job.arguments.get("dataloader_drop_last") else MOVABLE
+
+
+def _off(names: Iterable[str]) -> dict[str, Any]:
+    return dict.fromkeys(names, False)
+
+
+def _plan(chosen: Plan, found: Found) -> Plan:
+    """The chosen one with these settings; against the budget that it was made for."""
+    return replace(
+        chosen,
+        estimate=replace(found.estimate, budget_bytes=chosen.estimate.budget_bytes),
+        levers=_levers(chosen.levers, found.levers),
+        attempts=(*chosen.attempts, *found.attempts),
+    )
+
+
+def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
+    """One that is pulled further starts where it started before; one that is let go is gone."""
+    kept = {lever.name: lever for lever in before}
+    for lever in after:
+        start = kept.pop(lever.name, lever).before
+        if start != lever.after:
+            kept[lever.name] = replace(lever, before=start)
+    return tuple(kept.values())

@@ -1,0 +1,1 @@
+"""Follows a saved plan. Runs in the parent."""

@@ -1,0 +1,288 @@
+"""A plan that was made before, followed here: as it is where nothing that it rests on has changed, else rehearsed once.
+
+Nothing is searched: the settings are the plan's. What the user says beside it is law too, so a word that contradicts
+one of them is refused, not obeyed in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+
+from autotrain_mem.engine.predict.plan import make_plan
+from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
+from autotrain_mem.errors import DoesNotFitError, UsageError
+from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.planner.ladder import FURTHEST, LEVERS, LadderRow, check_forbid, lever_name
+from autotrain_mem.planner.memo import attempt_of
+from autotrain_mem.planner.nearest import budget_line, needs_line
+from autotrain_mem.planner.precision import precise_for
+from autotrain_mem.planner.search import Found
+from autotrain_mem.planner.space import Space
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
+from autotrain_mem.spec.length import MAX_LENGTH, is_wish
+from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.plan import as_recorded
+from autotrain_mem.training.environment import environment_setting
+from autotrain_mem.units import format_bytes
+from autotrain_mem.versions import versions_key
+
+LENGTHS = (MAX_LENGTH, "max_completion_length", "response_length")
+"""Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length is
+another question for the same settings. All others are what a plan decides, or what it was decided around."""
+
+_SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
+"""Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
+_FILES = " files"
+"""Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
+
+
+def follow_plan(
+    rehearsals: Rehearsals,
+    plan: Plan,
+    facts: ModelFacts,
+    lengths: Lengths,
+    told: Callable[[Attempt], None],
+    *,
+    again: str,
+) -> Plan:
+    """The plan for the job, the card and the versions that there are here.
+
+    Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
+    comes back with that prediction and with the warning that says why.
+
+    Args:
+        again: How to plan anew, for the hints: a command, or what a script would say.
+
+    Raises:
+        UsageError: what is asked for contradicts its settings.
+        DoesNotFitError: here it takes more than there is.
+    """
+    started = time.perf_counter()
+    rehearsals = _with_headroom(rehearsals, plan.estimate)
+    space = rehearsals.space(facts, lengths)
+    _check_words(plan, space, rehearsals.job, again)
+    knobs = _knobs(plan, space, rehearsals)
+    reasons = _changed(plan, knobs, rehearsals, facts, lengths)
+    estimate = _here(plan, rehearsals)
+    if not reasons and estimate.fits:
+        followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
+        return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
+    reasons = reasons or (_less_room(plan.estimate, estimate),)
+    (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
+    attempt = attempt_of(estimate)
+    told(attempt)
+    if not estimate.fits:
+        raise _does_not_fit(plan, estimate, reasons, again)
+    seconds = time.perf_counter() - started
+    followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
+    befell = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
+    return replace(followed, warnings=(*followed.warnings, _note(reasons)), experience=befell)
+
+
+def _knobs(plan: Plan, space: Space, rehearsals: Rehearsals) -> Knobs:
+    """The plan's, with a length that is given anew, in the precision of the card that is here."""
+    lengths = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
+    knobs = replace(plan.knobs, **lengths)
+    return precise_for(knobs, rehearsals.job.arguments, rehearsals.compute_capability)
+
+
+def _with_headroom(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
+    """On the plan's own card its headroom is kept, unless another is given."""
+    here = rehearsals.hardware
+    if rehearsals.headroom_bytes is not None or _card_name(before.hardware) != _card_name(here):
+        return rehearsals
+    return replace(rehearsals, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
+
+
+def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
+    before = plan.job.arguments.get(name)
+    return name in space.pinned and name in plan.job.arguments and not is_wish(before)
+
+
+def _here(plan: Plan, rehearsals: Rehearsals) -> Estimate:
+    """The same bytes against what is free here."""
+    return replace(
+        plan.estimate,
+        hardware=rehearsals.hardware,
+        budget_bytes=rehearsals.budget_bytes,
+        vllm_share_bytes=rehearsals.vllm_share_bytes,
+    )
+
+
+def _plan(
+    plan: Plan,
+    estimate: Estimate,
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    *,
+    attempts: tuple[Attempt, ...],
+    seconds: float,
+) -> Plan:
+    """As a search would have made it that found these settings; the card's own precision is a lever of each card."""
+    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
+    found = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, rivals=())
+    return make_plan(rehearsals, found, facts, lengths, warnings=(), seconds=seconds)
+
+
+def _less_room(before: Estimate, now: Estimate) -> str:
+    return f"budget {format_bytes(before.budget_bytes)} -> {format_bytes(now.budget_bytes)}"
+
+
+def _note(reasons: tuple[str, ...]) -> str:
+    return f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
+
+
+def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], again: str) -> DoesNotFitError:
+    before = f"{format_bytes(plan.estimate.required_bytes)} of {format_bytes(plan.estimate.budget_bytes)}"
+    lines = (
+        f"{plan.model} with the settings of its plan does not fit {estimate.hardware.name}.",
+        needs_line(estimate),
+        budget_line(estimate),
+        f"  planned {before} on {plan.estimate.hardware.name}; since then: {', '.join(reasons)}",
+    )
+    return DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
+
+
+# -- what contradicts it -------------------------------------------------------------------------------------------
+
+
+def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
+    """Of another model or method nothing in the plan is true; the same model may stand elsewhere. Raises UsageError."""
+    for made_for, asked, same in (
+        (plan.method, job.method, plan.method == job.method),
+        (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),
+    ):
+        if not same:
+            ways = f"Train {plan.model} with {plan.method} to follow it, or plan again: {again}"
+            raise UsageError(f"The plan is for {made_for}, not for {asked}.", hint=ways)
+
+
+def _check_words(plan: Plan, space: Space, job: Job, again: str) -> None:
+    if wrong := [*_contradictions(plan, space, job)]:
+        raise UsageError(
+            f"The plan decides otherwise: {'; '.join(wrong)}.",
+            hint=f"Leave that away to train with the plan, or plan again: {again}",
+        )
+
+
+def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
+    """Each in words that a flag and a keyword of Python share."""
+    for name in sorted(space.pinned):
+        given, planned = getattr(space.base, name), getattr(plan.knobs, name)
+        if given != planned and not (name in LENGTHS and _may_be_given(name, plan, space)):
+            yield f"{name} is {given}, and {planned} in the plan"
+    wish = job.arguments.get(MAX_LENGTH)
+    if is_wish(wish) and wish != plan.job.arguments.get(MAX_LENGTH):
+        yield f"{MAX_LENGTH} is {wish}, and {plan.knobs.max_length} in the plan"
+    rows = plan.knobs.effective_batch_size
+    if job.effective_batch_size not in (None, rows):
+        yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
+    yield from _of_a_search(plan, job)
+
+
+def _of_a_search(plan: Plan, job: Job) -> Iterator[str]:
+    """What says how to search, as far as the settings that were found do not meet it. How much slower than others they
+    may be was the search's to ask: there are no others here.
+
+    Raises:
+        UsageError: ``forbid`` names no lever.
+    """
+    given_up = max((lever.harm for lever in plan.levers), default=Harm.NONE)
+    if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
+        yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
+    newly = sorted(check_forbid(job.forbid) - plan.job.forbid)
+    if pulled := [name for name in newly if _is_pulled(LEVERS[name], plan)]:
+        yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
+
+
+def _is_pulled(row: LadderRow, plan: Plan) -> bool:
+    """A lever let go does less harm than its row (``planner.changes``), and may be forbidden."""
+    return any(lever.name == lever_name(row) and lever.harm >= row.harm for lever in plan.levers)
+
+
+# -- what has changed ----------------------------------------------------------------------------------------------
+
+
+def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> tuple[str, ...]:
+    """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
+    job = rehearsals.job
+    found = [
+        *_versions(plan.versions, versions_key()),
+        *_card(plan.estimate.hardware, rehearsals.hardware),
+        *_words(plan, job, knobs),
+        *_rows(plan, row_length(job, knobs, lengths.longest)),
+        *_objects(plan, job),
+    ]
+    if facts.digest != plan.model_digest:
+        found.append(f"the config of {job.model}")
+    if job.arguments.get("trust_remote_code"):
+        found.append("perhaps the model's own code")
+    if (setting := environment_setting(job.environment)) != plan.allocator:
+        found.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
+    return tuple(found)
+
+
+def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
+    """Builds of one version for another kind of device, such as ``2.13.0+cpu``, rehearse the same."""
+    differing = [name for name in sorted({*before, *now}) if _public(before.get(name)) != _public(now.get(name))]
+    for name in differing:
+        package, old, new = name.removesuffix(_FILES), _public(before.get(name)), _public(now.get(name))
+        if name == "autotrain_mem":
+            yield "autofit's own code"
+        elif package == name:
+            yield f"{name} {old or 'not installed'} -> {new or 'not installed'}"
+        elif package not in differing:
+            yield f"{package}'s files"
+
+
+def _public(version: str | None) -> str | None:
+    """Without its local label (PEP 440)."""
+    return None if version is None else version.partition("+")[0]
+
+
+def _card(before: Hardware, now: Hardware) -> Iterator[str]:
+    if _card_name(before) != _card_name(now) or before.compute_capability != now.compute_capability:
+        yield f"card {before.name} -> {now.name}"
+
+
+def _card_name(hardware: Hardware) -> str:
+    """The catalog's, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
+    known = recognise(hardware.name, hardware.total_bytes)
+    return hardware.name if known is None else known.name
+
+
+def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
+    """The user's. What learning rate, output folder and the like are is nothing to a rehearsal."""
+    before, now = plan.job, as_recorded(job)
+    if before.dataset != now.dataset:
+        yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
+    for name in LENGTHS:
+        if getattr(knobs, name) != getattr(plan.knobs, name):
+            yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
+    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
+        if before.arguments.get(name) != now.arguments.get(name):
+            yield f"{name} {_word(before, name)} -> {_word(now, name)}"
+    for name in sorted(before.environment.keys() | now.environment.keys()):
+        if before.environment.get(name) != now.environment.get(name):
+            yield f"the variable {name}"
+
+
+def _word(job: Job, name: str) -> str:
+    return str(job.arguments[name]) if name in job.arguments else "not given"
+
+
+def _rows(plan: Plan, tokens: int) -> Iterator[str]:
+    """Shorter rows need no more than longer ones."""
+    if tokens > plan.row_tokens:
+        yield f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens"
+
+
+def _objects(plan: Plan, job: Job) -> Iterator[str]:
+    """What a script hands over is known by its digest; an empty one says that it cannot be known."""
+    handed = None if job.handed is None else job.handed.digest
+    if handed != plan.objects or handed == "":
+        yield "what the script hands over"

@@ -1,0 +1,203 @@
+"""From the user's arguments to TRL's four dataclasses, for a rehearsal and for the real run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.length import without_wish
+
+REHEARSED_ACCUMULATION = 2
+"""Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""
+
+REHEARSED_STEPS = 2
+"""Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configs:
+    """TRL's four dataclasses of one method, filled."""
+
+    script: Any
+    training: Any
+    model: Any
+    dataset: Any
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the trainer evaluates while it trains."""
+        return str(getattr(self.training.eval_strategy, "value", self.training.eval_strategy)) != "no"
+
+
+def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
+    """TRL's dataclasses out of a flat mapping of their fields; a name that none of them has is left out.
+
+    Args:
+        script: ``ScriptArguments``, or the method's own kind of it.
+        training: The method's config, such as ``SFTConfig``.
+    """
+    from trl import DatasetMixtureConfig
+
+    return Configs(
+        script=_filled(script, arguments),
+        training=_filled(training, arguments),
+        model=model_arguments(arguments),
+        dataset=_filled(DatasetMixtureConfig, arguments),
+    )
+
+
+def model_arguments(arguments: Mapping[str, Any]) -> Any:
+    """TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` makes it."""
+    from trl import ModelConfig
+
+    return _filled(ModelConfig, arguments)
+
+
+def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(kind) if field.init}
+    return kind(**{name: value for name, value in arguments.items() if name in names})
+
+
+def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
+    """What TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
+
+    Args:
+        stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
+    """
+    from trl import get_quantization_config
+
+    filled.training.model_init_kwargs = loading_arguments(filled)
+    return {
+        "model": model,
+        "args": filled.training,
+        "quantization_config": get_quantization_config(filled.model),
+        "peft_config": peft_config(filled.model, model, trust_remote_code=trusts_remote_code(filled)),
+        "processing_class": stub,
+    }
+
+
+def loading_arguments(filled: Configs) -> dict[str, Any]:
+    """How the model is loaded: every key is one of ``from_pretrained``."""
+    return {
+        "revision": filled.model.model_revision,
+        "attn_implementation": filled.model.attn_implementation,
+        "dtype": filled.model.dtype,
+        "trust_remote_code": trusts_remote_code(filled),
+    }
+
+
+def trusts_remote_code(filled: Configs) -> bool:
+    """PPO's config has no such field."""
+    return bool(getattr(filled.training, "trust_remote_code", False))
+
+
+def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
+    """TRL's LoRA config, None without LoRA. Where PEFT names no targets for an architecture, we do.
+
+    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
+    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
+    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+
+    Args:
+        asked: TRL's ``ModelConfig``.
+        model: Its name, or the model itself.
+    """
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+    from transformers import AutoConfig
+    from trl import get_peft_config
+
+    lora = get_peft_config(asked)
+    if lora is None or lora.target_modules is not None or lora.target_parameters:
+        return lora
+    options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
+    config = AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
+    if config.model_type not in KNOWN:
+        lora.target_modules = default_targets(config)
+    return lora
+
+
+def default_targets(config: Any) -> str | list[str]:
+    """The modules that LoRA adapts where none are named, of a model with this config: PEFT's, or else ours."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    if config.model_type in KNOWN:
+        return list(KNOWN[config.model_type])
+    has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
+    return _ATTENTION if has_experts else "all-linear"
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What transformers' configs of mixtures call the number of their experts."""
+_ATTENTION = r".*\.self_attn\.\w*proj\w*"
+
+
+DIVIDED = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
+    *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
+)
+"""What TRL's GRPO and RLOO configs divide by each other as they are made, when the plan may not have decided yet."""
+
+
+def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be said to TRL's configs before there is a plan."""
+    return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
+
+
+def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card."""
+    return {**arguments, "use_cpu": True, "dataloader_num_workers": 0}
+
+
+def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same training on a real CPU, whose mixed precision is bfloat16 only: accelerate would drop fp16 unsaid."""
+    half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
+    return on_cpu({**arguments, **half})
+
+
+def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
+    """The job's arguments with the knobs in, and with everything that only a real run needs taken out.
+
+    Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
+    """
+    asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
+    return {
+        **on_cpu({**asked, **knobs.to_json()}),
+        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        "output_dir": output_dir,
+        "max_steps": REHEARSED_STEPS,
+        "report_to": "none",
+        "save_strategy": "no",
+        "eval_strategy": "steps" if job.is_evaluated else "no",
+        "eval_steps": REHEARSED_STEPS,
+        "disable_tqdm": True,
+    }
+
+
+_ONLY_FOR_REAL = frozenset(
+    {
+        "push_to_hub",
+        "load_best_model_at_end",
+        "resume_from_checkpoint",
+        "num_train_epochs",
+        "dataloader_prefetch_factor",
+        "dataloader_persistent_workers",
+        "eos_token",
+        "pad_token",
+        "chat_template_path",
+        "dataset_text_field",
+        "assistant_only_loss",
+        "completion_only_loss",
+        "dataset_num_proc",
+        "dataset_kwargs",
+        "eval_delay",
+        "eval_on_start",
+        "torch_compile",
+        "hub_model_id",
+        "run_name",
+        "log_completions",
+    }
+)
+"""Arguments that say where data come from or where results go: they do not move the peak of a training step."""

@@ -1,0 +1,72 @@
+"""What every method's module offers, and where it is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.job import METHODS
+
+EditRows = Callable[[list[Any]], list[Any]]
+
+
+class Method(Protocol):
+    """A module of this package. All of them hold the same functions in the same order."""
+
+    NAME: str
+    """The trainer as TRL calls it: ``SFT``."""
+    FORMATS: tuple[tuple[str, ...], ...]
+    """Sets of columns that the trainer reads, in its own order of preference."""
+    MODEL_KINDS: tuple[str, ...]
+    """Kinds of architecture that it trains: ``causal``, or also ``classifier``."""
+
+    def make_parser(self) -> Any:
+        """TRL's own parser: every flag and YAML key that it takes, we take."""
+
+    def configs(self, arguments: dict[str, Any]) -> Configs:
+        """TRL's dataclasses, filled."""
+
+    def rehearsal_changes(self, arguments: dict[str, Any], knobs: Knobs) -> dict[str, Any]:
+        """Arguments that a rehearsal of this trainer needs otherwise than ``configs.rehearsal_arguments`` has them."""
+
+    def build_trainer(
+        self, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
+    ) -> Any:
+        """The installed trainer, built as TRL's own script builds it; the model is loaded by TRL from its path.
+
+        Args:
+            stub: The tokenizer of a rehearsal; None in a real run, which takes the model's own.
+        """
+
+    def worst_rows(self, filled: Configs, length: int, rows: int) -> Any:
+        """A dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online methods)."""
+
+    def rows_editor(self, filled: Configs) -> EditRows:
+        """What makes the worst micro-batch of the rows that the sampler drew."""
+
+    def stage_directions(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
+        """What a rehearsal of this trainer must arrange while it trains."""
+
+    def check(self, filled: Configs, *, to_train: bool) -> None:
+        """Refuse what the trainer would refuse later, or silently ignore. Raises UsageError."""
+
+    def row_lengths(
+        self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
+    ) -> RowLengths:
+        """Tokens of every row after the trainer's own formatting, untruncated.
+
+        Args:
+            formatting: A script's own function, which SFT's trainer takes; the others are not called with one.
+        """
+
+
+def method_of(name: str) -> Method:
+    """The module of a method in ``spec.job.METHODS``."""
+    if name not in METHODS:
+        raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
+    return cast(Method, importlib.import_module(f"autotrain_mem.methods.{name}"))

@@ -1,0 +1,169 @@
+"""What GRPO and RLOO share: prompts, groups of completions, and generation that comes once in many micro-steps.
+
+Their modules in ``methods`` take all of it as it is, and add what TRL calls differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.configs import Configs, trainer_arguments
+from autotrain_mem.methods.interface import EditRows
+from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.worst_case_text import text_of, without_last
+from autotrain_mem.spec import Knobs
+
+FORMATS = (("prompt",),)
+MODEL_KINDS = ("causal",)
+
+TRIED_ROWS = 2
+
+
+def build(trainer: Any, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any) -> Any:
+    """A trainer of this class, as TRL's script builds it; with ``beta`` above 0 it loads a reference model too."""
+    rewards = rewards_of(filled, rehearsed=stub is not None)
+    return trainer(
+        reward_funcs=rewards,
+        reward_processing_classes=reward_tokenizers(rewards, stub),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        **trainer_arguments(filled, model, stub),
+    )
+
+
+def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
+    """The reward model's path and the reward functions, in the order of ``trl grpo`` (trl/scripts/grpo.py: main)."""
+    model, names = filled.script.reward_model_name_or_path, filled.script.reward_funcs or []
+    functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
+    if rehearsed and not model and not names:
+        functions = [rehearsed_reward]
+    return [*([model] if model else []), *functions]
+
+
+def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
+    """In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer."""
+    return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
+
+
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [text_of(length)] * rows})
+
+
+def rows_editor(filled: Configs) -> EditRows:
+    """The first prompt of a generation loses a token, where there are others: masks are real, and no tensor is smaller.
+
+    TRL pads all prompts of a generation to the longest. Together with completions of which only the first has its full
+    length (``generation``), every row of such a batch is padded, whatever order it is shuffled into.
+    """
+    training = filled.training
+    group = min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
+
+    def shorten(rows: list[Any]) -> list[Any]:
+        if len(rows) <= group:
+            return rows
+        return [{**row, "prompt": without_last(row["prompt"])} for row in rows[:group]] + rows[group:]
+
+    return shorten
+
+
+def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+    """TRL generates for all micro-steps of an optimizer step at once, unless told otherwise.
+
+    ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
+    which a rehearsal cuts.
+    """
+    given = any(arguments.get(name) is not None for name in ("steps_per_generation", "generation_batch_size"))
+    return {} if given else {"steps_per_generation": knobs.gradient_accumulation_steps}
+
+
+@contextmanager
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+    """Make every optimizer step of a rehearsal begin with a generation.
+
+    TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
+    _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
+    is the first to meet the optimizer's state.
+    """
+    from transformers import TrainerCallback
+
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+
+    class Forward(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer._step = -(-trainer._step // every) * every
+
+    trainer.add_callback(Forward())
+    trainer._generate_and_score_completions = _asked_with(knobs.gradient_accumulation_steps, trainer)
+    yield
+
+
+def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
+    """TRL scores completions before it trains on them only where an optimizer step may separate the two.
+
+    It asks by the accumulation (trl/trainer/grpo_trainer.py: _generate_and_score_completions), which a rehearsal cuts.
+    """
+    generate_and_score = trainer._generate_and_score_completions
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        rehearsed = trainer.args.gradient_accumulation_steps
+        trainer.args.gradient_accumulation_steps = accumulation
+        try:
+            return generate_and_score(*args, **kwargs)
+        finally:
+            trainer.args.gradient_accumulation_steps = rehearsed
+
+    return asked
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Tokens of every prompt with the chat template around it; also tries the reward functions on the first rows."""
+    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
+    options = getattr(filled.training, "chat_template_kwargs", None) or {}
+    return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+
+
+def prompt_lengths(split: Any, tokenizer: Any, *, processes: int | None, **options: Any) -> RowLengths:
+    """Tokens of every prompt. Kept in memory: datasets' own cache would not notice when ``prompt_ids`` changes."""
+
+    def count(row: dict[str, Any]) -> dict[str, int]:
+        return {"tokens": len(prompt_ids(row["prompt"], tokenizer, **options))}
+
+    told = {"desc": "Tokenizing prompts", "num_proc": processes}
+    counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **told)
+    return RowLengths(longer=list(counted["tokens"]))
+
+
+def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
+    """A prompt's token ids: a conversation ends where the assistant's answer begins."""
+    if isinstance(prompt, str):
+        return list(tokenizer(text=prompt)["input_ids"])
+    encoded = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **options
+    )
+    return list(encoded["input_ids"])
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """A reward is needed to train; a plan can do without, as with one Python function.
+
+    Raises:
+        UsageError: no reward is given, or none that can be found.
+        MissingExtraError: a reward of TRL's own needs a package that is not installed.
+    """
+    if to_train and not (filled.script.reward_model_name_or_path or filled.script.reward_funcs):
+        raise UsageError(
+            "No reward is given: nothing says which completions are good.",
+            hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
+            "--reward_model_name_or_path MODEL.",
+        )
+    names = filled.script.reward_funcs or []
+    reward_functions(names)
+    if to_train:
+        check_packages(names)

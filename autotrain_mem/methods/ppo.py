@@ -1,0 +1,179 @@
+"""Proximal policy optimization with our subclass of TRL 1.12's PPOTrainer, which holds up to four models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autotrain_mem.columns import list_lengths
+from autotrain_mem.errors import UsageError
+from autotrain_mem.methods import online
+from autotrain_mem.methods.configs import (
+    REHEARSED_ACCUMULATION,
+    REHEARSED_STEPS,
+    Configs,
+    fill,
+    trainer_arguments,
+    trusts_remote_code,
+)
+from autotrain_mem.methods.interface import EditRows
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN
+from autotrain_mem.spec import Knobs
+
+NAME = "PPO"
+FORMATS = (("input_ids",), ("prompt",))
+MODEL_KINDS = ("causal",)
+
+
+def make_parser() -> Any:
+    """A parser of TRL's kind: TRL has no command for PPO.
+
+    Raises:
+        MissingExtraError: a TRL without PPO is installed.
+    """
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+
+    return TrlParser((ScriptArguments, _config_type(), ModelConfig, DatasetMixtureConfig), prog="autofit ppo")
+
+
+def configs(arguments: Mapping[str, Any]) -> Configs:
+    """TRL's dataclasses, filled."""
+    from trl import ScriptArguments
+
+    return fill(ScriptArguments, _config_type(), arguments)
+
+
+def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
+    """The whole rollout, since it is generated at once, and one epoch over it (see :func:`stage_directions`)."""
+    episodes = knobs.effective_batch_size * REHEARSED_STEPS
+    return {
+        "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
+        "num_ppo_epochs": 1,
+        "num_sample_generations": 0,
+        "total_episodes": episodes,
+    }
+
+
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """Our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
+
+    With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
+    reference; the value model is trained whole.
+    """
+    from autotrain_mem.trainers.ppo import ppo_trainer_class
+
+    common = trainer_arguments(filled, model, stub)
+    quantized = common.pop("quantization_config")
+    loading = filled.training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
+    tokenizer = stub or policy_tokenizer(model, filled)
+    value_model, reward_model = _classifier(filled), _classifier(filled)
+    return ppo_trainer_class()(
+        args=filled.training,
+        processing_class=tokenizer,
+        model=_causal(model, loading),
+        ref_model=None if common["peft_config"] is not None else _causal(model, loading),
+        reward_model=reward_model,
+        value_model=value_model,
+        train_dataset=_tokenized(train_dataset, tokenizer),
+        eval_dataset=None if eval_dataset is None else _tokenized(eval_dataset, tokenizer),
+        peft_config=common["peft_config"],
+    )
+
+
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Prompts of ``length`` tokens, enough for every rollout.
+
+    All begin with padding, as most of a real rollout's do: TRL makes masks of the ids, whatever order it shuffles into.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
+
+
+def rows_editor(filled: Configs) -> EditRows:
+    """The rows are padded already."""
+    return list
+
+
+@contextmanager
+def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+    """Train on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
+
+    The rollout itself keeps its size, which the trainer gave to its dataloader when it was built
+    (trl/experimental/ppo/ppo_trainer.py: train and __init__).
+    """
+    arguments = trainer.args
+    steps = min(REHEARSED_ACCUMULATION, arguments.gradient_accumulation_steps)
+    arguments.local_batch_size = arguments.local_mini_batch_size = steps * arguments.per_device_train_batch_size
+    trainer.accelerator.gradient_accumulation_steps = steps
+    yield
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Tokens of every prompt; also refuses what the trainer would refuse once it is built."""
+    from autotrain_mem.trainers import ppo_checks
+
+    ppo_checks.refuse(filled.training, tokenizer)
+    if "input_ids" in split.column_names:
+        return RowLengths(longer=list_lengths(split, "input_ids"))
+    return online.prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc)
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """A reward model is needed, and the tokenizer's padding must not be an end.
+
+    Raises:
+        UsageError: no reward model is given.
+    """
+    if filled.training.reward_model_path == _config_type().reward_model_path:
+        raise UsageError(
+            "PPO needs a reward model: it gives the scores, and the value model starts from it.",
+            hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
+        )
+
+
+def policy_tokenizer(model: str, filled: Configs) -> Any:
+    """The policy's tokenizer, padding on the left, where generation needs it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        model,
+        padding_side="left",
+        trust_remote_code=trusts_remote_code(filled),
+        revision=filled.model.model_revision,
+    )
+
+
+def _config_type() -> Any:
+    from autotrain_mem.trainers.ppo import ppo_config_class
+
+    return ppo_config_class()
+
+
+def _causal(model: str, loading: Mapping[str, Any]) -> Any:
+    from trl.trainer.utils import create_model_from_path
+
+    return create_model_from_path(model, **loading)
+
+
+def _classifier(filled: Configs) -> Any:
+    """A model with a head of one score. It may lie elsewhere than the policy, so the policy's revision is not its."""
+    from transformers import AutoModelForSequenceClassification
+    from trl.trainer.utils import create_model_from_path
+
+    loading = {name: value for name, value in filled.training.model_init_kwargs.items() if name != "revision"}
+    path = filled.training.reward_model_path
+    return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **loading)
+
+
+def _tokenized(split: Any, tokenizer: Any) -> Any:
+    """Rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
+    if "input_ids" in split.column_names:
+        return split.select_columns(["input_ids"])
+
+    def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": online.prompt_ids(row["prompt"], tokenizer)}
+
+    return split.map(tokenize, remove_columns=split.column_names)

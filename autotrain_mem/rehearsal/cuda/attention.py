@@ -1,0 +1,304 @@
+"""Attention as on CUDA: scaled_dot_product_attention by the kernel that CUDA picks, and flash-attention by name.
+
+On the CPU one kernel serves nearly every call. CUDA has four, and they differ by whole score matrices
+(``aten/src/ATen/native/transformers/attention.cpp: scaled_dot_product_attention``). Inside :func:`cuda_attention`
+tensors of the CPU, fake or real, allocate what CUDA's would, by the facts of torch 2.13. A mask that requires a
+gradient is left to the CPU's kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, choose
+
+_FLASH_SPLIT = (
+    "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
+    "multiprocessors): at most about 50 MiB at head size 128 and 100 MiB at 256, for the time of one call"
+)
+_CUDNN = (
+    "cuDNN attention's own workspace beyond the float32 accumulator of its backward: it is not published, so no bound "
+    "is known",
+    "the attention kernel that another torch than 2.13, or a cuDNN up to 9.15.0, picks: it differs by at most one "
+    "layer's queries, keys and values in float32, for the time of one call",
+)
+
+
+def not_counted(compute_capability: Capability) -> tuple[str, ...]:
+    """What this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    major, _ = compute_capability
+    return (_FLASH_SPLIT, *(_CUDNN if major >= 9 else ()))
+
+
+_plain_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+@contextmanager
+def cuda_attention(compute_capability: Capability) -> Iterator[None]:
+    """Inside, attention allocates what a card of this compute capability does, by whatever name it is asked for."""
+    attend = _attention(compute_capability)
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
+        yield
+
+
+# -- scaled_dot_product_attention ----------------------------------------------------------------------------------
+
+
+def _attention(capability: Capability) -> Callable[..., torch.Tensor]:
+    """torch.nn.functional.scaled_dot_product_attention for one card."""
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if attn_mask is not None and attn_mask.requires_grad:
+            return _plain_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
+        backend = choose(query, key, value, attn_mask, capability=capability, **facts)
+        with torch.autocast("cpu", enabled=False):
+            if backend is Backend.MATH:
+                return _math(query, key, value, attn_mask, scale=scale, **facts)
+            trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+            call = Call(
+                backend=backend, capability=capability, is_causal=is_causal, scale=scale, keeps_statistics=trains
+            )
+            return _fused(query, key, value, _bias(attn_mask, query, key, backend), call)
+
+    return attend
+
+
+def _autocast(*tensors: torch.Tensor | None) -> Any:
+    """``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP`` names scaled_dot_product_attention."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return [t.to(dtype) if t is not None and t.dtype in (*HALF, torch.float32) else t for t in tensors]
+
+
+def _fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
+) -> torch.Tensor:
+    """Flash kernels take heads in multiples of 8: others are padded, and scaled by their own size."""
+    head_size = query.size(3)
+    padding = -head_size % 8
+    if padding == 0 or call.backend is not Backend.FLASH:
+        return FusedAttention.apply(query, key, value, bias, call)
+    padded = [torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value)]
+    scale = call.scale if call.scale is not None else head_size**-0.5
+    out: torch.Tensor = FusedAttention.apply(*padded, bias, replace(call, scale=scale))
+    return out[..., :head_size]
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``attention.cpp: convert_boolean_attn_mask``: every call makes its own float copy of a boolean mask."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
+
+
+def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, backend: Backend) -> torch.Tensor | None:
+    """The mask as the kernel takes it; memory-efficient attention wants it aligned to 8 and expanded
+    (``attention.cpp: preprocess_mask``)."""
+    if mask is None:
+        return None
+    bias = _additive(mask, query.dtype)
+    if backend is not Backend.EFFICIENT:
+        return bias
+    if bias.stride(-1) != 1 or any(stride % 8 for stride in bias.stride()[:-1]):
+        columns = bias.size(-1)
+        bias = torch.nn.functional.pad(bias, (0, 8 - columns % 8))[..., :columns]
+    return bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def _math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scale: float | None,
+    dropout: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """``attention.cpp: _scaled_dot_product_attention_math``: float32 scores for half precision too.
+
+    Written out because torch's own takes a slower road under any mode: it adds the mask out of place
+    (``areAnyTensorSubclassLike``).
+    """
+    dtype, heads = query.dtype, query.size(-3)
+    if mask is not None:
+        mask = _additive(mask, dtype)
+    if dtype in HALF:
+        query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(scale if scale is not None else query.size(-1) ** -0.5)
+    query = query * factor
+    if is_causal:
+        rows, columns = query.size(-2), key.size(-2)
+        mask = _additive(torch.ones(rows, columns, dtype=torch.bool).tril(), query.dtype)
+    if enable_gqa and key.size(-3) != heads:
+        key, value = (tensor.repeat_interleave(heads // tensor.size(-3), dim=-3) for tensor in (key, value))
+    scores = query @ (key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores.add_(mask)
+    weights = _safe_softmax(scores)
+    if dropout > 0.0:
+        weights = torch.native_dropout(weights, dropout, True)[0]
+    weights.detach().to(dtype)  # its second result, which nobody takes
+    return (weights @ value).to(dtype)
+
+
+def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """``attention.cpp: _safe_softmax`` is one operator of several kernels: a second result and a mask besides."""
+    scratch = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)
+    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
+    del scratch
+    return weights
+
+
+# -- flash-attention, by name --------------------------------------------------------------------------------------
+
+_HUB_NAMES = {
+    "flash_attention_2": "kernels-community/flash-attn2",
+    "flash_attention_3": "kernels-community/vllm-flash-attn3",
+}
+FLASH_NAMES = (*_HUB_NAMES, *_HUB_NAMES.values(), "kernels-community/flash-attn3")
+"""The names that :func:`cuda_attention` stands in for (``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS``)."""
+
+
+def why_not(
+    attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
+) -> str | None:
+    """Why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
+
+    Args:
+        dtype: What attention computes in: autocast's type where that is on.
+        head_dim: The model's largest head size.
+    """
+    if attn_implementation in (None, "eager", "sdpa"):
+        return None
+    if attn_implementation not in FLASH_NAMES:
+        return f"{attn_implementation} is not rehearsed: take sdpa, which CUDA runs by its own flash kernel"
+    if compute_capability < (8, 0):
+        major, minor = compute_capability
+        return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"
+    if "3" in attn_implementation and compute_capability[0] >= 10:
+        return "flash-attention 3 runs on cards of compute capability 8.x and 9.x only"
+    if dtype not in HALF:
+        return f"flash-attention computes in float16 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    if head_dim > 256:
+        return f"flash-attention takes heads of at most 256; this model's have {head_dim}"
+    return None
+
+
+_LOADED = (
+    "_loaded_implementation",
+    "_flash_fn",
+    "_flash_varlen_fn",
+    "_flash_with_kvcache_fn",
+    "_pad_fn",
+    "_unpad_fn",
+    "_process_flash_kwargs_fn",
+    "_process_with_kvcache_kwargs_fn",
+)
+"""Where ``modeling_flash_attention_utils: lazy_import_flash_attention`` keeps what it has loaded."""
+
+
+@contextmanager
+def _flash_by_name(capability: Capability) -> Iterator[None]:
+    """Make transformers believe that the flash kernels are there; it loads them by ``_lazy_imports``.
+
+    Where the package is missing transformers turns ``flash_attention_2`` into the kernel's name on the hub
+    (``modeling_utils.py: _check_and_adjust_attn_implementation``), and so it does here.
+    """
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers import modeling_utils
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    def load(implementation: str | None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        backend = Backend.FLASH3 if "3" in (implementation or "") else Backend.FLASH
+        dense, packed = _flash_functions(backend, capability)
+        return dense, packed, None, flash._pad_input, flash._unpad_input
+
+    loaded = {name: None for name in _LOADED if hasattr(flash, name)}
+    with (
+        patch.dict(vars(flash), {"_lazy_imports": load, **loaded}),
+        patch.object(modeling_utils, "is_kernels_available", lambda *args, **kwargs: True),
+        patch.dict(AttentionInterface._global_mapping, dict.fromkeys(FLASH_NAMES, flash_attention_forward)),
+        patch.dict(AttentionMaskInterface._global_mapping, dict.fromkeys(FLASH_NAMES, flash_attention_mask)),
+    ):
+        yield
+
+
+def _flash_functions(
+    backend: Backend, capability: Capability
+) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """``flash_attn_func`` and ``flash_attn_varlen_func``; transformers reads from the names of their parameters what
+    they can do."""
+
+    def attend(rows_first: tuple[torch.Tensor, ...], **how: Any) -> torch.Tensor:
+        query, key, value = (tensor.transpose(1, 2) for tensor in rows_first)
+        call = Call(backend=backend, capability=capability, **how)
+        return _fused(query, key, value, None, call).transpose(1, 2)
+
+    def dense(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> torch.Tensor:
+        return attend((q, k, v), **_how(softmax_scale, causal, window_size, softcap))
+
+    def packed(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> torch.Tensor:
+        rows = (q[None], k[None], v[None])
+        how = _how(softmax_scale, causal, window_size, softcap)
+        return attend(rows, ends=cu_seqlens_q, key_ends=cu_seqlens_k, **how)[0]
+
+    return dense, packed
+
+
+def _how(scale: float | None, causal: bool, window: tuple[int, int], softcap: float) -> dict[str, Any]:
+    """The window counts the query itself: transformers passes one less (``_process_flash_attention_kwargs``)."""
+    return {
+        "scale": scale,
+        "is_causal": causal,
+        "window": window[0] + 1 if window[0] >= 0 else None,
+        "softcap": softcap or 0.0,
+    }

@@ -1,0 +1,228 @@
+"""Levers that move bytes to the host, where CPU tensors, fake or real, play the GPU's.
+
+Activation offloading is TRL's own class (``trl/models/activation_offloading.py: OffloadActivations``), unchanged: it
+decides which tensors leave the device, how many that have left stay a while for the copy's sake, and when one that came
+back dies. Only what it asks torch is answered as on a GPU: there is an accelerator, saved tensors lie on it, streams
+and events exist (and have nothing to wait for), and tensors made in pinned memory are not on the device. A copy back is
+a birth on the stream that TRL copies on, as is a copy that is contiguous for the way out; where TRL calls
+``record_stream``, that is written down too. No other stream allocates in a training on one GPU: accelerate's dataloader
+copies without waiting, on the default stream; bitsandbytes prefetches paged state outside torch's allocator.
+
+The optimizer on the host (``trainers/host_optimizer.py``) touches nothing on the device but weights that are there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from trl.models import activation_offloading
+
+from autotrain_mem.rehearsal.known_values import Known, known_value
+from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.operator_costs import host_copy
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.trainers import host_optimizer
+
+NOT_COUNTED = (
+    "activation offloading allocates what comes back on a stream of its own: how long that stream's copies take, for "
+    "which memory in use there may have to wait before it is handed out again, depends on the card",
+    "activation offloading knows a tensor by its address, and may leave one on the device that lies where another, "
+    "just sent away, has died: no bound is known; it needs a saved view or transposed tensor just before",
+)
+"""For a rehearsal with ``activation_offloading``.
+
+Sources: a block that another stream uses waits for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp:
+insert_events``). TRL knows a tensor by
+address and dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is
+another tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
+"""
+
+
+@contextmanager
+def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
+    """TRL's ``activation_offloading`` and our ``optimizer_offload`` work on CPU tensors as they would on a GPU's.
+
+    Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built.
+
+    Args:
+        recorder: Learns which streams blocks are born and used on.
+    """
+
+    def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
+        if recorder is not None:
+            recorder.record_stream(tensor, stream.number)
+
+    with (
+        patch.object(activation_offloading, "torch", _TorchWithAccelerator(recorder)),
+        patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
+        patch.object(torch.Tensor, "record_stream", record_stream),
+        patch.object(host_optimizer, "on_host", _on_unseen_host),
+    ):
+        yield
+
+
+# -- activations ---------------------------------------------------------------------------------------------------
+
+
+def _offload_stand_ins(**options: Any) -> Any:
+    """TRL's context, which meets every saved tensor as one on a GPU."""
+    context = _OffloadActivations(**options)
+    pack, unpack = context.pack_hook, context.unpack_hook
+    context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
+    context.unpack_hook = lambda number: _bare(unpack(number))
+    learn = context.update_model_params
+    context.update_model_params = lambda model: learn(
+        SimpleNamespace(parameters=lambda: map(_OnDevice, model.parameters()))
+    )
+    return context
+
+
+_OffloadActivations = activation_offloading.OffloadActivations
+
+
+class _OnDevice:
+    """A tensor with everything its own but the device, and where its storage lies."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @property  # type: ignore[misc]  # TRL asks isinstance(..., torch.nn.Parameter)
+    def __class__(self) -> Any:
+        return type(self.tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def untyped_storage(self) -> _Storage:
+        return _Storage(self.tensor.untyped_storage())
+
+
+class _Storage:
+    """A storage with an address that no other has had before.
+
+    By its address TRL knows a storage again that it has just offloaded, and leaves it where it is. Fake storages all
+    lie at 0, and a real one may lie where another has died, which TRL takes for the other; so may one on a GPU.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def data_ptr(self) -> int:
+        """Far from its neighbours', since TRL adds the offset of a view."""
+        return _NUMBERS.setdefault(self._storage, next(_NUMBER)) << 64
+
+    def size(self) -> int:
+        size: int = self._storage.size()
+        return size
+
+
+_NUMBER = itertools.count(1)
+_NUMBERS: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+
+
+def _bare(tensor: Any) -> torch.Tensor:
+    bare: torch.Tensor = tensor.tensor if type(tensor) is _OnDevice else tensor
+    return bare
+
+
+class _OnHost:
+    """A tensor in pinned memory, as far as TRL uses one: filled once, brought back to the device once."""
+
+    def copy_(self, source: Any, non_blocking: bool) -> None:
+        """Take a contiguous tensor's values, as far as there are any."""
+        source = _bare(source)
+        note(host_copy(source))
+        self._shape, self._dtype = source.shape, source.dtype
+        self._values = known_value(source) if isinstance(source, FakeTensor) else source
+        if self._values is not None:
+            with torch._C._DisableTorchDispatch():
+                self._values = self._values.detach().clone()
+
+    def to(self, device: str, non_blocking: bool) -> torch.Tensor:
+        """A new tensor on the device."""
+        back = torch.empty(self._shape, dtype=self._dtype)
+        note(host_copy(back))
+        if self._values is None:
+            return back
+        if isinstance(back, FakeTensor):
+            back.known = Known(self._values, [True])
+        else:
+            with torch._C._DisableTorchDispatch():
+                back.copy_(self._values)
+        return back
+
+
+class _Stream:
+    """A stream on which everything is done already."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def wait_stream(self, stream: _Stream) -> None: ...
+
+    def wait_event(self, event: None) -> None: ...
+
+    def record_event(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def _accelerator(recorder: Recorder | None) -> SimpleNamespace:
+    """``torch.cuda`` as far as TRL uses it; each new stream has the next number."""
+    default, numbers = _Stream(0), itertools.count(1)
+
+    def stream(entered: _Stream) -> AbstractContextManager[None]:
+        return nullcontext() if recorder is None else recorder.on_stream(entered.number)
+
+    return SimpleNamespace(
+        Stream=lambda: _Stream(next(numbers)),
+        default_stream=lambda: default,
+        current_stream=lambda: default,
+        stream=stream,
+        empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
+    )
+
+
+class _TorchWithAccelerator:
+    """The module ``torch`` as TRL's module sees it."""
+
+    accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self.cuda = _accelerator(recorder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def get_device_module(self, device: str) -> Any:
+        return self.cuda
+
+    def empty(self, *size: int, **options: Any) -> _OnHost:
+        return _OnHost()
+
+    def empty_like(self, tensor: Any, **options: Any) -> _OnHost:
+        return _OnHost()
+
+    def as_strided(self, tensor: Any, **view: Any) -> torch.Tensor:
+        return torch.as_strided(_bare(tensor), **view)
+
+
+# -- optimizer -----------------------------------------------------------------------------------------------------
+
+
+def _on_unseen_host(work: Callable[[], None]) -> None:
+    """``host_optimizer.on_host`` where nobody watches; with fake tensors there is nothing to work on."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return
+    with torch._C._DisableTorchDispatch():
+        work()

@@ -1,0 +1,310 @@
+"""Liger's kernels in a rehearsal: what they allocate, layer by layer, whether liger-kernel is installed or not.
+
+They are Triton: nothing runs them on the CPU or on fake tensors. The stand-ins make the buffers that the sources of
+liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer, and compute nothing, so they serve fake
+tensors only. transformers applies them to a trainer's model as training starts (``transformers/integrations/liger.py:
+apply_liger_kernel``). TRL 1.16 keeps its own head and takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO
+trainers (``liger_kernel.chunked_loss``) are not imitated.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
+
+MODEL_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+"""``config.model_type`` of the models whose layers are imitated."""
+
+_KEEPS_GRADIENT = ("gemma3_text",)
+"""Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
+
+_SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
+"""What ``liger_kernel_config`` may switch, with its default (``apply_liger_kernel_to_llama`` and its like)."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
+    """Why ``use_liger_kernel`` cannot be rehearsed for this model and this ``liger_kernel_config``; None if it can."""
+    if model_type not in MODEL_TYPES:
+        return f"Liger's kernels are rehearsed for {', '.join(MODEL_TYPES)}, not for {model_type}"
+    unknown = sorted(name for name, on in (config or {}).items() if on and name not in _SWITCHES)
+    return f"not rehearsed: liger_kernel_config {', '.join(unknown)}" if unknown else None
+
+
+@contextmanager
+def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
+    """Inside, ``use_liger_kernel=True`` gives a fake model layers that allocate what Liger's do.
+
+    Args:
+        multiprocessors: Of the card; each keeps a partial sum of a norm's weight gradient. An H100 has 132.
+    """
+    from transformers import trainer
+
+    with ExitStack() as stack:
+
+        def apply(model: Any, config: dict[str, Any] | None) -> None:
+            _apply(trainer.unwrap_peft_model(model), {**_SWITCHES, **(config or {})}, multiprocessors, stack)
+
+        stack.enter_context(patch.object(trainer, "apply_liger_kernel", apply))
+        yield
+
+
+def _apply(model: Any, switches: dict[str, Any], multiprocessors: int, stack: ExitStack) -> None:
+    """``monkey_patch.py: _apply_liger_kernel_to_instance``; what it changes beyond the model is changed back."""
+    reason = why_not_liger(model.config.model_type, switches)
+    if reason is None and not isinstance(next(model.parameters()), FakeTensor):
+        reason = "Liger's kernels run on a GPU only"
+    if reason is not None:
+        raise UsageError(f"--use_liger_kernel: {reason}.", hint="Leave --use_liger_kernel away.")
+    if switches["rope"]:
+        modeling = importlib.import_module(type(model).__module__)
+        stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", _rotate))
+    in_place = model.config.model_type not in _KEEPS_GRADIENT
+    for name, module in model.named_modules():
+        if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
+            module.forward = _norm(module, in_place, multiprocessors)
+        if (switches["swiglu"] and switches["geglu"]) and name.endswith(".mlp"):
+            module.forward = MethodType(_gated_mlp, module)
+    if switches["fused_linear_cross_entropy"]:
+        model.forward = _model_forward(model, model.forward)
+
+
+# -- layers --------------------------------------------------------------------------------------------------------
+
+
+class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """``ops/rms_norm.py: LigerRMSNormFunction``: keeps its input and one float32 per row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, in_place: bool, multiprocessors: int) -> torch.Tensor:
+        """``x`` is ... x H, ``weight`` H."""
+        rows = x.contiguous().view(-1, x.shape[-1])
+        out = torch.empty(rows.shape, dtype=x.dtype)
+        note(pass_through(rows, out))
+        ctx.save_for_backward(rows, weight, torch.empty(rows.shape[0], dtype=torch.float32))
+        ctx.in_place, ctx.multiprocessors = in_place, multiprocessors
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Writes the input's gradient over the output's, where no one else reads that."""
+        rows, weight, _ = ctx.saved_tensors
+        grad = grad.contiguous()
+        note(pass_through(rows, grad, grad))
+        partial = None
+        if ctx.needs_input_grad[1]:
+            partial = torch.empty((ctx.multiprocessors, weight.shape[0]), dtype=torch.float32)
+        grad_input = grad if ctx.in_place else torch.zeros_like(grad)
+        return grad_input, None if partial is None else partial.sum(dim=0).to(weight.dtype), None, None
+
+
+def _norm(module: torch.nn.Module, in_place: bool, multiprocessors: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = RMSNorm.apply(hidden_states, module.weight, in_place, multiprocessors)
+        return out
+
+    return forward
+
+
+class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """``ops/swiglu.py: LigerSiLUMulFunction`` and ``ops/geglu.py: LigerGELUMulFunction``."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Keeps both factors; the activation is computed again."""
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        note(pass_through(gate, up, gate))
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the gradients over the factors."""
+        grad.contiguous()
+        gate, up = ctx.saved_tensors
+        note(pass_through(grad, gate, up, gate, up))
+        return gate, up
+
+
+def _gated_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = self.down_proj(GatedProduct.apply(self.gate_proj(x), self.up_proj(x)))
+    return out
+
+
+class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """``ops/rope.py: LigerRopeFunction``: turns queries and keys where they lie."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``query`` and ``key`` are B x H x S x D, and lie in memory as B x S x H x D or are copied so."""
+        ctx.save_for_backward(cos.contiguous(), sin.contiguous())
+        return _rows_first(query), _rows_first(key)
+
+    @staticmethod
+    def backward(ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Turns the gradients back where they lie."""
+        return _rows_first(grad_query), _rows_first(grad_key), None, None
+
+
+def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
+    note(pass_through(tensor, tensor))
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any) -> Any:
+    return Rotation.apply(q, k, cos, sin)
+
+
+# -- the head ------------------------------------------------------------------------------------------------------
+
+
+class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """``ops/fused_linear_cross_entropy.py``: logits chunk by chunk, gradients in the forward pass already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the share of tokens foretold."""
+        tokens = hidden.shape[0]
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
+        losses = torch.zeros(tokens, dtype=torch.float32)
+        hits = torch.zeros(tokens, dtype=torch.float32) if accuracy else None
+        counted = (target != ignored).sum().item()
+        size = chunk_tokens(tokens, *weight.shape)
+        storage = None
+        if _writes_into_storage(hidden, weight):
+            storage = torch.empty((size, weight.shape[0]), dtype=hidden.dtype)
+        for start in range(0, tokens, size):
+            logits = _logits(hidden[start : start + size], weight, storage)
+            note(pass_through(logits, logits))
+            _fill(logits, losses, hits)
+            if hidden.requires_grad:
+                _add_gradients(
+                    logits, hidden[start : start + size], weight, grad_hidden[start : start + size], grad_weight
+                )
+            del logits
+        del storage
+        ctx.save_for_backward(grad_hidden.detach(), None if grad_weight is None else grad_weight.detach())
+        return losses.sum(), None if hits is None else hits.sum() / counted
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """Scales what the forward pass kept, where it lies."""
+        grad_hidden, grad_weight = ctx.saved_tensors
+        torch.empty((), dtype=torch.float32)  # the 1.0 that it compares the incoming gradient with
+        return grad_hidden, grad_weight, None, None, None
+
+
+def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
+    """Tokens per chunk of logits: as many bytes as the hidden states, rounded up to a power of two.
+
+    16,384 tokens of width 4096 and a vocabulary of 32,000 go in chunks of 2,048.
+    """
+    share = -(-tokens // -(-vocabulary // width))
+    return int(min(tokens, 1 << (share - 1).bit_length()))
+
+
+def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+    """``_can_use_mm_out``: only where the product needs no cast."""
+    same = hidden.dtype == weight.dtype and hidden.dtype in (*_HALF, torch.float32)
+    autocast = torch.is_autocast_enabled("cpu")
+    return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
+    if storage is None:
+        return hidden @ weight.t()
+    note(product(hidden.shape[0], hidden.shape[1], weight.shape[0], hidden.dtype))
+    return storage[: hidden.shape[0]]
+
+
+def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
+    """A kernel has written into these: they are no longer the zeros that a rehearsal knows them to be."""
+    for result in results:
+        if result is not None:
+            result.copy_(logits[0, 0])
+
+
+def _add_gradients(
+    logits: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    grad_hidden: torch.Tensor,
+    grad_weight: torch.Tensor | None,
+) -> None:
+    """The logits have become their own gradient; products go into place where no cast stands between."""
+    if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
+        grad_hidden.copy_(logits @ weight)
+    else:
+        note(product(hidden.shape[0], weight.shape[0], weight.shape[1], hidden.dtype))
+    _fill(logits, grad_hidden, grad_weight)
+    if grad_weight is None:
+        return
+    if logits.dtype in _HALF:
+        hidden.to(logits.dtype)
+        note(product(hidden.shape[0], weight.shape[1], weight.shape[0], hidden.dtype))
+    else:
+        grad_weight += torch.mm(logits.t(), hidden)
+
+
+@dataclass
+class LigerOutput(CausalLMOutputWithPast):  # type: ignore[misc]  # untyped to mypy here
+    """``transformers/model/output_classes.py: LigerCausalLMOutputWithPast``."""
+
+    token_accuracy: torch.Tensor | None = None
+
+
+def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``transformers/model/llama.py: lce_forward``, which the other models repeat."""
+
+    def forward(
+        input_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        logits_to_keep: int = 0,
+        skip_logits: bool | None = None,
+        num_items_in_batch: Any = None,
+        return_token_accuracy: bool = False,
+        use_token_scaling: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        labelled = labels is not None or shift_labels is not None
+        if skip_logits is None:
+            skip_logits = model.training and labelled
+        if not skip_logits:
+            more = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
+            kwargs.update({name: value for name, value in more.items() if value is not None})
+            return plain(input_ids=input_ids, logits_to_keep=logits_to_keep, **kwargs)
+        if use_token_scaling:
+            raise UsageError("--use_liger_kernel: not rehearsed with --loss_type dft.", hint="Use --loss_type nll.")
+        outputs = model.model(input_ids=input_ids, **kwargs)
+        hidden = outputs[0][:, -logits_to_keep or None :, :]
+        if shift_labels is None:
+            assert labels is not None
+            shift_labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+        loss, accuracy = FusedLinearCrossEntropy.apply(
+            hidden.view(-1, hidden.shape[-1]), model.lm_head.weight, shift_labels.view(-1), -100, return_token_accuracy
+        )
+        if num_items_in_batch is not None:
+            loss = loss / num_items_in_batch
+        return LigerOutput(loss=loss, token_accuracy=accuracy, past_key_values=outputs.past_key_values)
+
+    return forward

@@ -1,0 +1,229 @@
+"""How models arrive on a GPU: what the allocator is asked for while they are loaded, though nothing is loaded onto one.
+
+A model that is loaded with a map of devices is written down as transformers 5.23 loads it:
+
+- first one block of all bytes to come, freed at once, so that it stays cached as one segment from which the weights are
+  carved (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``: 0.5 bytes for each element
+  of a 4-bit weight, 1 of an 8-bit one, tied weights once);
+- then each tensor of the checkpoint in the natural order of its names (``core_model_loading.py:
+  convert_and_load_state_dict_in_model``): ``lm_head`` before ``model``, ``layers.2`` before ``layers.10``. It arrives
+  in its last dtype, since a blocking copy to a GPU converts on the host (``aten/src/ATen/native/cuda/Copy.cu:
+  copy_kernel_cuda``). One that bitsandbytes quantizes arrives in the model's dtype, and dies when its quantized
+  storages are made;
+- then what no checkpoint holds: rotary frequencies and their like (``_move_missing_keys_from_meta_to_device``).
+
+TRL loads with ``device_map="auto"`` when it has a GPU, and with None in distributed training (``trl/trainer/utils.py:
+create_model_from_path`` and its callers); a quantizer asks for a map of its own (``quantizers/quantizer_bnb_4bit.py:
+update_device_map``). GRPO's and RLOO's reward models are loaded without: such a model is built on the host and moved
+when the trainer has it, parameter by parameter, which is what a recorder makes of one that it meets in a trainer.
+
+LoRA's layers are put beside weights that are on the device, in their dtype, and are then made float32
+(``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from accelerate import PartialState
+from peft.tuners.tuners_utils import BaseTuner
+from transformers import PreTrainedModel, modeling_utils
+from transformers.core_model_loading import dot_natural_key
+from transformers.pytorch_utils import Conv1D
+from trl.trainer import utils as trl_utils
+
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec import Owner
+
+NOT_COUNTED = (
+    "where loading is not plain: tensors that are merged as they arrive (the experts of a mixture), weights that the "
+    "checkpoint lacks, threads that overtake each other, and the one block for all weights made smaller, because the "
+    "card has less than it and 1.2 GiB or because memory is cached already when a second model is loaded",
+)
+"""The rehearsal knows neither the card's memory nor what is cached. ``caching_allocator_warmup`` takes at most the
+card's memory less 1.2 GiB: where all weights are more, nothing is left to train in. Before a second model, what is
+cached is what the first one left of its own block."""
+
+WARM_UP = "caching_allocator_warmup"
+FLOAT, HALF = 4, 2
+
+_Function = Callable[..., Any]
+_GPU = torch.device("cuda")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Loading:
+    """What is known of a model before its weights are there."""
+
+    names: list[str] = field(default_factory=list)
+    """Of what a checkpoint holds, in the order in which it is loaded."""
+    warm_up_bytes: int = 0
+    source_bytes: int = 0
+    """Of one element of a weight that is quantized as it is loaded; 0 when none is."""
+
+
+@contextmanager
+def cuda_loading(recorder: Recorder) -> Iterator[None]:
+    """Models that are loaded inside are written down as a GPU would see them arrive. Restores everything on exit."""
+    load = PreTrainedModel.__dict__["from_pretrained"].__func__
+    read = PreTrainedModel.__dict__["_load_pretrained_model"].__func__
+    underway: list[_Loading] = []
+
+    def from_pretrained(cls: Any, /, path: Any, *args: Any, device_map: Any = None, **kwargs: Any) -> Any:
+        underway.append(_Loading())
+        try:
+            # There is no device here that a map could name.
+            loaded = load(cls, path, *args, device_map=None, **kwargs)
+        finally:
+            loading = underway.pop()
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if device_map is not None or getattr(model, "hf_quantizer", None) is not None:
+            _arrive(model, loading, recorder)
+        return loaded
+
+    def watched_read(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
+        if underway:
+            underway[-1] = _look(model, load_config)
+        return read(model, state_dict, checkpoint_files, load_config, *more)
+
+    with (
+        patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
+        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(watched_read)),
+        patch.object(trl_utils, "PartialState", _StateOnGpu, create=True),  # trl 1.9 does not ask
+        _adapters_beside_weights(recorder),
+    ):
+        yield
+
+
+class _StateOnGpu:
+    """The process's state, with a GPU for its device."""
+
+    device = _GPU
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(PartialState(), name)
+
+
+# -- before the weights are there ------------------------------------------------------------------------------------
+
+
+def _look(model: Any, load_config: Any) -> _Loading:
+    """A model on the meta device, its layers replaced by quantized ones that are empty yet."""
+    quantizer = load_config.hf_quantizer
+    names = list(model.state_dict())
+    total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
+    return _Loading(
+        names=sorted((name for name in names if name not in model.all_tied_weights_keys), key=dot_natural_key),
+        warm_up_bytes=HALF * int(total // HALF),
+        source_bytes=0 if quantizer is None or quantizer.pre_quantized else load_config.dtype.itemsize,
+    )
+
+
+# -- a model that is whole -------------------------------------------------------------------------------------------
+
+
+def _arrive(model: Any, loading: _Loading, recorder: Recorder) -> None:
+    with recorder.taken(loading.warm_up_bytes, Owner.TEMPORARY, WARM_UP):
+        pass
+    for name in loading.names:
+        _load(model, name, loading.source_bytes, recorder)
+    for name, buffer in model.named_buffers():
+        if recorder.block_of(buffer) is None:
+            recorder.mark(buffer, Owner.WEIGHTS, name)
+
+
+def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
+    tensor = model.get_parameter_or_buffer(name)
+    state = getattr(tensor, "quant_state", None)
+    if state is None and getattr(tensor, "SCB", None) is None:
+        recorder.mark(tensor, Owner.WEIGHTS, name)
+        return
+    elements = tensor.numel() if state is None else state.shape.numel()
+    with ExitStack() as sources:
+        if source_bytes:
+            sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
+        if state is None:
+            _quantize_8bit(tensor, name, elements if source_bytes else 0, recorder)
+            return
+        if source_bytes and _is_transposed(model, name):
+            sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
+        _quantize_4bit(tensor, state, name, recorder, is_new=bool(source_bytes))
+
+
+def _is_transposed(model: Any, name: str) -> bool:
+    """GPT-2's weights are made contiguous first (``bitsandbytes/nn/modules.py: Params4bit._quantize``)."""
+    layer = model.get_submodule(name.rpartition(".")[0])
+    return issubclass(getattr(layer, "source_cls", torch.nn.Linear), Conv1D)
+
+
+def _quantize_8bit(weight: Any, name: str, elements: int, recorder: Recorder) -> None:
+    """The host sends the weight back as float16 (``transformers/integrations/bitsandbytes.py: Bnb8bitQuantize``,
+    ``bitsandbytes/nn/modules.py: Int8Params._quantize``), to ``backends/cuda/ops.py: int8_vectorwise_quant``."""
+    with ExitStack() as sources:
+        if elements:
+            sources.enter_context(recorder.taken(elements * HALF, Owner.TEMPORARY, name))
+        recorder.mark(weight.SCB, Owner.WEIGHTS, f"{name}.SCB")
+        recorder.mark(weight, Owner.WEIGHTS, name)
+
+
+def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is_new: bool) -> None:
+    """``bitsandbytes/functional.py: quantize_4bit`` with ``backends/cuda/ops.py``; or read from a checkpoint."""
+    nested = state.state2
+    if nested is None:
+        recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
+    with ExitStack() as scales:
+        scale_bytes = state.absmax.numel() * FLOAT
+        if nested is not None and is_new:
+            scales.enter_context(recorder.taken(scale_bytes, Owner.TEMPORARY, name))
+        recorder.mark(weight, Owner.WEIGHTS, name)
+        recorder.mark(state.code, Owner.WEIGHTS, f"{name}.code")
+        if nested is None:
+            return
+        recorder.mark(state.offset, Owner.WEIGHTS, f"{name}.offset")
+        if is_new:  # absmax - offset
+            scales.enter_context(recorder.taken(scale_bytes, Owner.TEMPORARY, name))
+        recorder.mark(nested.absmax, Owner.WEIGHTS, f"{name}.state2.absmax")
+        recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
+        recorder.mark(nested.code, Owner.WEIGHTS, f"{name}.state2.code")
+
+
+# -- adapters --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
+    inject, cast = BaseTuner.inject_adapter, BaseTuner._cast_adapter_dtype
+
+    def watched_inject(tuner: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = inject(tuner, model, *args, **kwargs)
+        _adopt_new(model, recorder)
+        return result
+
+    def watched_cast(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        _adopt_new(tuner.model, recorder)  # modules that are trained whole have been copied meanwhile
+        if not _is_on_device(tuner.model, recorder):
+            return cast(tuner, *args, **kwargs)
+        with recorder:
+            return cast(tuner, *args, **kwargs)
+
+    with (
+        patch.object(BaseTuner, "inject_adapter", watched_inject),
+        patch.object(BaseTuner, "_cast_adapter_dtype", watched_cast),
+    ):
+        yield
+
+
+def _is_on_device(model: torch.nn.Module, recorder: Recorder) -> bool:
+    return any(recorder.block_of(parameter) is not None for parameter in model.parameters())
+
+
+def _adopt_new(model: torch.nn.Module, recorder: Recorder) -> None:
+    if _is_on_device(model, recorder):
+        for name, parameter in model.named_parameters():
+            if recorder.block_of(parameter) is None:
+                recorder.mark(parameter, Owner.WEIGHTS, name)

@@ -1,0 +1,368 @@
+"""What CUDA's kernels take from torch's allocator within one operator, which no dispatcher sees.
+
+One row for each operator whose kernel takes memory that grows with a training step's tensors. Each row names the file
+and the symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts what is alive there at once. cub's radix
+sort takes, beside what it is given, another copy of its keys and values (``cub/device/device_radix_sort.cuh:
+SortPairs`` without DoubleBuffer); its counters, below 1 MiB, are left out. Attention is not here: its stand-ins
+allocate what its kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF
+from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
+
+NOT_COUNTED = (
+    "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "
+    "scans, grouped matrix products), those of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 "
+    "tokens",
+    "copies that kernels other than softmax make of inputs that are not contiguous",
+)
+
+INT64 = 8
+FLOAT = 4
+
+_aten = torch.ops.aten
+
+Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
+"""Bytes of scratch, from an operator's arguments and its result."""
+
+Taking = Callable[[tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
+
+
+def workspaces(compute_capability: tuple[int, int]) -> Workspace:
+    """What the kernels of one run take on a card; a fresh one for each run, as it knows which handles were used."""
+    takings: dict[Any, Taking] = {
+        **{operator: _given_back(row) for operator, row in _rows(compute_capability).items()},
+        **dict.fromkeys(_by_cublas(), _kept_by_cublas(_cublas_bytes(compute_capability))),
+    }
+
+    def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        taking = takings.get(operator)
+        return () if taking is None else taking(args, kwargs, out)
+
+    return workspace
+
+
+def _given_back(row: Row) -> Taking:
+    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        size = row(args, kwargs, out)
+        return (Scratch(size),) if size else ()
+
+    return taking
+
+
+def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
+    return {
+        _aten.sum.dim_IntList: _sum_over(compute_capability),
+        _aten.sum.default: _sum_converted,
+        _aten.embedding_dense_backward.default: _embedding_backward,
+        _aten._softmax.default: _softmax,
+        _aten._log_softmax.default: _softmax,
+        _aten._softmax_backward_data.default: _softmax_backward,
+        _aten._log_softmax_backward_data.default: _log_softmax_backward,
+        _aten.logsumexp.default: _logsumexp,
+        _aten.multinomial.default: _multinomial,
+        _aten._foreach_norm.Scalar: _foreach_norm,
+        _aten.sort.default: _sort,
+        _aten.sort.stable: _sort_stable,
+        _aten.index.Tensor: _index,
+        _aten._index_put_impl_.default: _index_put,
+        _aten.index_put_.default: _index_put,
+        _aten.index_put.default: _index_put,
+        _aten.masked_select.default: _masked_select,
+        _aten.masked_scatter.default: _masked_scatter,
+        _aten.masked_scatter_.default: _masked_scatter,
+    }
+
+
+# -- cuBLAS ----------------------------------------------------------------------------------------------------------
+
+
+def _by_cublas() -> tuple[Any, ...]:
+    return (
+        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
+    )
+
+
+def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
+    """``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without ``CUBLAS_WORKSPACE_CONFIG``.
+
+    Hopper and Blackwell take 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
+    """
+    major, _ = compute_capability
+    return 32 << 20 if major >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+
+
+def _kept_by_cublas(size_bytes: int) -> Taking:
+    """A handle belongs to a thread, and its workspace to the handle (``CublasHandlePool.cpp: setWorkspaceForHandle``).
+
+    It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a
+    backward pass in a thread of its own, so a training run keeps two.
+    """
+    forward, backward = ((Scratch(size_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
+
+    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        in_backward = torch._C._current_graph_task_id() != -1
+        return backward if in_backward else forward
+
+    return taking
+
+
+# -- temporaries the size of their input -----------------------------------------------------------------------------
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/ReduceOps.cpp: logsumexp_out_impl`` holds ``(self - maxes).exp_()``; an integer input as float32."""
+    tensor = args[0]
+    return _bytes(tensor) if tensor.is_floating_point() else 2 * tensor.numel() * FLOAT
+
+
+def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: host_softmax`` copies an input that is not contiguous, such as logits cut by rows."""
+    return _copied(args[0])
+
+
+def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: softmax_backward_cuda_out`` holds ``tmp = grad * output``; log_softmax does not."""
+    return _bytes(args[0])
+
+
+def _log_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/SoftMax.cu: host_softmax_backward`` copies what is not contiguous."""
+    return _copied(args[0]) + _copied(args[1])
+
+
+def _copied(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else _bytes(tensor)
+
+
+def _multinomial(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/Distributions.cpp: multinomial_out`` holds ``q``, an exponential draw for each probability."""
+    return _bytes(args[0])
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+MULTIPROCESSORS = {
+    (7, 0): 80,
+    (7, 5): 72,
+    (8, 0): 108,
+    (8, 6): 84,
+    (8, 9): 142,
+    (9, 0): 132,
+    (10, 0): 148,
+    (12, 0): 188,
+}
+"""Of the largest card of each compute capability: an upper bound for the rest, as more blocks take more memory."""
+
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
+
+_BLOCK_THREADS, _WARP, _WIDEST_VECTOR = 512, 32, 4
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+_LARGEST_INDEX = 2**31 - 1
+
+
+def _sum_over(compute_capability: tuple[int, int]) -> Row:
+    """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
+
+    A capability that is not known here is taken for the largest card of all.
+    """
+    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
+    threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
+
+    def row(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+        tensor, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        return _sum_converted(args, kwargs, out) + _sum_parts(tensor, dims, out, threads)
+
+    return row
+
+
+def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/ReduceOpsUtils.h: make_reduction`` converts to the result's type first, but halves to float32."""
+    tensor = args[0]
+    as_it_is = tensor.dtype is out.dtype or (tensor.dtype in HALF and out.dtype is torch.float32)
+    return 0 if as_it_is else int(tensor.numel() * out.element_size())
+
+
+def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
+    """``native/cuda/Reduce.cuh: ReduceConfig::global_memory_size``, by ``setReduceConfig``; semaphores left out.
+
+    Where blocks share a sum over rows, each keeps a float32 part for every output and thread of its width: of 4096 rows
+    of 896, 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A sum along the fastest dimension keeps
+    one for each block, which is little. ``threads`` is how many the card runs at once.
+    """
+    if tensor.numel() < _MOST_VALUES:
+        return 0
+    rows, columns, vector = _rows_and_columns(tensor, dims)
+    while rows * columns * tensor.element_size() > _LARGEST_INDEX and rows > 1:
+        rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing, one half after the other
+    if not columns or rows < _MOST_VALUES:
+        return 0
+    vectors, most = columns // vector, _BLOCK_THREADS // vector
+    width = min(_power_of_two(vectors), _WARP)
+    height = min(_power_of_two(rows), most // width)
+    width = min(_power_of_two(vectors), most // height)
+    values, grid, blocks = -(-rows // height), -(-vectors // width), threads // (width * height)
+    if values < _MOST_VALUES or grid > blocks:
+        return 0
+    shares = max(min(-(-blocks // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    return shares * width * vector * columns * max(FLOAT, out.element_size()) if shares > 1 else 0
+
+
+def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
+    """How many are added up, how many sums there are, and how many of them a thread loads at once
+    (``Reduce.cuh: get_output_vec_size``); no sums where the fastest dimension is one of those added up."""
+    summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())}
+    shape = zip(tensor.stride(), tensor.shape, (dim in summed for dim in range(tensor.dim())), strict=True)
+    fastest_first = sorted((stride, size, is_summed) for stride, size, is_summed in shape if size != 1)
+    rows = math.prod(size for _, size, is_summed in fastest_first if is_summed)
+    columns = math.prod(size for _, size, is_summed in fastest_first if not is_summed)
+    if not fastest_first or fastest_first[0][2]:
+        return rows, 0, 1
+    together, others = 1, [tensor.storage_offset()]
+    for stride, size, is_summed in fastest_first:
+        if stride == together and not is_summed and len(others) == 1:
+            together *= size
+        else:
+            others.append(stride)
+    vector = math.gcd(together, _WIDEST_VECTOR, *others) if fastest_first[0][0] == 1 else 1
+    return rows, columns, vector
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above it."""
+    return 1 << (number.bit_length() - 1)
+
+
+# -- embedding -------------------------------------------------------------------------------------------------------
+
+_FEW_INDICES = 3072
+_ROWS_PER_PARTIAL = 10
+
+
+def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/Embedding.cu: embedding_dense_backward_cuda`` sorts the tokens, then adds up by float32 partials.
+
+    The partials (``native/cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10) are
+    as many as tokens / 10 + min(tokens, vocabulary), each of the hidden size. 4 x 4096 tokens of 4096 floats:
+    (1638 + 16384) x 4096 x 4 bytes = 282 MiB.
+    """
+    grad, indices, vocabulary, _, by_frequency = args
+    tokens, size = indices.numel(), indices.element_size()
+    if tokens <= _FEW_INDICES and not by_frequency:
+        return 0
+    segments = min(tokens, vocabulary)
+    partials = tokens // _ROWS_PER_PARTIAL + segments
+    kept = (3 if by_frequency else 2) * tokens * size  # sorted_indices, orig_indices, count
+    sorting = 3 * tokens * size  # range, and cub's copy of keys and values
+    adding = (tokens + 2 * segments + partials) * size + partials * grad.shape[-1] * max(FLOAT, grad.element_size())
+    return int(kept + max(sorting, adding))
+
+
+# -- optimizer -------------------------------------------------------------------------------------------------------
+
+_FOREACH_CHUNK = 65536
+
+
+def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl`` holds ``output_per_tensor``.
+
+    One partial norm for each chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor.
+    """
+    tensors = args[0]
+    chunks = max((-(-tensor.numel() // _FOREACH_CHUNK) for tensor in tensors), default=0)
+    return int(len(tensors) * chunks * max(FLOAT, max((tensor.element_size() for tensor in tensors), default=0)))
+
+
+# -- sorting ---------------------------------------------------------------------------------------------------------
+
+_SMALL_SORT = 4096
+_LARGE_SEGMENT = 1_000_000
+_FEW_SEGMENTS = 128
+
+
+def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    return _sort_bytes(args[0], args[1] if len(args) > 1 else -1)
+
+
+def _sort_stable(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    return _sort_bytes(args[0], kwargs.get("dim", -1))
+
+
+def _sort_bytes(tensor: torch.Tensor, dim: int) -> int:
+    """``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, from ``Sort.h: should_use_small_sort`` on.
+
+    One row, or rows of a million: a row's indices and cub's copy. Fewer than 128 rows: two arrays of (row, index)
+    pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``). More: indices and cub's copy.
+    """
+    length = tensor.shape[dim] if tensor.dim() else 1
+    if length <= _SMALL_SORT:
+        return 0
+    elements, item = tensor.numel(), tensor.element_size()
+    if elements == length or length >= _LARGE_SEGMENT:
+        return int(length * (2 * INT64 + item))
+    if elements // length < _FEW_SEGMENTS:
+        return int(elements * (3 * INT64 + 2 * item))
+    return int(elements * (2 * INT64 + item))
+
+
+# -- masks and indices -----------------------------------------------------------------------------------------------
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/IndexingUtils.h: expandTensors`` turns a mask into the positions that it selects."""
+    tensor, indices = args
+    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+    if not masks:
+        return 0
+    if len(indices) > 1:
+        return int(sum(mask.numel() * mask.dim() for mask in masks)) * INT64
+    trailing = math.prod(tensor.shape[masks[0].dim() :])
+    return int(out.numel() // max(trailing, 1) * masks[0].dim() * INT64)
+
+
+def _masked_select(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl`` indexes by the expanded mask: its positions."""
+    return int(out.numel() * max(args[0].dim(), args[1].dim()) * INT64)
+
+
+def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/Indexing.cu: index_put_with_sort_kernel``, which adding up takes: the backward of indexing.
+
+    linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values: six numbers for each index. A
+    mask is turned into its positions first.
+    """
+    _, indices, values, *accumulate = args
+    if not accumulate or not accumulate[0]:
+        return 0
+    masks = sum(index.dim() for index in indices if index is not None and index.dtype in _MASKS)
+    if masks:
+        selected = values.shape[0] if values.dim() else 0
+    else:
+        selected = math.prod(torch.broadcast_shapes(*(index.shape for index in indices if index is not None)))
+    return int(selected * (6 + masks) * INT64)
+
+
+def _masked_scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """``native/cuda/IndexKernel.cpp: masked_scatter__cuda`` holds ``maskPrefixSum``, int64 for each element of self.
+
+    ``IndexKernel.cu: launch_masked_scatter_kernel`` copies a mask that was expanded.
+    """
+    mask = args[1]
+    copied = 0 if mask.is_contiguous() and mask.shape == out.shape else 1
+    return int(out.numel() * (INT64 + copied))

@@ -1,0 +1,152 @@
+"""The stage on which a trainer rehearses: fake tensors below, the recorder above, CUDA's habits in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers.utils import import_utils
+
+from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
+from autotrain_mem.rehearsal.cuda.rules import cuda_lens, not_imitated
+from autotrain_mem.rehearsal.cuda.workspaces import workspaces
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
+from autotrain_mem.rehearsal.generation import generation_by_its_ends
+from autotrain_mem.rehearsal.known_values import KnownValues, numbers
+from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.materialize import conversion_in_place
+from autotrain_mem.rehearsal.trace.ledger import Device
+from autotrain_mem.rehearsal.trace.phases import follow
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.spec import Phase, Trace
+
+Collate = Callable[[list[Any]], Any]
+EditRows = Callable[[list[Any]], list[Any]]
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Everything made inside has shape, dtype and device, and no bytes.
+
+    transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
+    (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
+    A copy of a fake tensor (PEFT copies the modules that are trained whole) stays in this mode: it would copy that too.
+    """
+
+    with (
+        QuickFakeMode(allow_non_fake_inputs=True) as mode,
+        conversion_in_place(),
+        patch.object(import_utils, "is_fake_tensor", lambda value: False),
+        patch.object(FakeTensor, "numpy", numbers),
+        patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True),
+    ):
+        yield mode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """A trainer and how it is to be driven: the same for a rehearsal and for a real run that is compared with it."""
+
+    build: Callable[[], Any]
+    """Makes the trainer."""
+    edit_rows: EditRows = list
+    """Makes the worst micro-batch of the rows that the sampler drew."""
+    directions: Callable[[Any], AbstractContextManager[None]] = nullcontext
+    """What must be arranged for the trainer while it trains."""
+    passes: int = 1
+    """How often a training step goes over its rows, each time with an optimizer step; a rehearsal does so once."""
+    micro_steps_per_generation: int = 0
+    """How many micro-steps train on what is generated at once, of which a rehearsal runs a few."""
+
+
+def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()) -> Trace:
+    """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
+
+    Args:
+        not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
+    """
+    with fake_tensors() as mode, without_weights():
+        values = KnownValues(mode)
+        recorder = Recorder(values.run, workspace=workspaces(compute_capability))
+        with (
+            cuda_lens(recorder, compute_capability),
+            liger_stand_ins(),
+            generation_by_its_ends(recorder),
+            vllm_stand_in(),
+        ):
+            trainer = play.build()
+            trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
+            with play.directions(trainer):
+                _train(trainer, recorder)
+    trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
+    work = replace(trace.work, passes=play.passes, micro_steps_per_generation=play.micro_steps_per_generation)
+    return replace(trace, work=work)
+
+
+class Watch:
+    """Builds a trainer and runs its own ``train()`` on real CPU tensors, seen as a GPU would see it.
+
+    Args:
+        device: A simulated GPU; its out-of-memory error ends the training like a real one's.
+        compute_capability: Of that GPU.
+    """
+
+    def __init__(self, device: Device | None = None, compute_capability: tuple[int, int] = (8, 0)) -> None:
+        self.recorder = Recorder(device=device, workspace=workspaces(compute_capability))
+        self._compute_capability = compute_capability
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is, or where it ended."""
+        return self.recorder.phase
+
+    @contextmanager
+    def curtain(self) -> Iterator[None]:
+        """Inside, a trainer may be built and trained."""
+        with cuda_lens(self.recorder, self._compute_capability):
+            yield
+
+    def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:
+        """``trainer.train(**options)``, watched; call it inside the curtain.
+
+        Args:
+            edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
+        """
+        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, self.recorder)
+        _train(trainer, self.recorder, **options)
+
+
+def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:
+    follow(trainer, recorder)
+    with recorder.recording():
+        trainer.train(**train)
+
+
+def _host_collator(
+    collate: Collate,
+    edit_rows: Callable[[list[Any]], list[Any]],
+    arrive: Callable[[dict[str, Any]], dict[str, Any]],
+    recorder: Recorder,
+) -> Collate:
+    """Collation happens on the host, with real values and unseen; the batch is born on the device as it arrives."""
+
+    def collate_on_host(rows: list[Any]) -> Any:
+        with torch._C._DisableTorchDispatch():
+            collated = collate(edit_rows(rows))
+            if isinstance(collated, list):
+                return collated  # prompts: they become tensors when they are tokenized
+            # A copy to a device takes what a view shows, not the storage behind it.
+            batch = {
+                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()
+            }
+        batch = arrive(batch)
+        recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
+        return batch
+
+    return collate_on_host

@@ -1,1 +1,0 @@
-"""What CUDA does otherwise than the CPU, imitated; one module for each kind of rule, composed in ``cuda``."""

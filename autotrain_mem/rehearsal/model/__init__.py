@@ -1,0 +1,1 @@
+"""Makes models without weights: named, quantized, with few layers. Runs in the worker."""

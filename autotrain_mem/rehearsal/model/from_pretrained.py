@@ -1,0 +1,186 @@
+"""``from_pretrained`` without weights: transformers' own loading, from config.json alone.
+
+Trainers load models themselves: TRL calls ``from_pretrained`` with a path, a dtype, an attention implementation and a
+quantization config, for the policy, the reference and the reward models alike. Inside :func:`without_weights` those
+calls run transformers' code as it is (config, dtype rules, the quantizer's choice of layers, generation config); only
+reading the checkpoint is left out, and every parameter becomes a fake tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel, modeling_utils
+from transformers.core_model_loading import build_glob_alternation
+from transformers.models.auto import auto_factory
+from transformers.utils.loading_report import LoadStateDictInfo
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.rehearsal.model.materialize import materialize
+from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed
+
+_Function = Callable[..., Any]
+
+_HEADS = ("lm_head", "score", "classifier")
+"""Over the vocabulary; over the labels of a reward model (``transformers/modeling_layers.py:
+GenericForSequenceClassification`` and the older classes)."""
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Inside, ``from_pretrained`` of every transformers model needs config.json only.
+
+    Under a fake mode the model comes back with fake tensors, otherwise on the meta device. Only what transformers needs
+    to know the class (config.json, the code of a model that brings its own) may come from the network.
+
+    Raises, from ``from_pretrained``:
+        UnsupportedModelError: an architecture that cannot be built, that has no output head, that is quantized in a way
+            not rehearsed, or that comes with a LoRA adapter.
+    """
+    load = PreTrainedModel.__dict__["from_pretrained"].__func__
+
+    def from_pretrained(cls: type[PreTrainedModel], path: Any, *args: Any, **kwargs: Any) -> Any:
+        model = _load_on_meta(load, cls, path, args, kwargs)
+        return model if detect_fake_mode() is None else materialize(model)
+
+    with (
+        patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
+        # Here and not in _no_checkpoint, so that a rule over this can watch it (cuda/loading.py).
+        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
+        patch.object(auto_factory, "find_adapter_config_file", _local(auto_factory.find_adapter_config_file)),
+    ):
+        yield
+
+
+def _load_on_meta(load: _Function, cls: Any, path: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A map of devices would be made for the machine that rehearses; all is on one device here.
+    options = {**kwargs, "device_map": None, "local_files_only": True}
+    try:
+        with _disable_current_modes(), _no_checkpoint():
+            model = load(cls, path, *args, **options)
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModelError(
+            f"{cls.__name__} of {path} cannot be built for training: {error}",
+            hint="Take a model that the installed transformers implements; see --attn_implementation for attention "
+            "that is not installed here.",
+        ) from error
+    _check_head(model)
+    return model
+
+
+def _check_head(model: Any) -> None:
+    has_head = any(hasattr(model, name) for name in _HEADS) or model.get_output_embeddings() is not None
+    if not has_head:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not a causal language model: it has no output head over the vocabulary.",
+            hint="Train a causal language model, such as Qwen2ForCausalLM or LlamaForCausalLM.",
+        )
+
+
+@contextmanager
+def _no_checkpoint() -> Iterator[None]:
+    """transformers' ``from_pretrained`` with the steps left out that read a checkpoint's tensors."""
+    quantizer, dtype, files = (
+        modeling_utils.get_hf_quantizer,
+        modeling_utils._get_dtype,
+        modeling_utils._get_resolved_checkpoint_files,
+    )
+    with (
+        patch.object(modeling_utils, "get_hf_quantizer", _refusing(quantizer)),
+        patch.object(modeling_utils, "_get_dtype", _knowing_without_files(dtype)),
+        patch.object(modeling_utils, "_get_resolved_checkpoint_files", _only_local(files)),
+        patch.object(modeling_utils, "maybe_load_adapters", _refusing_adapters(modeling_utils.maybe_load_adapters)),
+        patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)),
+    ):
+        yield
+
+
+def _local(find: _Function) -> _Function:
+    """Whether a repository holds an adapter is looked up in the cache only."""
+
+    def find_local(model: Any, **options: Any) -> Any:
+        return find(model, **{**options, "local_files_only": True})
+
+    return find_local
+
+
+def _refusing(get_hf_quantizer: _Function) -> _Function:
+    def checked(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_unrehearsed(config, quantization_config)
+        return get_hf_quantizer(config, quantization_config, *args, **kwargs)
+
+    return checked
+
+
+def _refusing_adapters(maybe_load_adapters: _Function) -> _Function:
+    def checked(path: Any, *args: Any, **kwargs: Any) -> Any:
+        adapter, base, rest = maybe_load_adapters(path, *args, **kwargs)
+        if adapter is not None:
+            raise UnsupportedModelError(
+                f"{adapter} holds a LoRA adapter beside its base model, which is not rehearsed yet.",
+                hint="Merge the adapter into its base (peft's merge_and_unload), or train the base model.",
+            )
+        return adapter, base, rest
+
+    return checked
+
+
+def _only_local(resolve: _Function) -> _Function:
+    """Checkpoint files of a folder, where it holds any: they tell a dtype that config.json does not."""
+
+    def resolve_local(*, pretrained_model_name_or_path: Any, **options: Any) -> Any:
+        if pretrained_model_name_or_path is None or not os.path.isdir(pretrained_model_name_or_path):
+            return None, None
+        try:
+            return resolve(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
+        except OSError:
+            return None, None
+
+    return resolve_local
+
+
+def _knowing_without_files(get_dtype: _Function) -> _Function:
+    """``auto`` with a config that names no dtype: float32, what checkpoints older than the field hold."""
+
+    def get(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        if dtype == "auto" and config.dtype is None and checkpoint_files is None:
+            dtype = torch.float32
+        return get_dtype(dtype, checkpoint_files, config, *args, **kwargs)
+
+    return get
+
+
+def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
+    """Loading's effect on dtypes: what the architecture keeps in float32 is made so.
+
+    Source: ``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3; any other tensor takes
+    the dtype that the model was built with.
+    """
+    if plan := load_config.dtype_plan:
+        pattern, patterns, _ = build_glob_alternation(list(plan))
+        for name in model.state_dict():
+            if (found := pattern.search(name)) is not None:
+                assert found.lastgroup is not None
+                _cast(model, name, plan[patterns[found.lastgroup]])
+    return LoadStateDictInfo(set(), set(), set(), [], {}, set()), None
+
+
+def _cast(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
+    module_path, _, name = path.rpartition(".")
+    module = model.get_submodule(module_path)
+    if (parameter := module._parameters.get(name)) is not None:
+        module._parameters[name] = torch.nn.Parameter(parameter.to(dtype), parameter.requires_grad)
+    elif (buffer := module._buffers.get(name)) is not None:
+        module._buffers[name] = buffer.to(dtype)
+
+
+def _tie(model: Any, load_config: Any, loading_info: Any) -> Any:
+    model.tie_weights(recompute_mapping=False)
+    return loading_info

@@ -1,0 +1,239 @@
+"""A model with fewer layers than it has, for rehearsals that are expanded to its whole depth (``estimator/expansion``).
+
+Only what its config says of its depth is changed, as it is read, wherever the trainer reads it: so a reference that is
+the same checkpoint is shortened alike, and another model, such as a reward model of its own, keeps its layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from autotrain_mem.rehearsal.python_call.capture import adapter_of, model_of
+from autotrain_mem.spec import Job
+from autotrain_mem.spec.model import LayerPattern
+
+MOST_KINDS = 4
+"""Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
+
+_Function = Callable[..., Any]
+
+
+@contextmanager
+def with_layers(model: str, layers: int | None) -> Iterator[None]:
+    """Inside, the config of one model has so many layers, the first ones of its own; None: all of them.
+
+    Args:
+        model: The folder or hub id under which it is loaded.
+    """
+    if layers is None:
+        yield
+        return
+    from transformers import AutoConfig, PreTrainedConfig
+
+    with (
+        patch.object(AutoConfig, "from_pretrained", _shortening(AutoConfig, model, layers)),
+        patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, model, layers)),
+    ):
+        yield
+
+
+def _shortening(owner: Any, model: str, layers: int) -> Any:
+    read: _Function = owner.__dict__["from_pretrained"].__func__
+
+    def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        found = read(cls, path, *args, **kwargs)
+        if str(path) == model:
+            shorten(found[0] if isinstance(found, tuple) else found, layers)
+        return found
+
+    return classmethod(from_pretrained)
+
+
+def shorten(config: Any, layers: int) -> None:
+    """Leave the first ``layers`` layers of a language model, and of every list that tells something of each of them."""
+    text = config.get_text_config(decoder=True)
+    whole = text.num_hidden_layers
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == whole and whole > layers:
+            setattr(text, name, value[:layers])
+    text.num_hidden_layers = min(whole, layers)
+
+
+def shorten_model(model: Any, layers: int) -> None:
+    """Leave the first ``layers`` layers of a model object in it; each stays as it is, with its own number.
+
+    Args:
+        model: One for which :func:`model_pattern` finds a pattern.
+    """
+    from transformers import PreTrainedConfig
+
+    deep = layers_of(model)
+    assert deep is not None
+    whole = len(deep)
+    del deep[layers:]
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and _depth(config) == whole:
+            shorten(config, layers)
+
+
+def pattern_of(job: Job, config: Any) -> LayerPattern | None:
+    """How the layers of a job's model repeat, with the adapter that they will have; None where they do not.
+
+    An adapter that is for some layers only is seen in no model without it, and finds none of them in a short one.
+
+    Args:
+        config: The model's.
+    """
+    adapter = adapter_of(job)
+    if tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
+        return None
+    model = model_of(job)
+    return layer_pattern(job, config) if model is None else model_pattern(model)
+
+
+def _asked_adapter(job: Job) -> dict[str, Any]:
+    """A single name is a regular expression to PEFT (``trl/trainer/model_config.py: __post_init__``)."""
+    asked = {name.removeprefix("lora_"): job.arguments.get(name) for name in _ASKED}
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
+
+
+_ASKED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
+_OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
+"""Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names
+(``peft/tuners/lora/config.py: LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
+_NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
+_PERHAPS_NUMBERED = re.compile(r"\d|\\d")
+"""In a regular expression, which a text in the place of a list is: ``.*layers.[0-9].mlp.*`` is the first ten."""
+
+
+def tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
+    """Whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
+    if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
+        return True
+    return any(_is_numbered(adapter.get(name)) for name in _NAMES)
+
+
+def _is_numbered(names: Any) -> bool:
+    if isinstance(names, str):
+        return _PERHAPS_NUMBERED.search(names) is not None
+    return any(_NUMBERED.search(name) is not None for name in names or ())
+
+
+def layer_pattern(job: Job, config: Any) -> LayerPattern | None:
+    """How the layers of a job's model repeat; None where they do not, or where that cannot be seen.
+
+    PPO's four models may differ in depth, and share names: they are rehearsed whole.
+
+    It is seen in the model itself, built without weights in 0.03 s.
+    """
+    if job.method == "ppo" or getattr(config, "auto_map", None):
+        return None  # a model's own code is not run for this
+    model = _built(config)
+    return None if model is None else _pattern(layers_of(model))
+
+
+def model_pattern(model: Any) -> LayerPattern | None:
+    """How the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`layer_pattern`.
+
+    Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
+    """
+    layers = layers_of(model)
+    if layers is None or not all(_is_of_a_library(module) for module in _around(model, layers)):
+        return None
+    return _pattern(layers)
+
+
+_LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
+"""Whose models go over their layers one by one, however many there are."""
+
+
+def _is_of_a_library(module: Any) -> bool:
+    """Its class is, and its ``forward``, which a trainer may have put in the place of the class's."""
+    homes = (type(module).__module__, module.forward.__module__)
+    return all(home.split(".")[0] in _LIBRARIES for home in homes)
+
+
+def _around(model: Any, inner: Any) -> list[Any]:
+    """The modules that hold a module, from the outermost on, and that module itself."""
+    path = next(name for name, module in model.named_modules() if module is inner).split(".")
+    return [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+
+
+def _built(config: Any) -> Any:
+    """The model of a config, without its head and its weights; None where there is no such model."""
+    import torch
+    from transformers import AutoModel
+    from transformers.initialization import no_init_weights
+
+    try:
+        with torch.device("meta"), no_init_weights():
+            return AutoModel.from_config(config.get_text_config(decoder=True))
+    except (ValueError, ImportError):  # it is rehearsed whole
+        return None
+
+
+def layers_of(model: Any) -> Any:
+    """The ModuleList of the model's layers; None where there is not one list of as many as its config says."""
+    import torch
+    from transformers import PreTrainedModel
+
+    depth = next((_depth(module.config) for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    deep = [module for module in lists if len(module) == depth]
+    return deep[0] if len(deep) == 1 else None
+
+
+def _depth(config: Any) -> int | None:
+    return getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+
+
+def _pattern(layers: Any) -> LayerPattern | None:
+    """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
+    if layers is None or _share_weights(layers):
+        return None
+    tables = [_table(layer) for layer in layers]
+    for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
+        if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
+            return LayerPattern(layers=len(tables), period=period)
+    return None
+
+
+def _share_weights(layers: Any) -> bool:
+    """Whether a parameter is in several layers, so that more layers are not more weights."""
+    own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    return len(set().union(*own)) < sum(len(parameters) for parameters in own)
+
+
+_Table = dict[tuple[str, str], Any]
+
+
+def _table(layer: Any) -> _Table:
+    """All that tells one layer from another, but for the layer's own number."""
+    table: _Table = {}
+    for name, module in layer.named_modules():
+        table[name, ""] = type(module)
+        table |= {(name, key): value for key, value in vars(module).items() if _is_plain(value)}
+        table |= {(name, key): len(value) for key, value in vars(module).items() if key.endswith("_hooks")}
+    tensors = (*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False))
+    return table | {(name, "tensor"): (value.shape, value.dtype, value.requires_grad) for name, value in tensors}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (bool, int, float, str, type(None)))
+
+
+def _are_alike(one: _Table, its_number: int, other: _Table, others_number: int) -> bool:
+    if one.keys() != other.keys():
+        return False
+    return all(
+        value == other[key] or (type(value) is int and value == its_number and other[key] == others_number)
+        for key, value in one.items()
+    )

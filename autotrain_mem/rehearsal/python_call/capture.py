@@ -1,0 +1,151 @@
+"""A trainer's call from the user's own Python, written to a file by their process and repeated in a rehearsal.
+
+The trainer's class is called again, with the very arguments of the script, the user's own subclass and its constructor
+included. Where that call reaches TRL's constructor, :data:`substitution` puts in what a rehearsal has in the place of
+weights, rows and callbacks: the drop-in classes (``autotrain_mem.drop_in``) ask it before they call TRL.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotrain_mem.errors import RehearsalError, UsageError
+from autotrain_mem.files import refusal
+from autotrain_mem.methods.configs import Configs
+from autotrain_mem.rehearsal.python_call import pickle_without_tensors
+from autotrain_mem.spec import Job
+
+Keywords = dict[str, Any]
+"""Arguments of a TRL trainer's constructor, by name."""
+
+substitution: ContextVar[Callable[[Keywords], Keywords] | None] = ContextVar("substitution", default=None)
+"""What a rehearsal makes of the arguments of TRL's constructor; None outside one."""
+
+_FILE = "call"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """How a script calls a trainer's class."""
+
+    trainer: type
+    """The class that is called: a drop-in one, or the user's own on top of it."""
+    args: tuple[Any, ...]
+    """Of the call, as the script wrote it."""
+    kwargs: Mapping[str, Any]
+    keywords: Mapping[str, Any]
+    """What of it reaches TRL's constructor, by its names."""
+
+    @property
+    def model(self) -> Any:
+        """A name, or an object."""
+        return self.keywords["model"]
+
+    def replacing(self, old: Any, new: Any) -> Call:
+        """The same call with another value wherever this one stands."""
+
+        def other(value: Any) -> Any:
+            return new if value is old else value
+
+        return replace(
+            self,
+            args=tuple(map(other, self.args)),
+            kwargs={name: other(value) for name, value in self.kwargs.items()},
+            keywords={name: other(value) for name, value in self.keywords.items()},
+        )
+
+
+def write(call: Call, folder: pathlib.Path) -> str:
+    """Write a call without the bytes of its tensors; returns the file's path.
+
+    Raises:
+        UsageError: it has no tokenizer, or holds something that cannot leave its process.
+        OutputFolderError: it cannot be written there.
+    """
+    _check_tokenizer(call)
+    path, content = folder / _FILE, pickle_without_tensors.pack(call)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise refusal(path, error, "the environment variable TMPDIR a folder") from error
+    return str(path)
+
+
+def _check_tokenizer(call: Call) -> None:
+    """A model object without a name is one whose tokenizer TRL cannot find (``trl/trainer/sft_trainer.py: __init__``,
+    where the processing class is None), and it says so of an empty repository."""
+    if isinstance(call.model, str) or call.keywords.get("processing_class") is not None:
+        return
+    if not getattr(getattr(call.model, "config", None), "_name_or_path", ""):
+        kind = type(call.model).__name__
+        raise UsageError(
+            f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
+            hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
+        )
+
+
+def read(job: Job) -> Call:
+    """The call of a job from Python: a new one each time, with models on the meta device.
+
+    Raises:
+        RehearsalError: something in it cannot be made again in another process.
+    """
+    assert job.handed is not None, "asked for jobs from Python only"
+    try:
+        call = pickle_without_tensors.unpack(_content(job.handed.path))
+    except Exception as error:  # whatever the user's classes raise when they are imported or rebuilt
+        raise RehearsalError(
+            f"What the script hands to the trainer cannot be rebuilt in the rehearsal's process: "
+            f"{type(error).__name__}: {error}",
+            hint="Classes and functions in a module of their own, importable from the script's folder, always can.",
+        ) from error
+    assert isinstance(call, Call)
+    return call
+
+
+@functools.lru_cache(maxsize=1)
+def _content(path: str) -> bytes:
+    return pathlib.Path(path).read_bytes()
+
+
+EVALUATED = "eval_dataset"
+
+
+def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
+    """The rows handed over: those to train on by the name of their split, each part of the others as the script has it.
+
+    Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``, which may differ in columns.
+    """
+    keywords = read(job).keywords
+    evaluated = keywords.get(EVALUATED)
+    splits = {filled.script.dataset_train_split: keywords.get("train_dataset")}
+    if isinstance(evaluated, Mapping):
+        splits |= {f"{EVALUATED}[{name!r}]": rows for name, rows in evaluated.items()}
+    else:
+        splits[EVALUATED] = evaluated
+    return {name: rows for name, rows in splits.items() if rows is not None}
+
+
+def formatting_of(job: Job) -> Callable[[Any], str] | None:
+    """What a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
+    return None if job.handed is None else read(job).keywords.get("formatting_func")
+
+
+def adapter_of(job: Job) -> Any:
+    """PEFT's config that a script hands over; None where the arguments say it, or nothing is adapted."""
+    return None if job.handed is None else read(job).keywords.get("peft_config")
+
+
+def tokenizer_of(job: Job) -> Any:
+    """The tokenizer that a script hands over; None where the model's own is taken."""
+    return None if job.handed is None else read(job).keywords.get("processing_class")
+
+
+def model_of(job: Job) -> Any:
+    """The model object that a script hands over, on the meta device; None where it is a name."""
+    return read(job).model if job.handed is not None and job.handed.holds_model else None

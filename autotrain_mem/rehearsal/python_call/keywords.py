@@ -1,0 +1,192 @@
+"""The keyword arguments of TRL's constructors: with what a plan adds to them, and as a rehearsal has them."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotrain_mem.methods.configs import Configs, model_arguments, peft_config
+from autotrain_mem.methods.dpo import scores_at_hand
+from autotrain_mem.methods.reward import LORA_TASK
+from autotrain_mem.methods.reward_functions import rehearsed_reward
+from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
+from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, read, substitution
+from autotrain_mem.spec import Job, Knobs
+
+
+def call_again(
+    job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
+) -> Any:
+    """The script's own trainer, built as the script builds it, on the stage.
+
+    Args:
+        layers: Of the models; None for all that they have.
+    """
+    call = read(job)
+    if layers is not None:
+        _shorten(call, layers)
+
+    def substitute(keywords: Keywords) -> Keywords:
+        rows = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        return rehearsed(keywords, job, knobs, filled, tokenizer=tokenizer, **rows)
+
+    before = substitution.set(substitute)
+    try:
+        with scores_at_hand():
+            trainer = call.trainer(*call.args, **call.kwargs)
+    finally:
+        substitution.reset(before)
+    assert job.handed is not None
+    if job.handed.processes > 1:
+        _hold_buckets(trainer)
+    return trainer
+
+
+def _hold_buckets(trainer: Any) -> None:
+    """DDP's buckets, in which gradients travel: as large as these, from the first step to the end.
+
+    ``torch/nn/parallel/distributed.py: DistributedDataParallel`` with gradient_as_bucket_view=False, which accelerate
+    leaves so. That they are several (of 25 MiB) makes blocks of other sizes, and no other sum.
+    """
+    import torch
+    from transformers import TrainerCallback
+
+    class Buckets(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            elements: Counter[Any] = Counter()
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    elements[parameter.dtype] += parameter.numel()
+            self.held = [torch.empty(count, dtype=dtype) for dtype, count in elements.items()]
+
+    trainer.add_callback(Buckets())
+
+
+def _shorten(call: Call, layers: int) -> None:
+    """The model, and a reference that is as deep as it is and of its kind."""
+    model = call.model
+    if isinstance(model, str):
+        return
+    whole = model.config.get_text_config(decoder=True).num_hidden_layers
+    for each in {id(value): value for value in call.keywords.values() if type(value) is type(model)}.values():
+        if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
+            shorten_model(each, layers)
+
+
+def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
+    """What a plan asks for beside the config, where the script does not hand it: LoRA, and a quantized base.
+
+    Args:
+        arguments: The job's, with the plan's knobs over them.
+    """
+    from trl import get_quantization_config
+
+    changed, model = dict(keywords), keywords["model"]
+    asked = model_arguments({**(LORA_TASK if method == "reward" else {}), **arguments})
+    if keywords.get("peft_config") is None and not is_adapted(model):
+        trust = bool(arguments.get("trust_remote_code"))
+        changed["peft_config"] = peft_config(asked, model, trust_remote_code=trust)
+    if isinstance(model, str) and quantization_of(keywords) is None:
+        changed["quantization_config"] = get_quantization_config(asked)
+    return {name: value for name, value in changed.items() if value is not None or name in keywords}
+
+
+def quantization_of(keywords: Mapping[str, Any]) -> Any:
+    """The quantization that a script asks for, in either of the two places where TRL takes it; None without."""
+    said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
+    return keywords.get("quantization_config") or said.get("quantization_config")
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether an adapter is on a model object already."""
+    return getattr(model, "peft_config", None) is not None
+
+
+def rehearsed(
+    keywords: Keywords,
+    job: Job,
+    knobs: Knobs,
+    filled: Configs,
+    *,
+    train_dataset: Any,
+    eval_dataset: Any,
+    tokenizer: Any,
+) -> Keywords:
+    """The same call on fake models and worst rows, without what only a real run needs.
+
+    An optimizer of the script's own comes along, with the fake parameters of the model that it was made for.
+    """
+    changed = with_knobs(keywords, job.method, {**job.arguments, **knobs.to_json()}) | {
+        "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "processing_class": tokenizer,
+    }
+    if "reward_funcs" in keywords:
+        changed |= _rewards(keywords["reward_funcs"], tokenizer)
+    return {name: value for name, value in changed.items() if name not in _ONLY_FOR_REAL}
+
+
+_ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func")
+"""A formatting function makes texts of rows, which are tokens already; metrics keep an evaluation's logits, of which a
+rehearsal has two batches (:func:`left_out`)."""
+
+
+def left_out(job: Job) -> tuple[str, ...]:
+    """What of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    if job.handed is None:
+        return ()
+    keywords, facts = read(job).keywords, []
+    if keywords.get("compute_metrics") is not None:
+        facts.append(
+            "compute_metrics: the logits of a whole evaluation, which the trainer keeps on the card unless "
+            "eval_accumulation_steps moves them away"
+        )
+    if keywords.get("callbacks"):
+        facts.append("callbacks of the script's own")
+    return tuple(facts)
+
+
+def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
+    """``model_init_kwargs`` in a plan's dtype; as they are where they, or TRL's default of float32, say the same."""
+    asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
+    return said if asked == dtype else {**(said or {}), "dtype": dtype}
+
+
+def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
+    """The rehearsal's config, of the script's own class and with all that the script put on it.
+
+    Args:
+        loads: The trainer loads the model by its name.
+    """
+    made = filled.training
+    if hasattr(made, "model_init_kwargs"):
+        own = getattr(asked, "model_init_kwargs", None)
+        made.model_init_kwargs = loading(own, knobs.dtype) if loads else own
+    if asked is None or type(asked) is type(made):
+        return made
+    made = copy.copy(made)
+    if isinstance(asked, type(made)):
+        made.__class__ = type(asked)
+    for name, value in vars(asked).items():
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made
+
+
+def _rewards(rewards: Any, tokenizer: Any) -> Keywords:
+    """A reward function is a stand-in, a reward model is rehearsed and reads the rehearsal's tokens."""
+    asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    judged = [each if _is_model(each) else rehearsed_reward for each in asked]
+    return {
+        "reward_funcs": judged,
+        "reward_processing_classes": [tokenizer if _is_model(each) else None for each in asked],
+    }
+
+
+def _is_model(reward: Any) -> bool:
+    import torch
+
+    return isinstance(reward, str | torch.nn.Module)

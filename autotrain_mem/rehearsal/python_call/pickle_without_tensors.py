@@ -1,0 +1,193 @@
+"""Objects of the user's own process as bytes for the rehearsal's: all that they are but the values of their tensors.
+
+A model travels as what it is made of (classes, configs, hooks, which parameters train and which are one), whatever was
+done to it: adapters, resized embeddings, quantized layers, modules of the user's own. Nothing of it is copied, changed
+or run, and no byte of a weight is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import dill
+import torch
+from accelerate.utils.operations import ConvertOutputsToFp32
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.python_call.own_classes import is_own, reduce_class
+
+
+def pack(value: Any) -> bytes:
+    """A value of any kind, which :func:`unpack` makes anew in another process of the same environment.
+
+    A tensor is written as shape, stride, dtype and whether it trains: 58 kB for Qwen2.5-0.5B, 0.4 MB for its 4-bit form
+    with an adapter on every layer. Classes and functions of ``__main__``, a notebook or another function travel by
+    value, with the globals that they use; those of a module by reference, with this process's search path. A device is
+    written as the CPU, where rehearsals take place; where a model was placed (``hf_device_map``) is left out.
+
+    Raises:
+        UsageError: it holds something that cannot leave its process, such as a generator or an open connection.
+    """
+    stream = io.BytesIO()
+    pickle.dump([os.path.abspath(place) for place in sys.path], stream)
+    try:
+        _Pickler(stream).dump(value)
+    except _StuckError as stuck:
+        raise UsageError(
+            f"A {stuck.kind}{stuck.holder} cannot be sent to the process that rehearses: {stuck.__cause__}",
+            hint="Make it inside the function or method that uses it, so that it is none of what the trainer is given.",
+        ) from stuck.__cause__
+    return stream.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """What was packed. Under a fake mode every tensor is a fake one, otherwise it is on the meta device.
+
+    That holds for all tensors, wherever they were: class weights of a trainer of the user's own, or in the closure of
+    a function, have no values either. What is one tensor is one again, as is a tensor beside a parameter with the same
+    bytes. A quantized weight comes as an ordinary parameter with the same attributes, since bitsandbytes' own cannot
+    hold a fake tensor. Only a leaf of the autograd graph still asks for a gradient; gradients, and hooks on a tensor
+    itself, are left out.
+
+    Modules that this process has not imported yet are imported, from where the packing process would.
+    """
+    stream = io.BytesIO(data)
+    theirs = pickle.load(stream)
+    sys.path[:] = [*theirs, *(place for place in sys.path if place not in theirs)]
+    return _Unpickler(stream, ignore=True).load()
+
+
+_AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    torch.device: lambda device: (torch.device, ("cpu",)),
+    torch.Generator: lambda generator: (torch.Generator, ()),  # its state is a tensor
+    type(threading.Lock()): lambda lock: (threading.Lock, ()),
+    type(threading.RLock()): lambda lock: (threading.RLock, ()),  # dill's own is held by nobody, for ever
+    torch.autocast: lambda autocast: (
+        torch.autocast,
+        ("cpu", autocast.fast_dtype, autocast._enabled, autocast._cache_enabled),
+    ),
+    ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
+}
+"""How some things are written that would not go as they are. The last two are what accelerate leaves around the
+``forward`` of a model that was trained under mixed precision (``accelerate/accelerator.py: prepare_model``); it does
+not wrap that model again, so its next training has what is left of them."""
+
+
+class _Tensor:
+    """The bytes under a parameter, and under a tensor beside it that has the same (``Int8Params.CB``)."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            moved = torch.empty_like(tensor, device="meta")  # keeps strides where a copy to a GPU would
+        self.facts = (tuple(moved.shape), moved.stride(), moved.dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, self.facts
+
+
+class _StuckError(Exception):
+    """What cannot be packed, on its way out through what holds it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.holder = ""
+
+    def pass_through(self, value: Any) -> None:
+        """Name the innermost holder that has a name: a function, a class or an object, no list and no dict."""
+        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        if not self.holder and named.__module__ != "builtins":
+            self.holder = f" (held by {named.__qualname__})"
+
+
+class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy here
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL, recurse=True)
+        self._tensors: dict[tuple[Any, ...], _Tensor] = {}
+        self._of_a_parameter: set[tuple[Any, ...]] = set()
+
+    def save(self, value: Any, save_persistent_id: bool = True) -> None:
+        try:
+            super().save(value, save_persistent_id)
+        except _StuckError as stuck:
+            stuck.pass_through(value)
+            raise
+        except Exception as error:  # of any kind: objects pickle themselves in their own ways
+            raise _StuckError(type(value).__qualname__) from error
+
+    def reducer_override(self, value: Any) -> Any:
+        """How ``pickle`` asks before it writes anything in its own way."""
+        kind = type(value)
+        if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
+            return self._reduce_tensor(value)
+        if issubclass(kind, type) and is_own(value):
+            return reduce_class(value)
+        if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
+            return value.__qualname__  # by reference
+        if issubclass(kind, types.ModuleType):  # dill would send what is in one of the user's own
+            return _module, (value.__name__,)
+        if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):
+            build, arguments, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return build, arguments, {name: state[name] for name in state if name != "hf_device_map"}, *rest
+        return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        trains = tensor.requires_grad and tensor.is_leaf
+        arguments = (self._bytes_of(tensor, is_parameter), is_parameter, trains)
+        return _tensor, arguments, vars(tensor) or None, None, None, _set_attributes
+
+    def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
+        """Two parameters are two, whatever they share here: each would get its own bytes on its way to a GPU."""
+        where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if where not in self._tensors or (is_parameter and where in self._of_a_parameter):
+            self._tensors[where] = _Tensor(tensor)
+        if is_parameter:
+            self._of_a_parameter.add(where)
+        return self._tensors[where]
+
+
+def _is_in_its_module(value: Any) -> bool:
+    """As ``pickle`` itself looks for it when it is read. dill goes from package to module by attributes, and so misses
+    all optimizers: ``torch/optim/__init__.py`` deletes its modules' names."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value and value.__module__ != "__main__"
+
+
+class _Unpickler(dill.Unpickler):  # type: ignore[misc]
+    def find_class(self, module: str, name: str) -> Any:
+        with _disable_current_modes():  # tensors of a module that is imported now are that module's own
+            return super().find_class(module, name)
+
+
+def _module(name: str) -> types.ModuleType:
+    with _disable_current_modes():
+        return importlib.import_module(name)
+
+
+def _blank(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    device = "meta" if detect_fake_mode() is None else "cpu"
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _tensor(blank: torch.Tensor, is_parameter: bool, trains: bool) -> torch.Tensor:
+    if is_parameter:
+        return torch.nn.Parameter(blank, requires_grad=trains)
+    return blank.detach().requires_grad_(trains)
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(tensor, name, value)

@@ -1,0 +1,161 @@
+"""Which model objects of the user's own can be rehearsed, and why the others cannot.
+
+A rehearsal puts the whole model on one device, as training on one GPU does: what is spread, wrapped or kept in a form
+of its own would be told wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization, quantization_method
+
+_BY_NAME = "Or give the model's name or folder in place of the object: then it is planned before it is loaded."
+
+_Problem = tuple[str, str]
+"""What is wrong with the model, and what to do about it."""
+
+
+def check_model_object(model: Any, *, gets_adapter: bool) -> None:
+    """Stop where a rehearsal of a model object would not tell the truth.
+
+    Args:
+        gets_adapter: A PEFT config is given with it, so that it may be frozen.
+
+    Raises:
+        UnsupportedModelError: with the first reason that is found.
+    """
+    for check in _CHECKS:
+        for problem, hint in check(model):
+            raise UnsupportedModelError(f"This {type(model).__name__} {problem}", hint=f"{hint}\n{_BY_NAME}")
+    if not gets_adapter and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"Nothing of this {type(model).__name__} would be trained: all its parameters are frozen.",
+            hint="Give peft_config=LoraConfig(...), or thaw what is to be trained: model.requires_grad_(True).",
+        )
+
+
+def _kind(model: Any) -> Iterator[_Problem]:
+    if not isinstance(model, torch.nn.Module):
+        yield "is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one."
+
+
+_WRAPPERS = {
+    "torch.nn.parallel.distributed": "DistributedDataParallel",
+    "torch.nn.parallel.data_parallel": "DataParallel",
+    "torch.distributed.fsdp": "FSDP",
+    "deepspeed": "DeepSpeed",
+}
+"""Module -> whose classes put a model on several devices; FSDP2's ``fully_shard`` gives a module a class of its own,
+with FSDPModule among its bases."""
+
+
+def _wrapped(model: Any) -> Iterator[_Problem]:
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            for home, name in _WRAPPERS.items():
+                if f"{kind.__module__}.".startswith(f"{home}."):
+                    yield (
+                        f"is wrapped for several devices ({name}); plans are for one GPU so far.",
+                        "Give the model itself, before it is wrapped: the trainer wraps it.",
+                    )
+
+
+def _compiled(model: Any) -> Iterator[_Problem]:
+    for module in model.modules():
+        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
+            yield (
+                "is compiled, and a rehearsal runs what is in it operator by operator.",
+                "Give the model itself, and SFTConfig(torch_compile=True): that is rehearsed uncompiled, which mostly "
+                "needs more.",
+            )
+
+
+def _placed(model: Any) -> Iterator[_Problem]:
+    places = {place for module in model.modules() for place in (vars(module).get("hf_device_map") or {}).values()}
+    if len(places) > 1 or places & {"cpu", "disk"}:
+        yield (
+            f"is spread by a device_map over {_listed(places)}.",
+            'Load it on one device: from_pretrained(..., device_map=None) or device_map={"": 0}.',
+        )
+
+
+def _form(model: Any) -> Iterator[_Problem]:
+    for name, tensor in _tensors(model):
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            yield f"has a lazy parameter without a shape: {name}.", "Run it once, so that its shapes are known."
+        elif is_traceable_wrapper_subclass(tensor):
+            yield (
+                f"keeps {name} as a {type(tensor).__name__}, whose storages are not known here.",
+                "Give a model with plain weights, or one quantized by bitsandbytes.",
+            )
+
+
+def _devices(model: Any) -> Iterator[_Problem]:
+    devices = {tensor.device for _, tensor in _tensors(model)}
+    kinds = {device.type for device in devices}
+    if "meta" in kinds:
+        name = next(name for name, tensor in _tensors(model) if tensor.device.type == "meta")
+        yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
+    if len(devices) > 1:
+        yield f"is spread over {_listed(devices)}; plans are for one GPU so far.", "Move it to one: model.to('cuda:0')."
+    if others := kinds - {"cpu", "cuda", "meta"}:
+        yield (
+            f"is on {_listed(others)}; what its allocator does is known here for cuda only.",
+            "Move it to the CPU to plan for a card: model.to('cpu'), and AutoFit(gpu=...).",
+        )
+
+
+def _quantization(model: Any) -> Iterator[_Problem]:
+    for config in {id(config): config for config in _configs(model)}.values():
+        method = quantization_method(checkpoint_quantization(config))
+        if method and method != "bitsandbytes":
+            yield (
+                f"is quantized with {method}, whose layers keep their weights in a form of their own.",
+                "Load the unquantized checkpoint with quantization_config=BitsAndBytesConfig(load_in_4bit=True).",
+            )
+    for name, tensor in _tensors(model):
+        if getattr(tensor, "bnb_quantized", None) is False:
+            yield (
+                f"has a 4-bit layer that is not quantized yet: {name}.",
+                "Move it to where it is quantized before it is trained: model.to('cuda').",
+            )
+        elif getattr(tensor, "has_fp16_weights", False):
+            yield (
+                f"keeps the float16 weights of 8-bit layers: {name}.",
+                "Load it with BitsAndBytesConfig(load_in_8bit=True) alone, which keeps int8 weights only.",
+            )
+
+
+def _configs(model: Any) -> Iterator[Any]:
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            yield module.config
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _listed(things: set[Any]) -> str:
+    return ", ".join(sorted(map(str, things)))
+
+
+_CHECKS: tuple[Callable[[Any], Iterator[_Problem]], ...] = (
+    _kind,
+    _wrapped,
+    _compiled,
+    _placed,
+    _form,
+    _devices,
+    _quantization,
+)
+"""Each says less about a model that does not pass those before it."""

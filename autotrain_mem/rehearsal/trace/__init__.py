@@ -1,0 +1,1 @@
+"""Records allocations, phases and FLOPs of a run. Runs in the worker."""

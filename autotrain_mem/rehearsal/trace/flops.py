@@ -1,0 +1,181 @@
+"""What a recorded run computes and moves: FLOPs, bytes and kernels of every operator, counted while it is recorded.
+
+FLOPs are those of torch's own formulas (``torch/utils/flop_counter.py: flop_registry``), and of a few here for
+operators that it does not know. Bytes are what an operator reads and writes; views cost nothing, and neither does
+memory that is only taken. What stands in for a kernel and runs no operator that would tell (fused attention, Liger's
+head, copies to the host) says it by :func:`note`.
+
+An operator is looked at once for each of its shapes; after that it costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from autotrain_mem.rehearsal.trace.operator_costs import Cost, cost_of, is_free
+from autotrain_mem.spec import Phase, Work, Workload
+
+COUNTED = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP})
+"""What every training step consists of; loading, evaluating and saving come once in a while."""
+
+_BEGINS_A_STEP = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD})
+
+Key = tuple[Any, ...]
+Mark = dict[Key, float]
+"""How often each operator of a phase had run."""
+
+
+@dataclass(slots=True)
+class _Period:
+    """From the end of one optimizer step to the end of the next."""
+
+    counts: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
+    micro_steps: int = 0
+    optimizer_steps: int = 0
+
+
+class WorkCounter:
+    """The work of one run, as it goes. A workload is that of its last whole optimizer step.
+
+    The first step of an optimizer makes its state, and later ones do not: so the last one is the one that counts.
+    """
+
+    def __init__(self) -> None:
+        self._costs: dict[Key, Cost] = {}
+        self._free: dict[Any, bool] = {}
+        self._weights: set[tuple[int, ...]] = set()
+        self._period = self._whole = _Period()
+        self._counts: dict[Key, float] | None = None
+
+    # -- what the recorder tells -----------------------------------------------------------------------------------
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+        if self._period.optimizer_steps and phase in _BEGINS_A_STEP:
+            self._whole, self._period = self._period, _Period()
+        self._period.micro_steps += phase is Phase.BACKWARD
+        self._counts = self._period.counts[phase] if phase in COUNTED else None
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has made its step."""
+        self._period.optimizer_steps += 1
+
+    def know_weight(self, weight: torch.Tensor) -> None:
+        """Learn the shape of a weight: what has it, does not grow with the tokens.
+
+        Its gradient has it too, as have a copy in another dtype and, transposed, what a backward pass reads. A weight
+        of 4 bits is known by the shape that it has when it is dequantized as well.
+        """
+        state = getattr(weight, "quant_state", None)
+        for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
+            self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
+
+    def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """One operator has run."""
+        counts = self._counts
+        if counts is None:
+            return
+        free = self._free.get(operator)
+        if free is None:
+            free = self._free[operator] = is_free(operator)
+        if free:
+            return
+        key = (operator, *_shapes(args), *_shapes((out,)), *(_shapes(kwargs.values()) if kwargs else ()))
+        known = counts.get(key)
+        if known is None:
+            known = 0.0
+            if key not in self._costs:
+                self._costs[key] = cost_of(operator, args, kwargs, out, self._weights)
+        counts[key] = known + 1.0
+
+    def note(self, cost: Cost) -> None:
+        """Something has run that is no operator here."""
+        if self._counts is not None:
+            self._costs[cost,] = cost
+            self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
+
+    # -- steps that are not run ------------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """The counts of the current phase as they are now, for :meth:`repeat`."""
+        return dict(self._counts or {})
+
+    def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
+        """What has run since the mark runs ``times`` more, on fewer tokens.
+
+        Args:
+            longest: The length that the cache of keys and values had; what has it among its shape, is scaled.
+            mean_length: That of the steps which are not run, on average.
+        """
+        counts = self._counts
+        if counts is None:
+            return
+        for key, count in list(counts.items()):
+            more = (count - since.get(key, 0.0)) * times
+            if not more:
+                continue
+            cost = self._costs[key]
+            if _has_length(key, longest):
+                key = (*key, mean_length)
+                self._costs[key] = cost.scaled(mean_length / longest)
+            counts[key] = counts.get(key, 0.0) + more
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def workload(self) -> Workload:
+        """The last whole optimizer step, like operators taken together."""
+        period = self._period if self._period.optimizer_steps else self._whole
+        found: defaultdict[Work, float] = defaultdict(float)
+        for phase, counts in period.counts.items():
+            for key, count in counts.items():
+                found[self._costs[key].work(phase)] += count
+        return Workload(
+            work=tuple(replace(work, count=count) for work, count in found.items()),
+            micro_steps=period.micro_steps,
+            optimizer_steps=period.optimizer_steps,
+        )
+
+
+def _shapes(items: Any) -> Iterator[Any]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item.shape
+            yield item.dtype
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], torch.Tensor):
+            yield from _shapes(item)
+
+
+def _has_length(key: Key, length: int) -> bool:
+    """Whether one of an operator's tensors is as long as the cache, or was before this token came."""
+    cost = key[0]
+    shapes = (cost.shape,) if isinstance(cost, Cost) else (part for part in key if isinstance(part, torch.Size))
+    return any(size in (length, length - 1) for shape in shapes for size in shape)
+
+
+# -- told from within stand-ins ------------------------------------------------------------------------------------
+
+_counting: ContextVar[WorkCounter | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def counting(counter: WorkCounter) -> Iterator[None]:
+    """Inside, what is noted reaches this counter."""
+    token = _counting.set(counter)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
+def note(cost: Cost) -> None:
+    """Tell whoever counts of something that runs on the device, or waits for the host, and is no operator here."""
+    counter = _counting.get()
+    if counter is not None:
+        counter.note(cost)

@@ -1,0 +1,235 @@
+"""What one operator costs: FLOPs, bytes and kernels, from its arguments and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from autotrain_mem.rehearsal.known_values import tensors_in
+from autotrain_mem.spec import Phase, Work
+from autotrain_mem.spec.work import Kind
+
+Shapes = Set[tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """A :class:`Work` of no phase yet."""
+
+    kind: Kind = Kind.POINTWISE
+    dtype: str = "float32"
+    flops: int = 0
+    bytes: int = 0
+    fixed_bytes: int = 0
+    launches: int = 1
+    shape: tuple[int, ...] = ()
+    """Of what is no operator, the lengths that its cost grows with."""
+
+    def scaled(self, share: float) -> Cost:
+        """The same on so many of its tokens."""
+        return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
+
+    def work(self, phase: Phase) -> Work:
+        """Once, in a phase; not counted yet."""
+        return Work(
+            phase=phase,
+            kind=self.kind,
+            dtype=self.dtype,
+            flops=self.flops,
+            bytes=self.bytes,
+            fixed_bytes=self.fixed_bytes,
+            launches=self.launches,
+            count=0.0,
+        )
+
+
+_aten = torch.ops.aten
+
+_NO_KERNEL = frozenset(
+    {
+        *("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided"),
+        *("aten::_unsafe_view", "aten::set_", "aten::resize_", "aten::_local_scalar_dense", "aten::_reshape_alias"),
+        *("aten::is_same_size", "prim::device"),
+    }
+)
+"""They take memory, look at it another way, or wait; nothing runs on the device."""
+
+
+def is_free(operator: Any) -> bool:
+    """Whether no kernel runs: views, and what only takes memory."""
+    return bool(operator.is_view) or operator._schema.name in _NO_KERNEL
+
+
+def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, weights: Shapes) -> Cost:
+    """Looked at once for each combination of shapes and dtypes.
+
+    Args:
+        weights: Shapes that do not grow with the tokens.
+    """
+    flops = _flops(operator, args, kwargs, out)
+    read = [*tensors_in((*args, *kwargs.values()))]
+    written = _written(operator, args, kwargs, out)
+    if operator in _OVERWRITING:
+        read = read[1:]
+    elif operator in _PICKING:
+        read = [*written, *read[1:]]
+    moved = [*read, *written]
+    fixed = sum(_size_bytes(tensor) for tensor in moved if tuple(tensor.shape) in weights)
+    return Cost(
+        kind=Kind.MATMUL if flops else Kind.POINTWISE,
+        dtype=_dtype(read if flops else moved),
+        flops=flops,
+        bytes=sum(map(_size_bytes, moved)) - fixed,
+        fixed_bytes=fixed,
+        launches=_launches(operator, args, written),
+    )
+
+
+def _dtype(tensors: Iterable[torch.Tensor]) -> str:
+    """Of the last that is read: of a product its second factor, after any bias."""
+    found = [tensor.dtype for tensor in tensors]
+    return str(found[-1]).removeprefix("torch.") if found else "float32"
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+_OVERWRITING = frozenset(
+    {_aten.copy_.default, _aten.fill_.Scalar, _aten.zero_.default, _aten.fill_.Tensor, _aten._foreach_zero_.default}
+)
+"""They write their first argument without reading it."""
+
+_PICKING = frozenset(
+    {
+        *(_aten.embedding.default, _aten.index.Tensor, _aten.index_select.default),
+        *(_aten.gather.default, _aten.masked_select.default),
+    }
+)
+"""Of their first argument they read as much as they write."""
+
+
+def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[torch.Tensor]:
+    """Results, and arguments that are written in place without being a result."""
+    results = [*tensors_in((out,))]
+    if results or not operator._schema.is_mutable:
+        return results
+    named = zip(operator._schema.arguments, args, strict=False)
+    mutable = [value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write]
+    return [*tensors_in((*mutable, kwargs.get("out")))]
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    """What a tensor shows; one that is expanded is read no further than its storage goes."""
+    shown = int(tensor.numel() * tensor.element_size())
+    return min(shown, int(tensor.untyped_storage().nbytes())) if tensor.layout is torch.strided else shown
+
+
+# -- kernels -------------------------------------------------------------------------------------------------------
+
+_CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
+"""``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``."""
+
+
+def _launches(operator: Any, args: tuple[Any, ...], written: list[torch.Tensor]) -> int:
+    """One, but for lists of tensors: 7e9 elements go in 7e9 / 65536 / 320 = 334 launches."""
+    name = operator._schema.name
+    if not name.startswith(("aten::_foreach", "aten::_fused")) or not args:
+        return 1
+    chunks = sum(-(-int(tensor.numel()) // _CHUNK_ELEMENTS) for tensor in tensors_in(args[:1]))
+    return max(1, -(-chunks // _BLOCKS_PER_LAUNCH))
+
+
+# -- FLOPs ---------------------------------------------------------------------------------------------------------
+
+
+def _flops(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    ours = _FORMULAS.get(operator._schema.name)
+    if ours is not None:
+        return ours(args, out)
+    formula = flop_registry.get(getattr(operator, "overloadpacket", None))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
+def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """``torch._grouped_mm``: tokens T x K times experts E x K x N, or, for weights' gradients, K x T times T x N."""
+    first, second = args[0], args[1]
+    if out.dim() == 3 and first.dim() == second.dim() == 2:
+        return 2 * int(first.numel()) * int(second.shape[-1])
+    return 2 * int(out.numel()) * int(first.shape[-1])
+
+
+def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """An activation of ... x K and a result of ... x N."""
+    return 2 * int(out.numel()) * int(args[0].shape[-1])
+
+
+_FORMULAS: dict[str, Callable[[tuple[Any, ...], torch.Tensor], int]] = {
+    "aten::_grouped_mm": _grouped_product,
+    "bitsandbytes::int8_linear_matmul": _plain_product,
+    "bitsandbytes::gemm_4bit": _plain_product,
+    "bitsandbytes::gemv_4bit": _plain_product,
+}
+"""Of operators that torch's registry does not know."""
+
+
+def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
+    """A product of activations with a weight of ``columns`` x ``inner``, by a kernel that only a GPU has."""
+    item = dtype.itemsize
+    return Cost(
+        kind=Kind.MATMUL,
+        dtype=str(dtype).removeprefix("torch."),
+        flops=2 * rows * inner * columns,
+        bytes=rows * (inner + columns) * item,
+        fixed_bytes=inner * columns * item,
+    )
+
+
+def pass_through(*tensors: torch.Tensor) -> Cost:
+    """One kernel that reads or writes each of these once."""
+    return Cost(dtype=_dtype(tensors), bytes=sum(map(_size_bytes, tensors)))
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, visible: float, backward: bool = False
+) -> Cost:
+    """One call of a fused attention kernel.
+
+    Args:
+        query: B x H x S x D.
+        key: B x G x T x D.
+        visible: Share of the scores that a kernel computes: about half of them where it skips what a causal mask hides.
+    """
+    shapes = (query.shape, key.shape, value.shape)
+    result = (*query.shape[:3], value.shape[3])
+    flops = sdpa_backward_flop_count(result, *shapes) if backward else sdpa_flop_count(*shapes)
+    moved = sum(map(_size_bytes, (query, key, value))) + query.numel() * query.element_size()
+    return Cost(
+        kind=Kind.ATTENTION,
+        dtype=str(query.dtype).removeprefix("torch."),
+        flops=math.ceil(flops * visible),
+        bytes=2 * moved if backward else moved,
+        launches=3 if backward else 1,  # before and after it: row sums, and the query's gradient to its own dtype
+        shape=tuple(key.shape[2:3]),
+    )
+
+
+def host_copy(tensor: torch.Tensor) -> Cost:
+    """A copy between device and host on a stream of its own."""
+    return Cost(kind=Kind.OVERLAPPED_COPY, bytes=int(tensor.numel() * tensor.element_size()))
+
+
+def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost, Cost]:
+    """An optimizer's step on the host: gradients come and weights go over the link, and memory is passed through.
+
+    AdamW in one kernel (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and
+    writes all but the gradient. Operator by operator (``torch/optim/adamw.py: _single_tensor_adamw``, which CPU
+    tensors take) weights are passed over 18 times: decay 2, lerp 3, squares 4, root 2, division 2, epsilon 2, update 3.
+    """
+    sizes = [int(tensor.numel() * tensor.element_size()) for tensor in parameters]
+    copied = Cost(kind=Kind.COPY, fixed_bytes=2 * sum(sizes), launches=2 * len(sizes))
+    stepped = Cost(kind=Kind.HOST_STEP, fixed_bytes=(7 if fused else 18) * sum(sizes), launches=0)
+    return copied, stepped

@@ -1,0 +1,240 @@
+"""Tells a recorder where a trainer is: wraps the few methods of one trainer object at which a phase begins.
+
+Works on any transformers Trainer, rehearsed, simulated or real; only the object is changed, never its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from autotrain_mem.rehearsal.model.quantized import statistics
+from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
+from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.trainers.host_optimizer import HostOptimizer
+
+PAGED_FROM_ELEMENTS = 100_000
+"""State of a paged optimizer from this size on lies in CUDA's managed memory, outside torch's allocator
+(``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build keeps it in ordinary tensors."""
+
+
+class PhaseRecorder(Protocol):
+    """What a trainer that is followed reports to: a rehearsal's recorder, or one that only needs the phases."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that the trainer is in."""
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+
+    def adopt_model(self, model: torch.nn.Module) -> None:
+        """The model's parameters and buffers are weights."""
+
+    def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
+        """A tensor's storage belongs to ``owner``."""
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """A tensor's storage lies outside torch's allocator."""
+
+    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+        """An optimizer has made its step.
+
+        Args:
+            costs: What of it ran on the host, where no operator of the device shows it.
+        """
+
+
+def follow(trainer: Any, recorder: PhaseRecorder) -> None:
+    """From now on, what the trainer does is told apart, and the weights of all its models are known as such.
+
+    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the
+    step, zeroing) is the optimizer step. Gradients and optimizer state are found where they come to be: on the
+    parameters after each backward, in the optimizer after its step. A trainer that generates has two phases more:
+    within the policy's ``generate`` (or vLLM's), and in what it makes of the completions before the next forward.
+    """
+    _adopt_models(trainer, recorder)
+    trainer.compute_loss = _entering(trainer.compute_loss, recorder, Phase.FORWARD)
+    trainer.evaluate = _within(trainer.evaluate, recorder, Phase.EVALUATE)
+    trainer._save_checkpoint = _within(trainer._save_checkpoint, recorder, Phase.SAVE)
+    _follow_backward(trainer, recorder)
+    _follow_optimizer(trainer, recorder)
+    if hasattr(trainer, "_generate_and_score_completions"):
+        _follow_groups(trainer, recorder)
+    elif hasattr(trainer, "value_model"):
+        _follow_ppo(trainer, recorder)
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
+    """All models are weights; the names of those that are not trained say whose they are."""
+    others: dict[str, Any] = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model")}
+    models = [reward for reward in getattr(trainer, "reward_funcs", None) or () if isinstance(reward, torch.nn.Module)]
+    others |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(models)}
+    for name, model in others.items():
+        if isinstance(model, torch.nn.Module):
+            _adopt(torch.nn.ModuleDict({name: model}), recorder)
+    _adopt(trainer.model, recorder)
+
+
+def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
+    """Parameters, buffers, and the scales of quantized weights, which are neither."""
+    recorder.adopt_model(model)
+    for name, tensor in statistics(model):
+        recorder.mark(tensor, Owner.WEIGHTS, name)
+
+
+# -- generating trainers -------------------------------------------------------------------------------------------
+
+
+def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
+    """GRPO and RLOO: one method generates and scores, the next forward ends it."""
+    trainer._generate_and_score_completions = _entering(trainer._generate_and_score_completions, recorder, Phase.SCORE)
+    _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
+    engine = getattr(trainer, "vllm_generation", None)
+    if engine is not None:
+        engine.generate = _generating(engine.generate, recorder)
+        engine.sync_weights = _generating(engine.sync_weights, recorder)
+
+
+def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
+    """PPO's ``train()`` is one method without ``compute_loss``: its models' forwards tell where it is.
+
+    ``get_reward`` calls a classifier's backbone, not the classifier (``trl/experimental/utils.py``).
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    classifiers = (model.value_model, trainer.accelerator.unwrap_model(trainer.reward_model))
+    backbones = [getattr(classifier, classifier.base_model_prefix) for classifier in classifiers]
+
+    def tell(module: torch.nn.Module, args: Any) -> None:
+        if recorder.phase not in (Phase.GENERATE, Phase.EVALUATE):
+            recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
+
+    for module in (model, model.policy, trainer.ref_model, *backbones):
+        if module is not None:
+            module.register_forward_pre_hook(tell)
+    trainer.generate_completions = _within(trainer.generate_completions, recorder, Phase.EVALUATE)
+    _follow_generation(model.policy, recorder)
+
+
+def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
+    """Within ``generate``, what the cache holds before and after each forward is the KV cache."""
+    policy.generate = _generating(policy.generate, recorder)
+
+    def before(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if recorder.phase is Phase.GENERATE:
+            _mark_cache(kwargs.get("past_key_values"), recorder)
+
+    def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if recorder.phase is Phase.GENERATE:
+            _mark_cache(getattr(output, "past_key_values", None), recorder)
+
+    generating = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+    generating.register_forward_pre_hook(before, with_kwargs=True)
+    generating.register_forward_hook(after)
+
+
+def _mark_cache(cache: Any, recorder: PhaseRecorder) -> None:
+    for layer in getattr(cache, "layers", ()):
+        states = [getattr(layer, "keys", None), getattr(layer, "values", None)]
+        for name in ("conv_states", "recurrent_states"):
+            states += getattr(layer, name, {}).values()
+        for state in states:
+            if isinstance(state, torch.Tensor):
+                recorder.mark(state, Owner.KV_CACHE, "kv_cache")
+
+
+# -- every trainer -------------------------------------------------------------------------------------------------
+
+
+def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
+    accelerator = trainer.accelerator
+    backward = accelerator.backward
+
+    def watched_backward(*args: Any, **kwargs: Any) -> Any:
+        recorder.enter_phase(Phase.BACKWARD)
+        result = backward(*args, **kwargs)
+        _mark_gradients(trainer.model, recorder)
+        recorder.enter_phase(Phase.OPTIMIZER_STEP)
+        return result
+
+    accelerator.backward = watched_backward
+
+
+def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
+    """Most trainers make their optimizer when training begins; PPO's is there, wrapped by accelerate."""
+
+    def watch(optimizer: Any) -> Any:
+        optimizer.register_step_post_hook(lambda *_: _after_step(optimizer, recorder))
+        return optimizer
+
+    create_optimizer = trainer.create_optimizer
+    trainer.create_optimizer = lambda *args, **kwargs: watch(create_optimizer(*args, **kwargs))
+    if trainer.optimizer is not None:
+        watch(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
+
+
+def _entering(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if recorder.phase is not Phase.EVALUATE:
+            recorder.enter_phase(phase)
+        return method(*args, **kwargs)
+
+    return watched
+
+
+def _within(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = recorder.phase
+        recorder.enter_phase(phase if before is not Phase.EVALUATE else before)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            recorder.enter_phase(before)
+
+    return watched
+
+
+def _generating(method: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
+    """What follows makes something of the completions: PPO stacks the scores of all steps at once."""
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if recorder.phase is Phase.EVALUATE:
+            return method(*args, **kwargs)
+        recorder.enter_phase(Phase.GENERATE)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            recorder.enter_phase(Phase.SCORE)
+
+    return watched
+
+
+def _mark_gradients(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            recorder.mark(parameter.grad, Owner.GRADIENTS, name)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
+    _mark_optimizer_state(optimizer, recorder)
+    costs: tuple[Cost, ...] = ()
+    if isinstance(optimizer, HostOptimizer):
+        trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
+    recorder.optimizer_stepped(costs)
+
+
+def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
+    paged = getattr(optimizer, "is_paged", False)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
+            if paged and value.numel() >= PAGED_FROM_ELEMENTS:
+                recorder.disown(value)

@@ -1,0 +1,295 @@
+"""Records every allocation and free of a run, with phase, owner and module; for fake and for real tensors alike.
+
+A :class:`Recorder` sits above whatever executes the operators and looks at what comes out of each: a storage never seen
+before is a birth, a weak reference tells of its death. Storages are counted, not tensors, so views and in-place
+operators cost nothing. What a kernel takes and returns within one operator is not visible here: it is asked of a
+``workspace``, which knows the kernels of the device that the run stands for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
+from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
+from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
+from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.spec import Owner, Phase, Trace
+
+_DEVICE_OF = torch.ops.prim.device.default
+_DROPOUT = torch.ops.aten.native_dropout.default
+
+Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs one operator: ``execute(operator, args, kwargs)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory that a kernel takes beside its results, as requested of the allocator."""
+
+    size_bytes: int
+    kept_as: str = ""
+    """The name under which it is kept for good; empty when it is given back as the operator ends. One that is kept is
+    taken once, however often the same object is told."""
+
+
+Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
+"""What the kernel of one operator takes: ``workspace(operator, args, kwargs, out)``; nothing for most of them."""
+
+
+class _Watched(weakref.ref[Any]):
+    """A weak reference to a storage that knows which block it is."""
+
+    __slots__ = ("block", "key")
+    block: int
+    key: int
+
+
+def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return operator(*args, **kwargs)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
+    """The recording of one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
+
+    Args:
+        execute: Runs an operator; the default calls it.
+        device: Told of every birth and death. Its out-of-memory error passes through the operator that asked.
+        workspace: Says what the kernels take beside their results; asked of every operator.
+    """
+
+    def __init__(
+        self, execute: Execute = _run, device: Device | None = None, workspace: Workspace | None = None
+    ) -> None:
+        super().__init__()
+        sole_holders()
+        self.ledger = Ledger(device)
+        """What is written down."""
+        self.work = WorkCounter()
+        """What is computed and moved."""
+        self._execute = execute
+        self._workspace = workspace
+        self._live: dict[int, _Watched] = {}
+        self._kept: dict[int, Scratch] = {}
+        self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._module_names: dict[int, str] = {}
+        self._module_stack: list[int] = []
+
+    # -- what the stage and the trainer tell ---------------------------------------------------------------------
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Everything from here on belongs to ``phase``."""
+        if phase is not self.ledger.phase:
+            self._module_stack.clear()
+            self.ledger.enter_phase(phase)
+            self.work.enter_phase(phase)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that events are being recorded under."""
+        return self.ledger.phase
+
+    def adopt_model(self, model: torch.nn.Module) -> None:
+        """Count the model's parameters and buffers as weights, in order, and learn its modules' names."""
+        for name, module in model.named_modules():
+            self._module_names[id(module)] = name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self.mark(tensor, Owner.WEIGHTS, name)
+            self.work.know_weight(tensor)
+
+    def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count a batch that has just arrived on the device."""
+        for tensor in tensors:
+            self.mark(tensor, Owner.OTHER, "batch")
+
+    def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
+        """Say whose a tensor's storage is; one that was never seen is born here."""
+        block = self._see(tensor)
+        if block is not None:
+            self.ledger.describe(block, owner, name)
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """Take a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
+        block = self._see(tensor)
+        if block is not None:
+            self.ledger.disown(block)
+
+    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+        """Count a step of an optimizer, with what of it ran on the host."""
+        for cost in costs:
+            self.work.note(cost)
+        self.work.optimizer_stepped()
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The block that a tensor's storage is; None when it was never seen, so that it does not lie on the device."""
+        watched = self._live.get(tensor.untyped_storage()._cdata)
+        return None if watched is None else watched.block
+
+    @contextmanager
+    def taken(self, size_bytes: int, owner: Owner, name: str) -> Iterator[None]:
+        """A block without a tensor here, alive inside; for what only the device would make."""
+        block = self.ledger.write_birth(size_bytes, name, grad_enabled=torch.is_grad_enabled())
+        self.ledger.describe(block, owner, name)
+        try:
+            self.ledger.allocate(block)
+            yield
+        finally:
+            self.ledger.end(block)
+
+    def empty_cache(self) -> None:
+        """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
+        self.ledger.empty_cache()
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """What is born inside is born on this stream (``torch.cuda.stream``)."""
+        before, self.ledger.stream = self.ledger.stream, stream
+        try:
+            yield
+        finally:
+            self.ledger.stream = before
+
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """A tensor is used on a stream that it was not born on (``torch.Tensor.record_stream``)."""
+        block = self.block_of(tensor)
+        if block is not None:
+            self.ledger.use_on_stream(block, stream)
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper against torch.compile around each operator: it costs as much as the recording itself."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE_OF:
+            return args[0].fake_device  # asked only of fake tensors, twice as often as anything is computed
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # it hands over wholes, such as linear, whose parts would go unseen
+            with self:
+                parts: Any = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        self.ledger.operators += 1
+        if func in IN_PLACE:
+            func = unwatched(func, args)
+        out = self._execute(func, args, kwargs)
+        self.work.see(func, args, kwargs, out)
+        if isinstance(out, torch.Tensor):
+            self._see(out)
+        elif isinstance(out, (list, tuple)):
+            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu: its mask is made first
+                if isinstance(item, torch.Tensor):
+                    self._see(item)
+        if self._workspace is not None:
+            for scratch in self._workspace(func, args, kwargs, out):
+                self._take(scratch)
+        return out
+
+    def _see(self, tensor: torch.Tensor) -> int | None:
+        """Look at a tensor that is alive; returns its block, None when it holds no storage of its own."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        watched = self._live.get(key)
+        if watched is not None:
+            if self.ledger.sizes[watched.block] == size:
+                return watched.block
+            self._die(watched)
+        if size == 0:
+            return None
+        return self._be_born(storage, key, size)
+
+    def _be_born(self, storage: Any, key: int, size: int) -> int:
+        block = self.ledger.write_birth(size, self._module(), grad_enabled=torch.is_grad_enabled())
+        watched = _Watched(storage, self._die)
+        watched.block, watched.key = block, key
+        self._live[key] = watched
+        self.ledger.allocate(block)
+        return block
+
+    def _module(self) -> str:
+        return self._module_names.get(self._module_stack[-1], "") if self._module_stack else ""
+
+    def _take(self, scratch: Scratch) -> None:
+        """Born while the operator's inputs and results are all alive, and dead before the next operator."""
+        if not scratch.kept_as:
+            with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
+                return
+        if id(scratch) in self._kept:
+            return
+        block = self.ledger.write_birth(scratch.size_bytes, scratch.kept_as, grad_enabled=torch.is_grad_enabled())
+        self.ledger.describe(block, Owner.OTHER, scratch.kept_as)
+        try:
+            self.ledger.allocate(block)
+        except Exception:
+            self.ledger.end(block)  # whoever asks again asks for it again
+            raise
+        self._kept[id(scratch)] = scratch
+
+    def _die(self, watched: weakref.ref[Any]) -> None:
+        assert isinstance(watched, _Watched)
+        if self._live.get(watched.key) is not watched:
+            return  # died by a resize, and was born again under the same key
+        del self._live[watched.key]
+        self.ledger.end(watched.block)
+
+    def _resized(self, storage: Any) -> None:
+        watched = self._live.get(storage._cdata)
+        size = storage.nbytes()
+        emptied = self._emptied.pop(storage, None)
+        if watched is not None and self.ledger.sizes[watched.block] != size:
+            emptied = watched.block
+            self._die(watched)
+        if emptied is None:
+            return
+        if size:
+            self.ledger.describe_as(self._be_born(storage, storage._cdata, size), emptied)
+        else:
+            self._emptied[storage] = emptied
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record everything inside: operators, storage resizes (which FSDP2 frees by), and module names."""
+        resize = torch.UntypedStorage.resize_
+
+        def watched_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        hooks = torch.nn.modules.module
+        entering = hooks.register_module_forward_pre_hook(self._enter_module)
+        leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
+        torch.UntypedStorage.resize_ = watched_resize
+        try:
+            with self, counting(self.work):
+                yield self
+        finally:
+            torch.UntypedStorage.resize_ = resize
+            entering.remove()
+            leaving.remove()
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        self._module_stack.append(id(module))
+
+    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        # A checkpoint that stops its recomputation early leaves by an exception, past modules further in.
+        while self._module_stack and self._module_stack.pop() != id(module):
+            pass
+
+    # -- what came of it -----------------------------------------------------------------------------------------
+
+    def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
+        """The run so far, without what was disowned."""
+        return self.ledger.trace(not_counted, self.work.workload())

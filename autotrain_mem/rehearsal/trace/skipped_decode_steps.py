@@ -1,0 +1,217 @@
+"""The steps of a generation that are not rehearsed, written into the record between those that are.
+
+A decode step makes everything anew, and its cache with one token more: ``torch.cat`` bears the longer keys of a layer,
+and the shorter ones die (``transformers/cache_utils.py: DynamicLayer.update``). Each length leaves a hole that the next
+one does not fit, which is what a caching allocator has to show for a generation. So every step that was jumped over is
+written with the growth of its states, and as many as there is room for with all else that the last step did: its blocks
+are born again. What else in a step grows with the length (masks, scores of attention) has the last step's size in all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autotrain_mem.rehearsal.trace.ledger import Ledger
+
+EVENTS_OF_SKIPPED_STEPS = 200_000
+"""At most so many events are written into one run for steps that were skipped, half of what is left for a generation.
+
+A step of Qwen3-8B in 4 bits has 7,900 events, 144 of which are the growth of its cache. Of the 94 skipped steps of a
+first generation all are written with their growth and 10 with everything."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Budget:
+    """What is left of :data:`EVENTS_OF_SKIPPED_STEPS`."""
+
+    events: int = EVENTS_OF_SKIPPED_STEPS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """One tensor that each step replaces by a longer one: its blocks where they are known, and its lengths."""
+
+    before_jump: int
+    after_jump: int
+    after_last: int
+    lengths: tuple[int, ...]
+    """In tokens, after each skipped step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Jump:
+    """Where steps were skipped: the jump's own events from ``start`` to ``stop``, and the last step after them."""
+
+    start: int
+    stop: int
+    states: tuple[State, ...]
+    steps: int
+    """How many were skipped."""
+
+
+def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
+    """Put the skipped steps in the place of the jump; call it when the last step has just ended."""
+    writing = _Writing(ledger, jump)
+    events = writing.steps(budget)
+    budget.events -= len(events)
+    ledger.rewrite(jump.start, len(ledger.events), writing.rest_of_jump() + events + writing.last_step())
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What every step makes anew while the last one's is there, or once it is gone."""
+
+    numbers: tuple[int, ...]
+    """Events that bear it, in turn; of a state there is one for each step."""
+    alive: deque[int] = field(default_factory=deque)
+    lengths: tuple[int, ...] = ()
+
+    def bear(self, step: int) -> int:
+        """The event of its birth in one step."""
+        event = self.numbers[step] if self.lengths else next(n for n in self.numbers if n not in self.alive)
+        self.alive.append(event)
+        return event
+
+    def clear(self) -> Iterator[int]:
+        """The event of its predecessor's death, if there is one to die: a state is never without any."""
+        if len(self.alive) > bool(self.lengths):
+            yield -self.alive.popleft()
+
+
+class _Writing:
+    """What each event of the last step is to the steps before it."""
+
+    def __init__(self, ledger: Ledger, jump: Jump) -> None:
+        self._ledger, self._jump = ledger, jump
+        self._step = ledger.events[jump.stop :]
+        self._jumped = ledger.events[jump.start : jump.stop]
+        self._births: dict[int, _Slot] = {}
+        """Slots by the event that fills them in the last step."""
+        self._deaths: dict[int, _Slot] = {}
+        """Slots by the event that clears them in the last step."""
+        self._for_good: dict[int, deque[int]] = {}
+        """Births of what a step leaves and none ends (scores), by that of the last step: one for each step."""
+        self._moved: set[int] = set()
+        """Events of the jump, and of the last step, that have been written elsewhere."""
+        self._states: list[_Slot] = []
+        self._left: set[int] = set()
+        """Deaths of what the prefill left and no later step makes again: the first step's to write."""
+        self._find_states()
+        self._match()
+
+    def _find_states(self) -> None:
+        in_step, in_jump = set(self._step), set(self._jumped)
+        for state in self._jump.states:
+            before, ahead, after = (block + 1 for block in (state.before_jump, state.after_jump, state.after_last))
+            if after not in in_step or ahead not in in_jump:
+                continue
+            slot = _Slot(numbers=self._grown(state), lengths=state.lengths)
+            if -before in in_jump:
+                slot.alive.append(before)
+            self._moved |= {-before, ahead}
+            self._births[after] = self._deaths[-ahead] = slot
+            self._states.append(slot)
+
+    def _grown(self, state: State) -> tuple[int, ...]:
+        """Births of a state of each length; bytes per token are those of the longest."""
+        ledger, longest = self._ledger, state.lengths[-1]
+        per_token = ledger.sizes[state.after_jump] // longest
+        copies = (ledger.copy(state.after_jump, per_token * length) + 1 for length in state.lengths[:-1])
+        return (*copies, state.after_jump + 1)
+
+    def _match(self) -> None:
+        """What a step leaves takes the place of what it ends, the first for the first of the same size."""
+        sizes, in_step = self._ledger.sizes, set(self._step)
+        ended: dict[int, deque[int]] = {}
+        for event in self._step:
+            if event < 0 and -event not in in_step and event not in self._deaths:
+                ended.setdefault(sizes[-event - 1], deque()).append(event)
+        made = self._made_by_jump()
+        for event in self._step:
+            if event <= 0 or -event in in_step or event in self._births:
+                continue
+            size = sizes[event - 1]
+            if ended.get(size):
+                death = ended[size].popleft()
+                spare = self._ledger.copy(-death - 1, size) + 1
+                self._births[event] = self._deaths[death] = _Slot(numbers=(-death, spare), alive=deque([-death]))
+            else:
+                self._for_good[event] = made.get(size, deque())
+        self._left = {event for events in ended.values() for event in events}
+
+    def _made_by_jump(self) -> dict[int, deque[int]]:
+        """Births within the jump that are for good, by size; those that are not were its tools."""
+        in_jump = set(self._jumped)
+        made: dict[int, deque[int]] = {}
+        for event in self._jumped:
+            if event < 0 and -event in in_jump:
+                self._moved |= {event, -event}
+        for event in self._jumped:
+            if event > 0 and event not in self._moved:
+                made.setdefault(self._ledger.sizes[event - 1], deque()).append(event)
+        return made
+
+    # -- what comes of it ----------------------------------------------------------------------------------------
+
+    def steps(self, budget: Budget) -> array[int]:
+        """The events of the skipped steps."""
+        growth = array("q", (event for event in self._step if self._grows(event)))
+        room, length = budget.events // 2, max(len(growth), 1)
+        grown = min(self._jump.steps, max(room // 2 // length, 1))
+        whole = min(grown, max(room - grown * length, 0) // max(len(self._step), 1))
+        in_full = set(_spread(whole, grown))
+        written = array("q")
+        # The last of them is always written: the state that the last step meets is its.
+        for number, step in enumerate(_spread(grown, self._jump.steps)):
+            self._write(self._step if number in in_full else growth, step, written)
+        if not whole:
+            written.extend(event for event in self._step if event in self._left)
+            self._moved |= self._left
+        return written
+
+    def _grows(self, event: int) -> bool:
+        slot = self._births.get(event) or self._deaths.get(event)
+        return slot is not None and bool(slot.lengths)
+
+    def _write(self, events: array[int], step: int, written: array[int]) -> None:
+        for event in events:
+            if (slot := self._births.get(event)) is not None:
+                written.append(slot.bear(step))
+            elif (slot := self._deaths.get(event)) is not None:
+                written.extend(slot.clear())
+            elif event in self._for_good:
+                written.extend(self._next_for_good(event))
+            elif event not in self._left or event not in self._moved:
+                written.append(event)
+                self._moved |= {event} & self._left
+        for slot in self._states:  # where something holds on to the shorter one beyond the step
+            written.extend(slot.clear())
+
+    def _next_for_good(self, event: int) -> Iterator[int]:
+        if self._for_good[event]:
+            made = self._for_good[event].popleft()
+            self._moved.add(made)
+            yield made
+
+    def rest_of_jump(self) -> array[int]:
+        """What the jump did beside growing."""
+        return array("q", (event for event in self._jumped if event not in self._moved))
+
+    def last_step(self) -> array[int]:
+        """The step that was rehearsed, ending what the step before it has left."""
+        events = array("q")
+        for event in self._step:
+            slot = self._deaths.get(event)
+            if slot is not None and not slot.lengths:
+                events.append(-slot.alive[0])
+            elif event not in self._moved:
+                events.append(event)
+        return events
+
+
+def _spread(count: int, total: int) -> Iterator[int]:
+    """``count`` of ``range(total)`` at even distances, the last among them."""
+    return (total * number // count - 1 for number in range(1, count + 1))

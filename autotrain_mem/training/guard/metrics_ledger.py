@@ -1,0 +1,115 @@
+"""What a trainer counts and logs per call, counted once for a micro-batch that took several calls."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.training.guard.batch_split import Basis, Piece, count
+
+COUNTED = (
+    *("_step", "_current_train_step_time", "_total_train_tokens"),
+    *("_entropy_window_stats", "entropy_coef", "_last_world_entropy"),
+)
+"""Attributes that a call of ``training_step`` or ``compute_loss`` changes, beside the numbers that it logs.
+
+Source: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py``. They hold numbers, or a tensor that is replaced.
+"""
+
+Numbers = dict[str, list[float]]
+BasisOf = Callable[[str], Basis]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What one call logged, and the part of the micro-batch that it was given."""
+
+    piece: Piece
+    numbers: Numbers
+
+
+class Books:
+    """Of one micro-batch, from its first call to its last.
+
+    Args:
+        mode: ``train`` or ``eval``: under which of the two the trainer logs.
+    """
+
+    def __init__(self, trainer: Any, mode: str) -> None:
+        self._trainer = trainer
+        self._mode = mode
+        self._before: dict[str, Any] = {}
+        self._entries: list[Entry] = []
+        metrics = getattr(trainer, "_metrics", None)
+        self._all: Any = metrics[mode] if isinstance(metrics, dict) and mode in metrics else None
+
+    def begin(self) -> None:
+        """A call begins. All the calls of one micro-batch are the same step of the trainer."""
+        self._before = {name: getattr(self._trainer, name) for name in COUNTED if hasattr(self._trainer, name)}
+        if self._all is not None:
+            self._trainer._metrics[self._mode] = defaultdict(list)
+
+    def undo(self) -> None:
+        """The call failed: what it counted and logged never was."""
+        for name, value in self._before.items():
+            setattr(self._trainer, name, value)
+        self.close()
+
+    def keep(self, piece: Piece, *, is_last: bool) -> None:
+        """The call went through."""
+        if self._all is not None:
+            self._entries.append(Entry(piece=piece, numbers=dict(self._trainer._metrics[self._mode])))
+        if not is_last and "_step" in self._before:
+            self._trainer._step = self._before["_step"]
+        self.close()
+
+    def close(self) -> None:
+        """The trainer logs where it always does."""
+        if self._all is not None:
+            self._trainer._metrics[self._mode] = self._all
+
+    def write(self, basis_of: BasisOf) -> None:
+        """Log the micro-batch as one."""
+        for name, values in merged(self._entries, basis_of).items():
+            if name == "num_tokens":  # not a list that grows: always the sum of all so far
+                self._all[name] = values
+            else:
+                self._all[name].extend(values)
+
+
+def merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
+    """One number of each name, as the whole micro-batch would have logged it; one call's stay as they are."""
+    if len(entries) < 2:
+        return entries[0].numbers if entries else {}
+    names = dict.fromkeys(name for entry in entries for name in entry.numbers)
+    return {name: _merge(name, [entry for entry in entries if entry.numbers.get(name)], basis_of) for name in names}
+
+
+def _merge(name: str, entries: list[Entry], basis_of: BasisOf) -> list[float]:
+    if name == "num_tokens":
+        return entries[-1].numbers[name]
+    basis = basis_of(name)
+    rounds = max((len(entry.numbers[name]) for entry in entries), default=0)
+    return [
+        _one(basis, [(entry.piece, entry.numbers[name][at]) for entry in entries if at < len(entry.numbers[name])])
+        for at in range(rounds)
+    ]
+
+
+def _one(basis: Basis, numbers: list[tuple[Piece, float]]) -> float:
+    valid = [(piece, number) for piece, number in numbers if not math.isnan(number)]
+    if not valid:
+        return math.nan
+    values = [number for _, number in valid]
+    if basis in (Basis.SUM, Basis.WHOLE):
+        return math.fsum(values)
+    if basis is Basis.LOWEST:
+        return min(values)
+    if basis is Basis.HIGHEST:
+        return max(values)
+    weights = [count(piece, basis) for piece, _ in valid]
+    total = math.fsum(weights)
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total if total else 0.0

@@ -1,0 +1,1 @@
+"""Guards PPO's loop, cut at the models' outputs. Runs in the training process."""

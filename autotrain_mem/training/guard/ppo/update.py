@@ -1,0 +1,239 @@
+"""A PPO micro-batch that goes on when the device is full: only the models see it in parts.
+
+TRL's loop computes its loss over a whole micro-batch and cannot be entered again in its middle, so the graph is cut at
+the models' outputs (:mod:`cut`), and the loss is made of all rows at once, as ever. Gradients are those of the whole
+micro-batch, to rounding. They are not where a model draws random numbers in its training forward: TRL turns dropout
+modules off, a config's ``attention_dropout`` it leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotrain_mem.spec import Phase
+from autotrain_mem.training.guard.generation import REPEATED
+from autotrain_mem.training.guard.ppo.detached_backward import backward_from, cut
+from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
+
+if TYPE_CHECKING:
+    from autotrain_mem.training.guard.ppo.guard import Held, PpoGuard, Work
+
+LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)
+"""With these, the loss's graph holds the logits and little else; with others, log-probabilities as large as they
+(``trl/trainer/utils.py: selective_log_softmax``)."""
+
+WITHOUT_GRAPH = "repeated without the models' graph"
+PASSED = "none: TRL's loop makes the loss, and cannot be entered again; smaller parts after a new start"
+AT_ONCE = "the loss of a micro-batch is made at once, and the gradients of its logits do not fit beside them"
+HALF_PRECISION = "the loss of logits in half precision keeps no graph of its own"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _Output:
+    """What TRL's loop sees of the policy's output."""
+
+    logits: torch.Tensor
+    whole: Any
+    """The output itself, which lives as long as TRL would let it: its hidden states hold the graph."""
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """Between its forward and its backward."""
+
+    model: Any
+    rows: torch.Tensor
+    """Token ids, one row per completion with its prompt."""
+    pad: int
+    outputs: tuple[torch.Tensor, ...] | None = None
+    """Of the models, with their graph; None where they are run again in the backward."""
+    is_repeatable: bool = True
+    """Whether the loss's graph is kept through its backward."""
+    caught: list[torch.Tensor] = field(default_factory=list)
+    """The outputs' gradients, once the loss has had its backward."""
+
+
+class MicroBatches:
+    """Stands in for forward and backward of one PPO trainer, for its ``train``, and for the larger part of its loss."""
+
+    def __init__(self, guard: PpoGuard) -> None:
+        trainer = guard.trainer
+        self._guard, self._trainer, self._limit = guard, trainer, guard.limits["train_tokens"]
+        self._micro: _MicroBatch | None = None
+        self._last_output: weakref.ref[_Output] | None = None
+        self._trl_forward, trainer._forward = trainer._forward, self.forward
+        self._trl_log_probabilities, trainer._log_probabilities = trainer._log_probabilities, self.log_probabilities
+        self._trl_backward, trainer.accelerator.backward = trainer.accelerator.backward, self.backward
+        self._trl_train, trainer.train = trainer.train, self.train
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def forward(self, model: Any, rows: torch.Tensor, pad: int) -> Any:
+        """Whole, with its graph kept on this side of the cut; or the outputs only, where parts are needed."""
+        if not torch.is_grad_enabled():
+            return self._trl_forward(model, rows, pad)
+        micro = _MicroBatch(model, rows, pad)
+        whole = self._whole_output(micro)
+        logits, values = micro.outputs or self._outputs_in_parts(micro)
+        micro.is_repeatable = micro.outputs is None or logits.dtype in LOSS_NEEDS_LOGITS_ONLY
+        logits, values = cut((logits, values), micro.caught)
+        output = _Output(logits, whole)
+        self._micro, self._last_output = micro, weakref.ref(output)
+        return output, values
+
+    def _whole_output(self, micro: _MicroBatch) -> Any:
+        """The policy's output, where all rows may be done at once and nothing is refused."""
+        if self._limit.exceeded_by(micro.rows.numel()):
+            return None
+        made = attempt(lambda: self._trl_forward(micro.model, micro.rows, micro.pad))
+        if isinstance(made, Full):
+            self._let_go(micro)
+            self._halve(Phase.FORWARD, micro, made)
+            return None
+        output, values = made.value
+        micro.outputs = (output.logits, values)
+        return output
+
+    def _outputs_in_parts(self, micro: _MicroBatch) -> tuple[torch.Tensor, ...]:
+        """Logits and values of all rows, with no graph."""
+        whole: list[torch.Tensor] = []
+
+        def put(rows: slice, _: Held) -> None:
+            with torch.no_grad():
+                parts = self._outputs(micro, rows)
+            if not whole:
+                whole.extend([part.new_empty((len(micro.rows), *part.shape[1:])) for part in parts])
+            for all_rows, part in zip(whole, parts, strict=True):
+                all_rows[rows] = part
+
+        self._in_parts(Phase.FORWARD, micro, put)
+        return tuple(whole)
+
+    def _outputs(self, micro: _MicroBatch, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        output, values = self._trl_forward(micro.model, micro.rows[rows], micro.pad)
+        return output.logits, values
+
+    def log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
+        """The largest part of the loss; once it needed the memory of the graph, the backward goes in parts."""
+        made = attempt(lambda: self._trl_log_probabilities(logits, index))
+        if not isinstance(made, Full):
+            return made.value
+        if self._micro is not None:
+            self._without_graph(Phase.FORWARD, self._micro, made)
+        else:
+            self._tell(Phase.SCORE, index, REPEATED, made)
+        return self._trl_log_probabilities(logits, index)
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """First into the outputs, then through the models: at once, or what is left of it in parts."""
+        micro, self._micro = self._micro, None
+        if micro is None:
+            self._trl_backward(loss, **options)
+            return
+        options["retain_graph"] = micro.is_repeatable
+        self._into_outputs(micro, loss, options)
+        if micro.outputs is None:
+            self._through_parts(micro, ())
+            return
+        self._guard.gradients.begin()
+        full = self._through_whole(micro)
+        if full is not None:
+            self._go_on(micro, full, functools.partial(self._into_outputs, micro, loss, options))
+
+    def _into_outputs(self, micro: _MicroBatch, loss: torch.Tensor, options: dict[str, Any]) -> None:
+        """The loss's graph, where it is kept, is small beside the logits, which TRL's loop holds anyway."""
+        full = attempt(lambda: self._trl_backward(loss, **options))
+        if isinstance(full, Full):
+            self._without_graph(Phase.BACKWARD, micro, full)
+            full = attempt(lambda: self._trl_backward(loss, **options)) if micro.is_repeatable else full
+        if isinstance(full, Full):
+            self._guard.give_up(Phase.BACKWARD, full, AT_ONCE if micro.is_repeatable else HALF_PRECISION)
+
+    def _without_graph(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
+        """What did not fit beside the graph is tried without it; the next micro-batches are done in parts at once."""
+        had_graph = micro.outputs is not None
+        self._let_go(micro)
+        if had_graph and len(micro.rows) > 1:
+            self._shrink(micro)
+        self._tell(phase, micro.rows, WITHOUT_GRAPH, full)
+
+    def _through_whole(self, micro: _MicroBatch) -> Full | None:
+        outputs, micro.outputs = micro.outputs or (), None
+        full = attempt(lambda: backward_from(outputs, micro.caught))
+        if isinstance(full, Full):
+            return full
+        self._limit.fitted(micro.rows.numel())
+        return None
+
+    def _go_on(self, micro: _MicroBatch, full: Full, into_outputs: Callable[[], None]) -> None:
+        """After a backward through the whole graph that was refused, wherever it was."""
+        held = self._guard.gradients.done()
+        self._let_go(micro)
+        self._halve(Phase.BACKWARD, micro, full)
+        if not micro.caught:
+            into_outputs()
+        self._through_parts(micro, held)
+
+    def _through_parts(self, micro: _MicroBatch, held: Held) -> None:
+        def through(rows: slice, held: Held) -> None:
+            with self._guard.gradients.kept(list(held)), self._waiting_on_host(micro, rows):
+                outputs = self._outputs(micro, rows)
+                self._trainer.phase_began(Phase.BACKWARD)
+                backward_from(outputs, [gradient[rows] for gradient in micro.caught])
+
+        self._in_parts(Phase.BACKWARD, micro, through, held)
+
+    def _waiting_on_host(self, micro: _MicroBatch, rows: slice) -> AbstractContextManager[Any]:
+        """What the backward of a single row needs is kept on the host, where it would not fit otherwise."""
+        if not self._guard.on_host or rows.stop - rows.start > 1 or torch.accelerator.current_accelerator() is None:
+            return nullcontext()
+        from trl.models.activation_offloading import OffloadActivations
+
+        context: Any = OffloadActivations(use_streams=False)
+        context.update_model_params(micro.model)
+        return context  # type: ignore[no-any-return]
+
+    def _in_parts(self, phase: Phase, micro: _MicroBatch, work: Work, held: Held = ()) -> None:
+        rows, length = micro.rows.shape
+        self._guard.in_parts("train_tokens", phase, length, range(rows), work, held)
+
+    def _halve(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
+        rows, length = micro.rows.shape
+        self._guard.halve("train_tokens", phase, rows, length, full)
+
+    def _shrink(self, micro: _MicroBatch) -> None:
+        rows, length = micro.rows.shape
+        self._guard.shrink("train_tokens", rows, length)
+
+    def _tell(self, phase: Phase, rows: torch.Tensor, remedy: str, full: Full) -> None:
+        self._guard.tell(phase, remedy, full, rows=len(rows), tokens=rows.numel())
+
+    def _let_go(self, micro: _MicroBatch | None) -> None:
+        """Drop the graph, and what TRL's loop still holds of it, or of the one before."""
+        if micro is not None:
+            micro.outputs = None
+        output = self._last_output() if self._last_output is not None else None
+        if output is not None:
+            output.whole = None
+        release()
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """A refusal between forward and backward passes; the next process makes parts from its first step on."""
+        try:
+            return self._trl_train(*args, **options)
+        except Exception as error:
+            micro, self._micro = self._micro, None
+            if micro is not None and is_out_of_memory(error):
+                self._shrink(micro)
+                full = Full(error=error, message=str(error).partition("\n")[0])
+                self._tell(Phase.FORWARD, micro.rows, PASSED, full)
+            raise

@@ -1,0 +1,124 @@
+"""PPO's longest prompts run once through an update, answered in full length, before TRL's loop begins its first.
+
+Everything but the optimizer's step is done as TRL's loop does it (``trl/experimental/ppo/ppo_trainer.py: train``), by
+the same methods of the trainer, guarded or not. Nothing of it stays: see :mod:`untouched`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, TrainerCallback
+
+from autotrain_mem.columns import list_lengths
+from autotrain_mem.training.longest_batch.restore import untouched
+from autotrain_mem.training.longest_batch.run import Failed, WorstBatch, as_later, longest_rows
+
+
+def _nothing(_: BaseException) -> None:
+    """Who asks for no word of an error gets none."""
+
+
+def attach_worst_ppo_first(trainer: Any, told: Callable[[WorstBatch], None], failed: Failed = _nothing) -> None:
+    """Have the longest prompts run when training begins, with a checkpoint's weights where it goes on from one.
+
+    An out-of-memory error of it passes through. A guard is attached before this.
+    """
+    trainer.add_callback(_WorstFirst(trainer, told, failed))
+
+
+class _WorstFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    def __init__(self, trainer: Any, told: Callable[[WorstBatch], None], failed: Failed) -> None:
+        self._trainer, self._told, self._failed = trainer, told, failed
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """TRL's loop has its models in training mode, and nothing drawn yet."""
+        self._told(run_worst_ppo_batch(self._trainer, self._failed))
+
+
+def run_worst_ppo_batch(trainer: Any, failed: Failed = _nothing) -> WorstBatch:
+    """One rollout of the longest prompts, and a micro-batch of it forward and backward; everything is put back."""
+    dataset = trainer.train_dataset
+    if "input_ids" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return WorstBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
+    started = time.perf_counter()
+    lengths = list_lengths(dataset, "input_ids")
+    longest = longest_rows(lengths, trainer.args.local_batch_size)
+    repeated = (longest * -(-trainer.args.local_batch_size // len(longest)))[: trainer.args.local_batch_size]
+    with untouched(trainer):
+        queries = trainer._collate([dataset[number] for number in repeated])["input_ids"]
+        queries = queries.to(trainer.accelerator.device)
+        with as_later(trainer, failed):
+            rows, logits = _rollout(trainer, queries)
+            _micro_batches(trainer, rows, queries.shape[1])
+        del queries, rows, logits  # TRL's loop holds the logits of all steps until the update is done
+    seconds = time.perf_counter() - started
+    return WorstBatch(rows=len(repeated), longest_tokens=lengths[longest[0]], seconds=seconds)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is untyped to mypy here
+def _rollout(trainer: Any, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts with their completions, generated and judged, and the logits that these were drawn from."""
+    at_once = trainer.args.local_rollout_forward_batch_size
+    rows, logits = _generated(trainer, queries, at_once)
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        _score(trainer, rows[part], logits[part], queries.shape[1])
+    return rows, logits
+
+
+def _generated(trainer: Any, queries: torch.Tensor, at_once: int) -> Any:
+    """All completions as long as they may be."""
+    from trl.models.utils import unwrap_model_for_generation
+
+    length = trainer.args.response_length
+    sampling = {"temperature": trainer.args.temperature + 1e-7, "top_k": 0.0, "top_p": 1.0, "do_sample": True}
+    options = {**sampling, "max_new_tokens": length, "min_new_tokens": length}
+    model, accelerator = trainer.model, trainer.accelerator
+    with unwrap_model_for_generation(model, accelerator, generation_kwargs=options) as unwrapped:
+        pad = trainer.processing_class.pad_token_id
+        return trainer._generate_rollout(unwrapped.policy, queries, at_once, pad, GenerationConfig(**options))
+
+
+def _score(trainer: Any, rows: torch.Tensor, logits: torch.Tensor, context: int) -> None:
+    """Log-probabilities, the reference's, values, rewards."""
+    pad, responses = trainer.processing_class.pad_token_id, rows[:, context:]
+    trainer._log_probabilities(logits, responses)
+    if trainer.ref_model is None:
+        with trainer.null_ref_context():
+            reference = trainer._forward(trainer.model.policy, rows, pad)
+    else:
+        reference = trainer._forward(trainer.ref_model, rows, pad)
+    trainer._log_probabilities(_answers(reference.logits, context, trainer.args.temperature), responses)
+    del reference
+    trainer._judge(trainer.accelerator.unwrap_model(trainer.model).value_model, rows, pad, context)
+    trainer._judge(trainer.reward_model, rows, pad, context)
+
+
+def _micro_batches(trainer: Any, rows: torch.Tensor, context: int) -> None:
+    """Forward, a loss of PPO's shape, backward, and the statistics that TRL makes of the logits.
+
+    Twice, where a mini-batch has as many: as in TRL's loop, each name holds what it stood for until it is made anew.
+    """
+    args, pad = trainer.args, trainer.processing_class.pad_token_id
+    rows = rows[: args.per_device_train_batch_size]
+    for _ in range(min(2, args.local_mini_batch_size // args.per_device_train_batch_size)):
+        output, values = trainer._forward(trainer.model, rows, pad)
+        logits = _answers(output.logits, context, args.temperature)
+        log_probabilities = trainer._log_probabilities(logits, rows[:, context:])
+        ratio = torch.exp(log_probabilities - log_probabilities.detach())
+        wrong = torch.square(values[:, context - 1 : -1].squeeze(-1))
+        trainer.accelerator.backward(ratio.mean() + 0.5 * args.vf_coef * wrong.mean())
+        with torch.no_grad():
+            likely = torch.nn.functional.softmax(logits, dim=-1)
+            _entropy = torch.logsumexp(logits, dim=-1) - torch.sum(likely * logits, dim=-1)
+
+
+def _answers(logits: torch.Tensor, context: int, temperature: float) -> torch.Tensor:
+    """Those that the completion's tokens were drawn from, divided in place."""
+    logits = logits[:, context - 1 : -1]
+    logits /= temperature + 1e-7
+    return logits

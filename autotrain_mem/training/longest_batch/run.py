@@ -1,0 +1,297 @@
+"""The longest rows run once before the first step, forward and backward: a misfit shows now, and not in hour five.
+
+Nothing of it stays: no weight moves, no random number is drawn from the run, no row is taken from its order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from autotrain_mem.columns import row_lengths
+from autotrain_mem.training.longest_batch.restore import models_of, untouched
+
+CANDIDATES = 64
+"""Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
+minutes."""
+SMALLEST_8BIT_ELEMENTS = 4096
+"""bitsandbytes keeps the state of smaller parameters in 32 bits (``bitsandbytes/optim/optimizer.py: Optimizer2State``,
+``min_8bit_size``)."""
+
+
+Failed = Callable[[BaseException], None]
+"""Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
+
+
+def _nothing(error: BaseException) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorstBatch:
+    """What was run before the first step, or why nothing was."""
+
+    rows: int = 0
+    longest_tokens: int = 0
+    """Of the longest row; of the longest prompt where completions are sampled."""
+    seconds: float = 0.0
+    why_not: str = ""
+    """Why nothing was run; empty where it was."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Rows of the training data as the dataloader would hand them to the collator."""
+
+    rows: list[Any]
+    longest_tokens: int
+
+
+def attach_worst_first(trainer: Any, told: Callable[[WorstBatch], None], failed: Failed = _nothing) -> None:
+    """Have the longest rows run before the first micro-step of this trainer. A guard is attached before this.
+
+    Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
+    batch that is too large splits this one. What a first step has not yet beside it stands in: the optimizer's state,
+    and the gradients of a micro-step before. An out-of-memory error of it passes through.
+
+    Online methods sample completions of full length with transformers; a vLLM engine, whose memory is its own from its
+    start, is not asked, since its random state is out of reach: completions of random tokens stand in. Reward functions
+    are not called, reward models are.
+    """
+    if hasattr(trainer, "value_model"):
+        from autotrain_mem.training.longest_batch.ppo import attach_worst_ppo_first
+
+        attach_worst_ppo_first(trainer, told, failed)
+        return
+    step = trainer.training_step
+
+    def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if pending:
+            pending.clear()
+            if vars(trainer).get("training_step") is first_step:  # else somebody wrapped it, and it passes through
+                trainer.training_step = step
+            told(run_worst_batch(trainer, model, step, failed))
+        return step(model, *args, **kwargs)
+
+    pending = [True]
+    trainer.training_step = first_step
+
+
+def run_worst_batch(trainer: Any, model: Any, step: Callable[..., Any], failed: Failed = _nothing) -> WorstBatch:
+    """Run the longest rows once through ``step``, and put everything back."""
+    why_not = _why_not(trainer)
+    if why_not:
+        return WorstBatch(why_not=why_not)
+    started = time.perf_counter()
+    with untouched(trainer), _quiet(trainer):
+        found = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+        batch = trainer.data_collator(found.rows)
+        if not _is_online(trainer):
+            batch = trainer._prepare_inputs(batch)
+        items = trainer._get_num_items_in_batch([batch], trainer.args.device)
+        with as_later(trainer, failed), _sampling_to_the_end(trainer):
+            step(model, batch, items)
+        del batch
+    rows, seconds = len(found.rows), time.perf_counter() - started
+    return WorstBatch(rows=rows, longest_tokens=found.longest_tokens, seconds=seconds)
+
+
+def _is_online(trainer: Any) -> bool:
+    return hasattr(trainer, "_generate_and_score_completions")
+
+
+# -- where it cannot be done -----------------------------------------------------------------------------------------
+
+
+def _why_not(trainer: Any) -> str:
+    dataset, optimizer = trainer.train_dataset, str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    if not all(hasattr(dataset, name) for name in ("select_columns", "with_format", "__len__")):
+        return "the training data are a stream, whose longest rows nobody knows"
+    if not len(dataset):
+        return "the training data have no rows"
+    if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
+        return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
+    if "lomo" in optimizer or "layerwise" in optimizer or _steps_in_backward(trainer):
+        return "the optimizer steps within the backward pass"
+    if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
+        return "DeepSpeed's backward steps the optimizer itself"
+    user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
+    if user_code:
+        return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have effects"
+    if getattr(trainer, "use_transformers_continuous_batching", False):
+        return "transformers' continuous batching casts the weights to sample"
+    return ""
+
+
+def _steps_in_backward(trainer: Any) -> bool:
+    return any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
+    """Numbers of the longest rows, longest first; of equal ones the first in the data."""
+    return heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
+
+
+def _rows(trainer: Any) -> _Rows:
+    lengths = row_lengths(trainer.train_dataset)
+    assert lengths is not None, "asked before"
+    longest = longest_rows(lengths, trainer._train_batch_size)
+    return _Rows(rows=_fetched(trainer, longest), longest_tokens=lengths[longest[0]])
+
+
+def _fetched(trainer: Any, numbers: list[int]) -> list[Any]:
+    """As ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the columns that the dataloader has."""
+    dataset = trainer._remove_unused_columns(trainer.train_dataset, description="training")
+    return list(dataset.__getitems__(numbers))
+
+
+def _online_rows(trainer: Any) -> _Rows:
+    """What one process gets of a generation: each prompt as often as it is answered, side by side, as
+    ``trl/trainer/utils.py: RepeatSampler`` draws them."""
+    group, args = trainer.num_generations, trainer.args
+    numbers, tokens = _longest_prompts(trainer, args.generation_batch_size // group)
+    wanted = args.generation_batch_size // group
+    groups = (numbers * -(-wanted // len(numbers)))[:wanted]
+    everyone = [number for number in groups for _ in range(group)]
+    own = len(everyone) // args.world_size
+    mine = everyone[own * args.process_index :][:own]
+    return _Rows(rows=_fetched(trainer, mine), longest_tokens=tokens)
+
+
+def _longest_prompts(trainer: Any, count: int) -> tuple[list[int], int]:
+    """Numbers of the longest prompts, and the tokens of the longest."""
+    prompts = trainer.train_dataset.select_columns(["prompt"])
+    characters = [_characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
+    candidates = longest_rows(characters, max(count, CANDIDATES))
+    tokenized = trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]
+    tokens = [len(ids) for ids in tokenized]
+    longest = longest_rows(tokens, count)
+    return [candidates[each] for each in longest], tokens[longest[0]]
+
+
+def _characters(prompt: Any) -> int:
+    """Of a text, or of all messages of a conversation, whose content may come in blocks."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, dict):
+        return sum(_characters(prompt[name]) for name in ("content", "text") if prompt.get(name))
+    return sum(map(_characters, prompt)) if isinstance(prompt, list) else 0
+
+
+# -- as it will be later ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_later(trainer: Any, failed: Failed = _nothing) -> Iterator[None]:
+    """Optimizer state, and gradients of a micro-step before, where there will be some: a first step has less beside it
+    than the steps after it. They are as large as the real ones will be, tensor by tensor, so that these find blocks
+    that fit them."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    try:
+        for parameter, dtype in _kept_by_adam(optimizer):
+            moments = {name: torch.empty_like(parameter, dtype=dtype) for name in ("first", "second")}
+            stand_ins[parameter] = optimizer.state[parameter] = moments
+        if trainer.args.gradient_accumulation_steps > 1:
+            for parameter in trainer.model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        yield
+    except BaseException as error:
+        failed(error)
+        raise
+    finally:
+        for parameter in stand_ins:
+            del optimizer.state[parameter]
+        stand_ins.clear()
+        for parameter in trainer.model.parameters():
+            parameter.grad = None
+
+
+def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
+    """Parameters of which it will keep two moments on the device, and in which dtype. Of Adam as torch and bitsandbytes
+    have it; of other optimizers nothing is known here, and nothing stands in."""
+    if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
+        return []
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    if type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
+        return [(each, each.dtype) for each in trained]
+    if type(optimizer).__module__ not in ("bitsandbytes.optim.adam", "bitsandbytes.optim.adamw"):
+        return []
+    few_bits = torch.uint8 if optimizer.args.optim_bits == 8 else torch.float32
+    return [(each, few_bits if each.numel() >= SMALLEST_8BIT_ELEMENTS else torch.float32) for each in trained]
+
+
+# -- online methods --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quiet(trainer: Any) -> Iterator[None]:
+    """No tracker hears how long parts of it took (``trl/extras/profiling.py: profiling_context``)."""
+    args = trainer.args
+    before, args.report_to = args.report_to, []
+    try:
+        yield
+    finally:
+        args.report_to = before
+
+
+@contextmanager
+def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
+    """Completions of full length, judged by numbers that differ within a group in place of the user's functions."""
+    if not _is_online(trainer):
+        yield
+        return
+    held = vars(trainer)
+    before = {name: held[name] for name in ("reward_funcs", "generation_config", "vllm_generation") if name in held}
+    judges = models_of(trainer)
+    held["reward_funcs"] = [
+        judge if any(judge is model for model in judges) else _differing_rewards for judge in held["reward_funcs"]
+    ]
+    if getattr(trainer, "use_vllm", False):
+        held["vllm_generation"] = _Completions(trainer)
+    else:
+        held["generation_config"] = _to_the_end(trainer)
+    try:
+        yield
+    finally:
+        held.update(before)
+
+
+def _to_the_end(trainer: Any) -> Any:
+    from transformers import GenerationConfig
+
+    kept = trainer.generation_config.to_dict()
+    return GenerationConfig.from_dict({**kept, "min_new_tokens": trainer.max_completion_length})
+
+
+def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:
+    return [float(number % 2) for number, _ in enumerate(prompts)]
+
+
+class _Completions:
+    """Stands in for ``trl/generation/vllm_generation.py: VLLMGeneration``: completions of full length."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._tokens: int = trainer.max_completion_length
+        special = (trainer._tokenizer.eos_token_id, trainer._tokenizer.pad_token_id)
+        self._token = next(token for token in range(3) if token not in special)
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
+        """Prompts, completions, for every token the log-probabilities of the likeliest, and nothing."""
+        completions = [[self._token] * self._tokens for _ in prompts]
+        return prompts, completions, [[[0.0] for _ in completion] for completion in completions], None
+
+    def sync_weights(self) -> None:
+        """Nothing moved."""

@@ -1,0 +1,135 @@
+"""What a real run stands on: the device that it trains on, real or simulated, and the trainer that TRL's script builds.
+
+With a simulated card it trains on the CPU under a recorder, so that the card is full when a real one would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
+from autotrain_mem.data import load
+from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
+from autotrain_mem.machine.fault_injection import beset
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.methods.configs import on_cpu, on_host
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.rehearse import build_trainer
+from autotrain_mem.spec import Hardware, Job, Knobs, Phase, PhasePeak
+from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.request import Request
+
+if TYPE_CHECKING:
+    from autotrain_mem.rehearsal.fake_run import Watch
+
+Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+SMALLER = "Run autofit without the flags that you pinned, or with more --headroom."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Where a run computes."""
+
+    hardware: Hardware
+    simulated: SimulatedGpu | None
+    watch: Watch | None
+    """Of the simulated card; None on a real device."""
+    peaks: PhasePeaks | None
+    """None on a plain CPU, where nothing measures."""
+
+    def read(self) -> MemoryReading | None:
+        """What the device's allocator says of itself."""
+        return None if self.peaks is None else self.peaks.reading()
+
+    def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
+        """The most of each phase so far; empty where nothing measures."""
+        return {} if self.peaks is None else self.peaks.peaks()
+
+    def train(self, trainer: Any, **options: Any) -> None:
+        """``trainer.train(**options)``, followed from phase to phase."""
+        if self.watch is not None:
+            self.watch.train(trainer, **options)
+            return
+        if self.peaks is not None:
+            from autotrain_mem.rehearsal.trace.phases import follow
+
+            follow(trainer, self.peaks)
+        trainer.train(**options)
+
+    @property
+    def placed(self) -> Placing:
+        """What TRL's arguments must say beside the job's, for this device."""
+        if self.simulated is not None:
+            return on_cpu
+        return on_host if self.hardware.origin == "cpu" else dict
+
+
+@contextlib.contextmanager
+def device_of(request: Request) -> Iterator[Device]:
+    """Inside, a trainer may be built and trained; where the card is simulated, CPU tensors are treated as its own."""
+    if not request.simulate:
+        yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
+        return
+    from autotrain_mem.rehearsal.fake_run import Watch
+
+    simulated = SimulatedGpu(request.hardware, _allocator_settings(request.job, request.knobs))
+    watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY)
+    # A probe is no part of the run that mishaps are for.
+    environment = os.environ if request.task == "train" else dict[str, str]()
+    with watch.curtain(), beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase):
+        peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
+        peaks.listen(watch.recorder)
+        yield Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)
+
+
+def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:
+    if hardware.origin == "cpu":
+        return None
+    import torch
+
+    from autotrain_mem.training.watch.callback import cuda_reading
+
+    return PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
+
+
+def built(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
+    """The trainer exactly as TRL's script builds it, with the plan's knobs in its config.
+
+    Args:
+        changes: Arguments that this run needs otherwise than the job says.
+    """
+    import torch
+
+    job, knobs = request.job, request.knobs
+    arguments = {**job.arguments, **knobs.to_json(), "output_dir": request.output_dir, "disable_tqdm": True}
+    filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
+    splits = load.load(job, filled)
+    evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
+    try:
+        return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
+    except torch.OutOfMemoryError as error:
+        raise GpuOutOfMemoryError(
+            f"Out of memory while the models were loaded: {error}",
+            hint=SMALLER,
+        ) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise  # the operating system's word, not the hub's
+        raise ModelNotFoundError(
+            f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
+            hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",
+        ) from error
+
+
+def _allocator_settings(job: Job, knobs: Knobs) -> AllocatorSettings:
+    """What the training process of a real card would be given."""
+    settings = settings_of({**os.environ, **job.environment})
+    return replace(settings, expandable_segments=knobs.expandable_segments)

@@ -1,0 +1,64 @@
+"""A run's process: ``python -m autotrain_mem.training.process.main`` reads one request, does it, tells and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import signal
+import traceback
+
+from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.processes import Channel
+from autotrain_mem.training.request import Request
+from autotrain_mem.units import format_bytes
+
+_UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def main() -> None:
+    """Do one task, and answer with its last event or an error."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
+    channel = Channel(ignore_interrupt=False)
+    request = Request.from_json(channel.receive())
+    try:
+        # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
+        from autotrain_mem.training.process.probe import probe
+        from autotrain_mem.training.process.train import train
+
+        tasks = {"probe": probe, "train": train}
+        channel.send(tasks[request.task](request, channel.send))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
+        interrupted = InterruptedByUser(
+            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
+        )
+        channel.send(interrupted.to_json())
+    except Exception as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
+        channel.send(_failure(error, request.output_dir).to_json())
+        with contextlib.suppress(OSError):  # the log is on the disk that may be full
+            traceback.print_exc()
+
+
+def _failure(error: Exception, output_dir: str) -> AutofitError:
+    """What an exception of the libraries means to the user."""
+    if isinstance(error, AutofitError):
+        return error
+    from autotrain_mem.training.process.checkpointing import is_full_disk
+
+    reason = " ".join(str(error).split())
+    if is_full_disk(error, output_dir) or getattr(error, "errno", None) in _UNWRITABLE:
+        free = format_bytes(shutil.disk_usage(output_dir).free)
+        return OutputFolderError(
+            f"The run could not be written to {output_dir}, whose disk has {free} free: {reason}",
+            hint="Free some space, or give --output_dir a folder on another disk. Of what is in the folder, the file "
+            "written last may be cut short; older checkpoints are whole.",
+        )
+    return TrainingError(
+        f"The trainer raised {type(error).__name__}: {reason}",
+        hint="Change the flag that it names, if it names one.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What there was to see of a device when it was full: read off the error, the allocator and the trainer.
+
+Nothing is allocated on the device. On a real card an error of torch's allocator says how much was held at the moment of
+the request; what the allocator says afterwards is less, since tensors die while the error passes through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from autotrain_mem.machine.simulated import Refused
+from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.process.build import Device
+from autotrain_mem.units import parse_bytes
+
+_SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
+"""``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns are of ``DeviceCachingAllocator::malloc`` there."""
+_REQUESTED = re.compile(rf"(?:Tried to allocate|Requested size:) {_SIZE}")
+_CAPACITY = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
+_THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
+_HELD = re.compile(rf"memory {_SIZE} is allocated by PyTorch, and {_SIZE} is reserved by PyTorch but unallocated")
+
+_PHASE_OF = {
+    "evaluate": Phase.EVALUATE,
+    "_save_checkpoint": Phase.SAVE,
+    "generate": Phase.GENERATE,
+    "_generate_and_score_completions": Phase.SCORE,
+    "backward": Phase.BACKWARD,
+    "clip_grad_norm_": Phase.OPTIMIZER_STEP,
+    "step": Phase.OPTIMIZER_STEP,
+    "zero_grad": Phase.OPTIMIZER_STEP,
+    "compute_loss": Phase.FORWARD,
+}
+"""Functions of transformers, TRL, accelerate and torch that an error of a phase has passed through; of several the
+first counts, since evaluation has forwards of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """The device at the moment of the request."""
+
+    requested_bytes: int | None
+    segment_bytes: int | None
+    total_bytes: int
+    free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    outside_bytes: int
+
+
+def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
+    """The error in figures.
+
+    Args:
+        trainer: Whose step it was; its models and its optimizer are looked at.
+    """
+    refused = _refused(error, device)
+    held = _read(str(error), device) if refused is None else _told(refused)
+    return Shortage(
+        phase=phase_of(error) or (None if device.watch is None else device.watch.phase),
+        step=trainer.state.global_step,
+        measured=_of_a_real_card(trainer) if device.watch is None else _of_a_ledger(trainer, device, refused, held),
+        requested_bytes=held.requested_bytes,
+        segment_bytes=held.segment_bytes,
+        total_bytes=held.total_bytes,
+        free_bytes=held.free_bytes,
+        allocated_bytes=held.allocated_bytes,
+        reserved_bytes=held.reserved_bytes,
+        outside_bytes=held.outside_bytes,
+    )
+
+
+def phase_of(error: BaseException) -> Phase | None:
+    """Where in the run an error was raised, by the functions that it passed through, or the error that led to it; None
+    where none is known."""
+    names = set(_functions(error.__traceback__))
+    found = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
+    before = error.__cause__ or error.__context__
+    return found if found is not None or before is None else phase_of(before)
+
+
+def _functions(traceback: TracebackType | None) -> Iterator[str]:
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name != "step" or "optim" in code.co_filename:  # many things have steps
+            yield code.co_name
+        traceback = traceback.tb_next
+
+
+# -- the device ------------------------------------------------------------------------------------------------------
+
+
+def _refused(error: BaseException, device: Device) -> Refused | None:
+    """The simulated card's own figures, where it was its last refusal that became this error."""
+    refused = None if device.simulated is None else device.simulated.refused
+    return refused if refused is not None and refused.refusal.message() in str(error) else None
+
+
+def _told(refused: Refused) -> _Held:
+    refusal = refused.refusal
+    return _Held(
+        requested_bytes=refusal.requested_bytes,
+        segment_bytes=refusal.segment_bytes,
+        total_bytes=refusal.total_bytes,
+        free_bytes=refusal.free_bytes,
+        allocated_bytes=refusal.allocated_bytes,
+        reserved_bytes=refusal.reserved_bytes,
+        outside_bytes=refusal.outside_bytes or 0,
+    )
+
+
+def _read(message: str, device: Device) -> _Held:
+    """From torch's message; what it leaves out, as cuBLAS and others do, from the allocator as it is now."""
+    hardware, reading = device.hardware, device.read()
+    asked, held = _REQUESTED.search(message), _HELD.search(message)
+    requested = None if asked is None else _bytes(asked[1])
+    if held is not None:
+        allocated = _bytes(held[1])
+        reserved = allocated + _bytes(held[2])
+    else:
+        allocated = 0 if reading is None else reading.allocated_bytes
+        reserved = 0 if reading is None else reading.reserved_bytes
+    process = _THIS_PROCESS.search(message)
+    outside = hardware.non_torch_bytes if process is None else max(0, _bytes(process[1]) - reserved)
+    total, free = _capacity(message, device, reserved + outside)
+    return _Held(
+        requested_bytes=requested,
+        segment_bytes=requested,
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        outside_bytes=outside,
+    )
+
+
+def _capacity(message: str, device: Device, taken_bytes: int) -> tuple[int, int]:
+    """Total and free; without a word of either, what was free before less what the process took since."""
+    found = _CAPACITY.search(message)
+    if found is not None:
+        return _bytes(found[1]), _bytes(found[2])
+    return device.hardware.total_bytes, max(0, device.hardware.free_bytes - taken_bytes)
+
+
+def _bytes(text: str) -> int:
+    return parse_bytes(text.replace("bytes", "B"))
+
+
+# -- the owners ------------------------------------------------------------------------------------------------------
+
+
+def _of_a_ledger(trainer: Any, device: Device, refused: Refused | None, held: _Held) -> dict[Owner, int]:
+    """All that was recorded as alive; what blocks are larger than their tensors is other."""
+    if device.watch is None or refused is None:
+        return {}
+    recorder = device.watch.recorder
+    for owner, tensors in _named(trainer).items():  # gradients are marked after a backward only, state after a step
+        for tensor in tensors:
+            if recorder.block_of(tensor) is not None:
+                recorder.mark(tensor, owner, "")
+    owned = recorder.ledger.owned(refused.blocks)
+    rounding = held.allocated_bytes - sum(owned.values())
+    return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
+
+
+def _of_a_real_card(trainer: Any) -> dict[Owner, int]:
+    """What has a name, each storage once."""
+    seen: set[int] = set()
+    return {owner: _size(tensors, seen) for owner, tensors in _named(trainer).items()}
+
+
+def _named(trainer: Any) -> dict[Owner, list[Any]]:
+    """Weights with their scales and buffers, gradients, the optimizer's state."""
+    import torch
+
+    from autotrain_mem.rehearsal.model.quantized import statistics
+    from autotrain_mem.training.longest_batch.restore import models_of
+
+    models = models_of(trainer)
+    parameters = [each for model in models for each in model.parameters()]
+    weights = [
+        *parameters,
+        *(each for model in models for each in model.buffers()),
+        *(each for model in models for _, each in statistics(model)),
+    ]
+    state = [each for each in _state(trainer.optimizer) if isinstance(each, torch.Tensor)]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return {Owner.WEIGHTS: weights, Owner.GRADIENTS: gradients, Owner.OPTIMIZER_STATE: state}
+
+
+def _state(wrapped: Any) -> Iterator[Any]:
+    optimizer = getattr(wrapped, "optimizer", wrapped)
+    for state in getattr(optimizer, "state", {}).values():
+        yield from state.values()
+
+
+def _size(tensors: Iterable[Any], seen: set[int]) -> int:
+    """Bytes of the storages that lie on a card and were not seen before. The state of a paged optimizer says that it
+    lies on the host (``bitsandbytes/functional.py: get_paged``)."""
+    found = 0
+    for tensor in tensors:
+        local = getattr(tensor, "_local_tensor", tensor)  # torch/distributed/tensor/_api.py: DTensor
+        if not local.is_cuda:
+            continue
+        storage = local.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            found += storage.nbytes()
+    return found

@@ -1,0 +1,179 @@
+"""The probe: two real optimizer steps on the longest rows, an evaluation, a save, in a process that then ends.
+
+The trainer is the one that will train, but for what would be seen from outside: nothing is pushed to a hub or told to a
+tracker, and what it saves goes to a scratch folder. Where rewards are functions of the user's, they are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import GpuOutOfMemoryError
+from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
+from autotrain_mem.machine.other_processes import held_by
+from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.spec import Job, Knobs, Phase
+from autotrain_mem.spec.experience import Probe
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.out_of_memory import is_out_of_memory
+from autotrain_mem.training.process.build import Device, built, device_of
+from autotrain_mem.training.process.longest_rows import take_longest
+from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.request import Request
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far a probe came."""
+
+    row_tokens: int | None = None
+    step_seconds: float | None = None
+    began: float = 0.0
+    refused: str = ""
+
+
+def probe(request: Request, send: Send) -> dict[str, Any]:
+    """Try a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the budget.
+
+    Raises:
+        AutofitError, OSError and whatever the trainer raises, but for a full device, which is an answer.
+    """
+    with device_of(request) as device:
+        peaks, course = device.peaks, _Course()
+        assert peaks is not None, "where nothing measures nothing is probed (engine.probe.confirm: is_probed)"
+        try:
+            _play(request, device, peaks, course)
+        except Exception as error:
+            course.refused = _refusal(error)
+            if not course.refused:
+                raise
+        refused_in, reading = peaks.phase, peaks.reading()
+        made = Probe(
+            knobs=request.knobs,
+            fits=not course.refused and reading.num_alloc_retries == 0,
+            measured=reading,
+            phases=peaks.peaks(),
+            row_tokens=course.row_tokens,
+            non_torch_bytes=_non_torch_bytes(device, reading),
+            step_seconds=course.step_seconds,
+            refused=course.refused,
+            refused_in=refused_in if course.refused else None,
+        )
+    return {"event": "probe", "probe": made.to_json()}
+
+
+def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
+    """What a probe's arguments say otherwise than the job's: the steps of a rehearsal, and no word to the outside."""
+    saves = str(job.arguments.get("save_strategy", "steps")) != "no"
+    return {
+        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        **method_of(job.method).rehearsal_changes(dict(job.arguments), knobs),
+        "max_steps": REHEARSED_STEPS,
+        "eval_strategy": "steps" if job.is_evaluated else "no",
+        "eval_steps": REHEARSED_STEPS,
+        "eval_on_start": False,
+        "eval_delay": 0,
+        "save_strategy": "steps" if saves else "no",
+        "save_steps": REHEARSED_STEPS,
+        "load_best_model_at_end": False,
+        "resume_from_checkpoint": None,
+        "report_to": "none",
+        "push_to_hub": False,
+        "log_completions": False,
+    }
+
+
+def _play(request: Request, device: Device, peaks: PhasePeaks, course: _Course) -> None:
+    """From the first weight to the last file."""
+    job, knobs = request.job, request.knobs
+    changes = probe_changes(job, knobs)
+    with _scores_at_hand(job):
+        trainer = built(request, device.placed, changes)
+    course.row_tokens = take_longest(trainer)
+    _complete_to_the_end(trainer, knobs.completion_length)
+    trainer.add_callback(_stopwatch(course))
+    filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
+    with method_of(job.method).stage_directions(trainer, filled, knobs):
+        device.train(trainer)
+    if changes["save_strategy"] == "no":  # as after a training that writes no checkpoints
+        peaks.enter_phase(Phase.SAVE)
+        trainer.save_model(request.output_dir)
+
+
+def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
+    """What NVML says that this process holds, less what torch reserved; else what is gone of what was free before.
+
+    The second is wrong where another process came or went meanwhile, and so must be plausible.
+    """
+    hardware = device.hardware
+    if device.simulated is not None:
+        return hardware.non_torch_bytes
+    held_bytes = held_by(hardware, os.getpid())
+    if held_bytes is None:
+        import torch
+
+        free_bytes, _ = torch.cuda.mem_get_info()
+        held_bytes = hardware.free_bytes - free_bytes
+    outside_bytes = held_bytes - reading.reserved_bytes
+    return outside_bytes if outside_bytes in PLAUSIBLE_BYTES else None
+
+
+def _refusal(error: Exception) -> str:
+    """The first line of what a full device was told with; empty for every other error."""
+    cause = error.__cause__ if isinstance(error, GpuOutOfMemoryError) and error.__cause__ else error
+    if not isinstance(error, GpuOutOfMemoryError) and not is_out_of_memory(error):
+        return ""
+    return (str(cause) or type(cause).__name__).splitlines()[0]
+
+
+def _complete_to_the_end(trainer: Any, tokens: int) -> None:
+    """GRPO and RLOO: no completion ends before its full length. PPO's do not by themselves.
+
+    With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
+    """
+    if not hasattr(trainer, "_generate_and_score_completions"):
+        return
+    engine = getattr(trainer, "vllm_generation", None)
+    if engine is not None:
+        engine.generation_kwargs = {**engine.generation_kwargs, "min_tokens": tokens}
+        return
+    trainer.generation_config.min_new_tokens = tokens
+    if hasattr(trainer, "generation_kwargs"):
+        trainer.generation_kwargs = {**trainer.generation_kwargs, "min_new_tokens": tokens}
+
+
+@contextlib.contextmanager
+def _scores_at_hand(job: Job) -> Iterator[None]:
+    """A reference does not score all the data for two steps; that is a forward alone, and less than training."""
+    if job.method != "dpo":
+        yield
+        return
+    from autotrain_mem.methods.dpo import scores_at_hand
+
+    with scores_at_hand():
+        yield
+
+
+def _stopwatch(course: _Course) -> Any:
+    """Writes down how long each optimizer step took; the last one stays."""
+    import torch
+    from transformers import TrainerCallback
+
+    class Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            course.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # a step is done when the card is, not when Python is
+            course.step_seconds = time.perf_counter() - course.began
+
+    return Stopwatch()

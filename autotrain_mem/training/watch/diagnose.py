@@ -1,0 +1,357 @@
+"""What a series of memory readings says of a run that is going wrong, before it ends: pure, and said once each.
+
+A series is judged as it grows: :class:`Lookout` takes one sample per log and keeps the last ``WINDOW`` of them, so that
+a day of samples costs no more per log than the first hour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.watch.trend import CLIMBED, QUARTER, WINDOW, climb_of, floors_rise
+from autotrain_mem.units import format_bytes
+
+Kind = Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
+
+LEAST_CLIMB = 0.01
+"""Of what a climb starts from: at 1 % per window it takes 70 windows (2,200 logs) to double."""
+STAIRS = 3
+"""Rises of what is reserved. A longest row so far comes ever more rarely in shuffled data (the n-th row is it with
+chance 1/n), so that after the first samples, three are a run whose next long row will want more again."""
+SETTLED = 3
+"""Samples after which the optimizer's state and the first evaluation are there."""
+HIGHER = 1.01
+"""A rise; less is a block of 2 or 20 MiB on any card of today."""
+SLACK = 0.25
+"""Share of what is reserved that holds nothing at the peak. Two runs lie on either side: a GRPO step that is well
+packed has 9 % (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), 8B QLoRA that gains from expandable segments has 34 %
+(torchtune#1185: 16.39 GiB before, 10.83 after)."""
+LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
+"""A few segments of which a small model fills the half are no staircase."""
+IN_A_ROW = 2
+"""Logs, one after the other, in which the cache had to be given back: Composer shrinks its micro-batch then
+(``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
+NEAR_FULL = 0.9
+"""Of the card's memory, reserved by torch alone; the CUDA context, its libraries and the screen have the rest. The
+driver changes to host memory "when running close to maxing out" the card (NVIDIA, answer 5490)."""
+CLIFF = 0.5
+"""Of the usual speed. What lies in host memory comes over PCIe, at a tenth of the card's bandwidth or less: users tell
+of 10 times slower; lengths and evaluations move the speed of a healthy run by tenths."""
+LATELY = 3
+"""Logs that must all be slow: one is a garbage collection or a neighbour."""
+HOST_SECONDS = 6 * 3600
+"""Who goes to sleep beside a run would not be there in time."""
+HOST_LEFT = 0.05
+"""Share of host memory that is hardly any: half of where earlyoom begins to kill (10 %, its README)."""
+AGAIN = 4.0
+"""Times as bad as when it was last said. Of a steady leak a run of days hears some five times."""
+
+EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
+SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """What was seen at one log."""
+
+    step: int
+    seconds: float
+    """On a clock that only goes forward."""
+    device: MemoryReading | None = None
+    """After the step; None where nothing measures."""
+    total_bytes: int | None = None
+    """Of the card."""
+    rows: int | None = None
+    tokens: int | None = None
+    """Of a row, with padding: the batch with the longest rows since the log before, and how many rows that had."""
+    tokens_per_second: float | None = None
+    """With padding, since the log before; evaluation and saving left out."""
+    host_available_bytes: int | None = None
+    host_total_bytes: int | None = None
+
+    @property
+    def slack_bytes(self) -> int:
+        """Of the peak reserved, what the peak allocated does not fill; 0 where nothing measures."""
+        return 0 if self.device is None else self.device.peak_reserved_bytes - self.device.peak_allocated_bytes
+
+    @property
+    def slack(self) -> float | None:
+        """The same as a share of the peak reserved."""
+        if self.device is None or not self.device.peak_reserved_bytes:
+            return None
+        return self.slack_bytes / self.device.peak_reserved_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """One thing that is going wrong.
+
+    >>> from autotrain_mem import Sign
+    >>> Sign(kind="full", step=7, seen="The card is full.", advice="Lower the batch.", severity=2).message
+    'The card is full. Lower the batch.'
+    """
+
+    kind: Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
+    step: int
+    seen: str
+    """With numbers, in one sentence."""
+    advice: str
+    """With exact flags, in one sentence."""
+    severity: float
+    """Comparable with that of an earlier sign of the same kind only; more is worse."""
+
+    @property
+    def message(self) -> str:
+        """Both sentences."""
+        return f"{self.seen} {self.advice}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> tuple[Sign, ...]:
+    """All that a whole series says, in the order in which it could be said."""
+    lookout = Lookout(expandable_segments)
+    return tuple(sign for sample in samples for sign in lookout.see(sample))
+
+
+class Lookout:
+    """Judges a series as it comes.
+
+    Args:
+        expandable_segments: The allocator has them already: advice says something else then.
+    """
+
+    def __init__(self, expandable_segments: bool = False) -> None:
+        self._expandable = expandable_segments
+        self._samples: deque[Sample] = deque(maxlen=WINDOW)
+        self._stairs = _Stairs()
+        self._leaks_from: float | None = None
+        self._said: dict[Kind, float] = {}
+
+    def see(self, sample: Sample) -> tuple[Sign, ...]:
+        """Take the next sample; returns what has to be said now."""
+        self._samples.append(sample)
+        self._stairs.climb(sample)
+        found = (self._staircase(), self._retries(), self._leak(), self._host(), self._spill())
+        return tuple(sign for sign in found if sign is not None and self._is_news(sign))
+
+    def _is_news(self, sign: Sign) -> bool:
+        """Whether it was not said before, or is much worse now; from here on it was said."""
+        if sign.severity < AGAIN * self._said.get(sign.kind, 0.0):
+            return False
+        self._said[sign.kind] = sign.severity
+        return True
+
+    # -- the device ------------------------------------------------------------------------------------------------
+
+    def _staircase(self) -> Sign | None:
+        sample, stairs = self._samples[-1], self._stairs
+        slack = sample.slack
+        if slack is None or slack < SLACK or sample.slack_bytes < LEAST_SLACK_BYTES or not stairs.are_of_rows:
+            return None
+        return Sign(
+            kind="staircase",
+            step=sample.step,
+            seen=f"Reserved memory went up {stairs.rises} times, {stairs.longer} of them as a longer row came, from "
+            f"{format_bytes(stairs.from_bytes)} to {format_bytes(stairs.top_bytes)}, and {slack:.0%} of it held "
+            "nothing at the peak.",
+            advice=self._less_slack(
+                "train on the longest rows first (--train_sampling_strategy group_by_length, another order of the "
+                "data) or pad to few lengths (--pad_to_multiple_of 64)"
+            ),
+            severity=float(stairs.top_bytes - stairs.from_bytes),
+        )
+
+    def _retries(self) -> Sign | None:
+        """Fragmentation where much of what is reserved holds nothing, else a card that is just full."""
+        lately = [sample.device.num_alloc_retries for sample in self._last(IN_A_ROW + 1) if sample.device is not None]
+        sample = self._samples[-1]
+        if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
+            return None
+        retries = f"{lately[-1]} time" + "s" * (lately[-1] != 1)
+        reserved = format_bytes(sample.device.peak_reserved_bytes)
+        if sample.slack >= SLACK:
+            return Sign(
+                kind="fragmentation",
+                step=sample.step,
+                seen=f"The allocator had to give its cache back {retries} to go on, while {sample.slack:.0%} of the "
+                f"{reserved} that were reserved held nothing at the peak.",
+                advice=self._less_slack(SMALLER),
+                severity=float(lately[-1]),
+            )
+        if len(lately) <= IN_A_ROW or any(after <= before for before, after in itertools.pairwise(lately)):
+            return None
+        return Sign(
+            kind="full",
+            step=sample.step,
+            seen=f"The allocator had to give its cache back {retries} to go on, with {reserved} reserved and hardly "
+            "any of it free: each time stops the card.",
+            advice=f"To get room, {SMALLER}.",
+            severity=float(lately[-1]),
+        )
+
+    def _less_slack(self, otherwise: str) -> str:
+        return (
+            f"{otherwise[0].upper()}{otherwise[1:]}."
+            if self._expandable
+            else f"To end it, {EXPANDABLE}; or {otherwise}."
+        )
+
+    def _leak(self) -> Sign | None:
+        """What is left after a step must not depend on how many steps there were; longer rows may leave more."""
+        devices = [sample.device for sample in self._samples if sample.device is not None]
+        if len(devices) < WINDOW:
+            return None
+        climb = climb_of([device.allocated_bytes for device in devices])
+        tokens = [sample.tokens for sample in self._samples if sample.tokens is not None]
+        if climb is None or climb.rise < LEAST_CLIMB * climb.start or (len(tokens) == WINDOW and floors_rise(tokens)):
+            return None
+        if self._leaks_from is None:
+            self._leaks_from = climb.start
+        sample = self._samples[-1]
+        return Sign(
+            kind="leak",
+            step=sample.step,
+            seen=f"Memory held after a step rose from {format_bytes(int(climb.start))} to "
+            f"{format_bytes(int(climb.end))} within {sample.step - self._samples[0].step} steps, though the rows did "
+            f"not grow longer{self._steps_left(climb.rise)}.",
+            advice="Something keeps tensors: sum losses and metrics as .item() or .detach(), empty lists of outputs "
+            "and caches that grow, and look through your compute_loss, reward functions and callbacks.",
+            severity=climb.end - self._leaks_from,
+        )
+
+    def _steps_left(self, rise: float) -> str:
+        first, sample = self._samples[0], self._samples[-1]
+        if sample.total_bytes is None or sample.device is None:
+            return ""
+        per_step = rise / (CLIMBED * (sample.step - first.step))
+        left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
+        return f"; at that pace the card is full in about {_rounded(left)} steps"
+
+    def _spill(self) -> Sign | None:
+        sample = self._samples[-1]
+        if sample.device is None or sample.total_bytes is None:
+            return None
+        share = sample.device.reserved_bytes / sample.total_bytes
+        slower = self._slower()
+        if share <= 1 and (share < NEAR_FULL or slower is None):
+            return None
+        speed = (
+            ""
+            if slower is None
+            else f"The speed fell to {slower.now:,.0f} tokens per second, from {slower.usual:,.0f}, with "
+        )
+        return Sign(
+            kind="spill",
+            step=sample.step,
+            seen=f"{speed}{format_bytes(sample.device.reserved_bytes)} reserved of a card of "
+            f"{format_bytes(sample.total_bytes)}: memory seems to have spilled to the host.",
+            advice="On Windows set CUDA - Sysmem Fallback Policy to Prefer No Sysmem Fallback (NVIDIA Control Panel, "
+            "Manage 3D settings; WSL may not heed it), elsewhere look for managed memory (paged optimizers); "
+            f"{SMALLER}.",
+            severity=1.0 if slower is None else slower.usual / slower.now,
+        )
+
+    def _slower(self) -> _Slower | None:
+        """The cliff, where there is one that no retries explain."""
+        speeds = [sample.tokens_per_second for sample in self._samples if sample.tokens_per_second]
+        retries = [sample.device.num_alloc_retries for sample in self._last(LATELY + 1) if sample.device is not None]
+        if len(speeds) < QUARTER + LATELY or retries[0] != retries[-1]:
+            return None
+        usual, now = statistics.median(speeds[:-LATELY]), max(speeds[-LATELY:])
+        return _Slower(usual=usual, now=now) if now <= CLIFF * usual else None
+
+    # -- the host --------------------------------------------------------------------------------------------------
+
+    def _host(self) -> Sign | None:
+        sample = self._samples[-1]
+        available, total = sample.host_available_bytes, sample.host_total_bytes
+        if available is None or not total:
+            return None
+        seconds = self._host_seconds(available, total)
+        if available > HOST_LEFT * total and (seconds is None or seconds > HOST_SECONDS):
+            return None
+        pace = "" if seconds is None else f", and at this pace none in about {_duration(seconds)}"
+        return Sign(
+            kind="host",
+            step=sample.step,
+            seen=f"Host memory is running out: {format_bytes(available)} of {format_bytes(total)} can still be had"
+            f"{pace}.",
+            advice="Lower --dataloader_num_workers, leave --dataloader_persistent_workers off, set "
+            "--dataloader_pin_memory False, and do without what keeps the card's tensors on the host "
+            "(--activation_offloading, an optimizer there).",
+            severity=total / max(1, available),
+        )
+
+    def _host_seconds(self, available: int, total: int) -> float | None:
+        """Until nothing is left, where it falls steadily."""
+        left = [sample.host_available_bytes for sample in self._samples if sample.host_available_bytes is not None]
+        climb = climb_of([-size_bytes for size_bytes in left]) if len(left) == WINDOW else None
+        if climb is None or climb.rise < LEAST_CLIMB * total:
+            return None
+        passed = self._samples[-1].seconds - self._samples[0].seconds
+        return available * CLIMBED * passed / climb.rise
+
+    def _last(self, number: int) -> list[Sample]:
+        return list(itertools.islice(reversed(self._samples), number))[::-1]
+
+
+# -- state and words ---------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class _Stairs:
+    """How what is reserved came to where it is."""
+
+    rises: int = 0
+    longer: int = 0
+    """Of these, where a row came that was longer than all before."""
+    from_bytes: int = 0
+    top_bytes: int = 0
+    longest: int = 0
+    seen: int = 0
+
+    @property
+    def are_of_rows(self) -> bool:
+        """Whether there are enough, and most of them as a longer row came."""
+        return self.longer >= STAIRS and 2 * self.longer > self.rises
+
+    def climb(self, sample: Sample) -> None:
+        if sample.device is None or sample.tokens is None:
+            return
+        self.seen += 1
+        reserved_bytes, is_longer = sample.device.reserved_bytes, sample.tokens > self.longest
+        self.longest = max(self.longest, sample.tokens)
+        if self.seen > SETTLED and reserved_bytes > HIGHER * self.top_bytes:
+            self.rises += 1
+            self.longer += is_longer
+            self.from_bytes = self.from_bytes or self.top_bytes
+        self.top_bytes = max(self.top_bytes, reserved_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slower:
+    """Tokens per second."""
+
+    usual: float
+    now: float
+
+
+def _rounded(number: float) -> str:
+    """To two digits: 1,234 is about 1,200."""
+    return f"{float(f'{number:.1e}'):,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"

@@ -1,1 +1,0 @@
-"""The longest rows before the first step, of which nothing stays."""

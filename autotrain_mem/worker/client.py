@@ -1,0 +1,269 @@
+"""The parent's side of the worker: asks, waits within a limit, restarts what died, and rebuilds what is told."""
+
+from __future__ import annotations
+
+import builtins
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from autotrain_mem import errors
+from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
+from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace
+from autotrain_mem.spec.model import LayerPattern, ModelFacts
+from autotrain_mem.spec.preflight import Preflight
+from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
+
+HIDDEN_CUDA = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "true",
+    "OMP_NUM_THREADS": "1",
+}
+"""The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory."""
+
+TIME_LIMIT_SECONDS = 600.0
+"""For one question, or from one word about its progress to the next. A rehearsal takes seconds, counting the tokens of
+a large dataset minutes."""
+
+
+class Worker:
+    """A worker process, started at once so that it imports TRL while the parent does other things.
+
+    Use it as a context manager. A worker that died or hung is replaced at the next question.
+    """
+
+    def __init__(self, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
+        self._time_limit_seconds = time_limit_seconds
+        # Ours, not the worker's: a process that is killed tidies nothing up. If it is ours, the worker does.
+        self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+        self._lock = threading.Lock()
+        self._over = False
+        self._child = self._start()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._child.stop()
+        self._scratch.cleanup()
+
+    def kill(self) -> None:
+        """End the process for good, from any thread: whoever waits for an answer is told that it died."""
+        with self._lock:
+            self._over = True
+            self._child.kill()  # it holds nothing that needs saving
+
+    @property
+    def pid(self) -> int:
+        """The process id, for those who watch its memory."""
+        return self._child.pid
+
+    def parse(
+        self,
+        method: str,
+        argv: Sequence[str],
+        config: Mapping[str, Any],
+        environment: Mapping[str, str],
+        also_known: Iterable[str],
+        switches: Iterable[str] = (),
+        own: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], Knobs]:
+        """(arguments that the user gave, TRL's defaults). Raises UsageError.
+
+        Args:
+            own: Our own flags that the user gave, which may contradict TRL's.
+        """
+        answer = self._ask(
+            "parse",
+            method=method,
+            argv=list(argv),
+            config=dict(config),
+            environment=dict(environment),
+            also_known=list(also_known),
+            switches=list(switches),
+            own=dict(own or {}),
+        )
+        return answer["given"], Knobs.from_json(answer["defaults"])
+
+    def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
+        """TRL's defaults, where a config made in Python says the rest. Raises UsageError for what contradicts itself.
+
+        Args:
+            given: Of TRL's arguments, those that count as given.
+            own: Our own words.
+        """
+        return Knobs.from_json(self._ask("accept", method=method, given=dict(given), own=dict(own))["defaults"])
+
+    def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
+        """The value of one flag by itself, whatever it goes with. Raises UsageError."""
+        answer = self._ask("read_value", method=method, name=name, argv=list(argv), also_known=list(also_known))
+        return answer["value"]
+
+    def help_text(self, method: str) -> str:
+        """TRL's help for the method's flags."""
+        text: str = self._ask("help", method=method)["help"]
+        return text
+
+    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+        """What the model's config says.
+
+        Raises:
+            ModelError: there is no such model, or the method cannot train it.
+            UsageError: what is asked for does not work with this model or on this card.
+        """
+        answer = self._ask(
+            "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
+        )
+        names = ("context_length", "is_quantized", "digest", "flash_attention")
+        pattern, targets = answer["pattern"], answer["lora_targets"]
+        return ModelFacts(
+            **{name: answer[name] for name in names},
+            pattern=None if pattern is None else LayerPattern(**pattern),
+            lora_targets=tuple(targets) if isinstance(targets, list) else targets,
+        )
+
+    def check_can_train(self, job: Job) -> None:
+        """Raises UsageError when the job lacks something without which nothing can be trained."""
+        self._ask("check", job=job.to_json())
+
+    def preflight(
+        self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
+    ) -> Preflight:
+        """What can be known to go wrong before anything is rehearsed.
+
+        Args:
+            to_train: Training follows, on this machine.
+            on_cpu: That training runs on the CPU, with or without a simulated card.
+            reads_data: The data are here to be looked at.
+
+        Raises:
+            ModelError: there is no such model, or the method cannot train it.
+        """
+        answer = self._ask(
+            "preflight",
+            job=job.to_json(),
+            compute_capability=compute_capability,
+            to_train=to_train,
+            on_cpu=on_cpu,
+            reads_data=reads_data,
+            options=_config_options(job),
+        )
+        return Preflight.from_json(answer)
+
+    def fingerprint(self, job: Job) -> str:
+        """What :meth:`profile` answers the same to: the data, the tokenizer and the formatting, as one digest.
+
+        Raises:
+            DatasetError, ModelNotFoundError: there are no such data, or no tokenizer.
+            UsageError: there is no such reward function.
+        """
+        digest: str = self._ask("fingerprint", job=job.to_json())["fingerprint"]
+        return digest
+
+    def profile(self, job: Job, hear: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
+        """Token lengths of the job's dataset.
+
+        Args:
+            hear: Is told how far the counting is, a few times a second; the time limit is for silence.
+
+        Raises:
+            DatasetError: there are no such data, or the method cannot train on them.
+        """
+        return DataProfile.from_json(self._ask("profile", hear, job=job.to_json()))
+
+    def rehearse(
+        self,
+        job: Job,
+        knobs: Knobs,
+        length: int,
+        compute_capability: tuple[int, int],
+        layers: int | None = None,
+        chunks: int | None = None,
+    ) -> Trace:
+        """Rehearse one configuration with rows (or prompts) of ``length`` tokens. Raises RehearsalError.
+
+        Args:
+            layers: Of a copy of the model with fewer; None for the model itself.
+            chunks: Of a loss that goes over the tokens in many; None for all of them.
+        """
+        answer = self._ask(
+            "rehearse",
+            job=job.to_json(),
+            knobs=knobs.to_json(),
+            length=length,
+            compute_capability=compute_capability,
+            layers=layers,
+            chunks=chunks,
+            options=_config_options(job),
+        )
+        return Trace.from_json(answer["trace"])
+
+    def _start(self) -> Child:
+        # Twice: where the worker writes, and what it removes when this process ends without doing so.
+        environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
+        return Child("autotrain_mem.worker.server", environment, has_children=True)  # those that count tokens
+
+    def _living(self) -> Child:
+        with self._lock:
+            if not self._child.alive and not self._over:
+                self._child.stop()
+                self._child = self._start()
+            return self._child
+
+    def _ask(
+        self, operation: str, hear: Callable[[Counting], None] = lambda counting: None, **fields: Any
+    ) -> dict[str, Any]:
+        child = self._living()
+        try:
+            child.send({"operation": operation, **fields})
+            while "progress" in (answer := child.receive(self._time_limit_seconds)):
+                hear(Counting.from_json(answer["progress"]))
+        except ChildDied as death:
+            raise _died(operation, death) from death
+        except ChildTimeout as timeout:
+            child.kill()
+            raise WorkerTimeoutError(
+                f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
+                hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
+            ) from timeout
+        if "error" in answer:
+            error = errors.from_json(answer)
+            error.__cause__ = _cause(answer)
+            raise error
+        ok: dict[str, Any] = answer["ok"]
+        return ok
+
+
+def _cause(answer: Mapping[str, Any]) -> Exception:
+    """Where it happened; what TRL, PEFT or the user's own code raised is of Python's nearest class."""
+    where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
+    kind = getattr(builtins, raised.get("kind", ""), None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return where
+    cause: Exception = kind(raised["text"])
+    cause.__cause__ = where
+    if raised.get("note"):
+        cause.add_note(raised["note"])
+    return cause
+
+
+def _config_options(job: Job) -> dict[str, Any]:
+    options = {"trust_remote_code": job.arguments.get("trust_remote_code", False)}
+    revision = job.arguments.get("model_revision")
+    return options | ({"revision": revision} if revision else {})
+
+
+def _died(operation: str, death: ChildDied) -> WorkerDiedError:
+    killed = death.code is not None and death.code < 0
+    cause = f"it was killed by signal {-death.code}" if killed and death.code else f"exit status {death.code}"
+    return WorkerDiedError(
+        f"The rehearsal's process ended during the {operation} step: {cause}.",
+        hint=(death.log_tail[-600:] or "It printed nothing.")
+        + "\nNothing was lost: run the command again. Signal 9 is often the host running out of memory.",
+    )

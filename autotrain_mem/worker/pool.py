@@ -1,0 +1,135 @@
+"""Several workers at once: they import together while the parent does other things, and share what is to be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from autotrain_mem.host import cores, host_memory
+from autotrain_mem.units import GIB
+from autotrain_mem.worker.client import TIME_LIMIT_SECONDS, Worker
+
+T = TypeVar("T")
+
+MOST = 2
+"""A search asks for two rehearsals at a time; a third worker would import for seconds and wait."""
+WORKER_BYTES = 2 * GIB
+"""What a worker is given of the host's memory."""
+LOOK_SECONDS = 0.5
+"""How long the main thread waits at a time: on Windows Ctrl-C is heard only in between."""
+
+
+class Workers:
+    """Worker processes, all started at once.
+
+    ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
+
+    Args:
+        count: How many; None for as many as cores and memory allow, at most ``MOST``.
+        time_limit_seconds: For each question.
+    """
+
+    def __init__(self, count: int | None = None, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
+        wanted = room_for() if count is None else count
+        self._all = tuple(Worker(time_limit_seconds) for _ in range(wanted))
+
+    @classmethod
+    def holding(cls, *workers: Worker) -> Workers:
+        """Workers that were made elsewhere."""
+        made = cls.__new__(cls)
+        made._all = workers
+        return made
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        with contextlib.ExitStack() as stack:
+            for worker in self._all:
+                stack.enter_context(worker)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def first(self) -> Worker:
+        """The one for questions that need only one: flags, the model's config, the data."""
+        return self._all[0]
+
+    def kill(self) -> None:
+        """End all of them at once, and for good: whoever waits for an answer is told that its worker died."""
+        for worker in self._all:
+            worker.kill()
+
+    def map(self, calls: Sequence[Callable[[Worker], T]]) -> list[T]:
+        """Every call's result, in the calls' order; each call has a worker to itself.
+
+        A call that fails lets no further one begin, and those under way come to an end; then the error of the first
+        call that failed is raised. What interrupts the waiting itself, Ctrl-C above all, kills the workers for good.
+        """
+        if len(calls) < 2 or len(self) < 2:
+            return [call(self.first) for call in calls]
+        batch = _Batch(self._all)
+        with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix="autofit-worker") as threads:
+            try:
+                futures = [threads.submit(batch.run, call) for call in calls]
+                _wait(futures)
+            except BaseException:
+                batch.stop()
+                self.kill()
+                raise
+        return _results(futures)
+
+
+class _Batch:
+    """The calls of one ``map``: which workers are free, and whether another call may begin."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in workers:
+            self._free.put(worker)
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self, call: Callable[[Worker], T]) -> T:
+        if self._stopped.is_set():
+            raise _NotBegunError
+        worker = self._free.get()
+        try:
+            return call(worker)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._free.put(worker)
+
+
+class _NotBegunError(Exception):
+    """Another call had failed before."""
+
+
+def _wait(futures: Sequence[Future[T]]) -> None:
+    while wait(futures, timeout=LOOK_SECONDS).not_done:
+        pass
+
+
+def _results(futures: Sequence[Future[T]]) -> list[T]:
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, _NotBegunError):
+            raise error
+    return [future.result() for future in futures]
+
+
+def room_for() -> int:
+    """How many workers this machine has cores and memory for: at least one."""
+    if cores() < MOST:
+        return 1
+    return max(1, min(MOST, host_memory().available_bytes // WORKER_BYTES))

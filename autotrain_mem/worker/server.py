@@ -1,0 +1,239 @@
+"""The child process that knows TRL: it reads flags, counts tokens and rehearses, for a parent that imports none of it.
+
+``python -m autotrain_mem.worker.server`` answers one JSON object a line, many times, until its stdin closes.
+CUDA is hidden from it (see ``client``), so the result is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.methods.row_lengths import Hear
+from autotrain_mem.processes import Channel
+from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.worker.scratch_folders import Leftovers
+
+
+def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Flags and YAML keys -> what was given, and TRL's defaults for the knobs."""
+    from autotrain_mem.checks import arguments
+
+    os.environ.update(request["environment"])
+    parsed = arguments.parse(
+        request["method"],
+        request["argv"],
+        request["config"],
+        request["also_known"],
+        request["switches"],
+        request["own"],
+    )
+    return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
+
+
+def accept(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Arguments of a config that a script made -> TRL's defaults for the knobs; refuses what contradicts itself."""
+    from autotrain_mem.checks import arguments
+
+    return {"defaults": arguments.accept(request["method"], request["given"], request["own"]).to_json()}
+
+
+def read_value(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """One flag -> its value by itself."""
+    from autotrain_mem.checks import arguments
+
+    return {"value": arguments.read_value(request["method"], request["name"], request["argv"], request["also_known"])}
+
+
+def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """TRL's own help text."""
+    from autotrain_mem.checks import arguments
+
+    return {"help": arguments.help_text(request["method"])}
+
+
+def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job and a card -> what its model's config says; refuses what cannot go together."""
+    from autotrain_mem.checks.compatibility import check_compatible, why_no_flash_attention
+    from autotrain_mem.checks.model import config_digest, read_config
+    from autotrain_mem.methods.configs import default_targets
+    from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
+    from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+
+    job = Job.from_json(request["job"])
+    config = read_config(job, **request["options"])
+    capability = tuple(request["compute_capability"])
+    check_compatible(job, config, capability)
+    pattern = pattern_of(job, config)
+    return {
+        "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
+        "is_quantized": bool(checkpoint_quantization(config)),
+        "digest": config_digest(job, config),
+        "flash_attention": why_no_flash_attention(job, config, capability),
+        "pattern": None if pattern is None else asdict(pattern),
+        "lora_targets": default_targets(config),
+    }
+
+
+def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> nothing, when it has all that training needs beside a device, weights and data."""
+    from autotrain_mem.checks.compatibility import check_installed
+    from autotrain_mem.methods.configs import on_cpu, undivided
+    from autotrain_mem.methods.interface import method_of
+
+    method, given = method_of(request["job"]["method"]), undivided(request["job"]["arguments"])
+    method.check(method.configs({**on_cpu(given), "report_to": "none"}), to_train=True)
+    check_installed(given)
+    return {}
+
+
+def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> what can be known to go wrong with it, and how many parameters its weights' files hold."""
+    from autotrain_mem.checks.checkpoint import parameters_on_disk
+    from autotrain_mem.checks.model import read_config
+    from autotrain_mem.checks.preflight import make_flight
+    from autotrain_mem.checks.preflight import preflight as look
+
+    job = Job.from_json(request["job"])
+    config = read_config(job, **request["options"])
+    facts = {name: request[name] for name in ("to_train", "on_cpu", "reads_data")}
+    flight = make_flight(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
+    return {
+        "findings": [finding.to_json() for finding in look(flight)],
+        "parameters": parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision")),
+    }
+
+
+def fingerprint(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job -> what its data, its tokenizer and their formatting are known by."""
+    from autotrain_mem.data.fingerprint import fingerprint as fingerprint_dataset
+
+    return {"fingerprint": fingerprint_dataset(Job.from_json(request["job"]), scratch)}
+
+
+def profile(request: dict[str, Any], scratch: str, hear: Hear = lambda counting: None) -> dict[str, Any]:
+    """A job -> how many rows have how many tokens; told on the way how far the counting is."""
+    from autotrain_mem.data.token_lengths import profile as profile_dataset
+
+    return profile_dataset(Job.from_json(request["job"]), scratch, hear).to_json()
+
+
+def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """A job and its knobs -> the trace of a rehearsed run."""
+    from autotrain_mem.checks.model import read_config
+    from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
+
+    job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
+    read_config(job, **request["options"])
+    capability = tuple(request["compute_capability"])
+    gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
+    gc.freeze()  # what is imported stays, and need not be looked at again
+    trace = rehearse_trainer(job, knobs, request["length"], scratch, capability, request["layers"], request["chunks"])
+    return {"trace": trace.to_json()}
+
+
+OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "parse": parse,
+    "accept": accept,
+    "read_value": read_value,
+    "help": help_text,
+    "describe": describe,
+    "check": check,
+    "preflight": preflight,
+    "fingerprint": fingerprint,
+    "profile": profile,
+    "rehearse": rehearse,
+}
+
+
+STEPS = {
+    "parse": "Reading the flags",
+    "accept": "Reading the config",
+    "read_value": "Reading a flag",
+    "help": "Reading TRL's help",
+    "describe": "Reading the model's config",
+    "check": "Checking the job",
+    "preflight": "Checking model, tokenizer and data",
+    "fingerprint": "Looking at the data",
+    "profile": "Counting the tokens of the data",
+    "rehearse": "Rehearsing the trainer",
+}
+"""How an error calls each operation."""
+
+
+def answer(request: dict[str, Any], hear: Hear = lambda counting: None) -> dict[str, Any]:
+    """Do what is asked; whatever goes wrong is an answer too.
+
+    Args:
+        hear: Is told how far an answer is that takes minutes.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
+            if request["operation"] == "profile":
+                return {"ok": profile(request, scratch, hear)}
+            return {"ok": OPERATIONS[request["operation"]](request, scratch)}
+    except AutofitError as error:
+        return {**error.to_json(), "traceback": traceback.format_exc()}
+    except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
+        refused = failure(STEPS[request["operation"]], error, from_python=_from_python(request)).to_json()
+        return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
+
+
+def _from_python(request: Mapping[str, Any]) -> bool:
+    """Whether a script's trainer asks."""
+    return request.get("job", {}).get("handed") is not None
+
+
+def import_ahead() -> None:
+    """What nearly every question needs, while nobody has asked one yet: of two workers only one is asked for flags.
+
+    Whatever is wrong with the installed libraries is told by the first question that needs them.
+    """
+    with contextlib.suppress(Exception):
+        from trl import SFTTrainer  # noqa: F401
+
+        from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
+
+
+_OF_GROUP = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
+    | {"MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+)
+"""What torchrun tells a process of its group
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``)."""
+_OF_GROUP_TOO = ("TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
+"""How the names of the rest begin, and those of MPI (``accelerate/state.py: _prepare_backend``)."""
+
+
+def leave_group() -> None:
+    """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
+    for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_OF_GROUP_TOO)]:
+        del os.environ[name]
+
+
+def main() -> None:
+    """Serve until the parent goes away."""
+    leftovers = Leftovers()
+    channel = Channel(ignore_interrupt=True, heard=leftovers.note, closed=leftovers.remove)
+    leave_group()
+    warnings.filterwarnings("ignore")
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines
+    import torch
+
+    torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
+    import_ahead()
+    while True:
+        channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": counting.to_json()})))
+
+
+if __name__ == "__main__":
+    main()
