@@ -254,8 +254,8 @@ def confirm(
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
     Where they need more than predicted, or far less, the plan moves; its ``experience`` holds every probe. Nothing is
-    probed where nothing measures (``engine.probe.confirm: is_probed``), nor a plan that was confirmed before, nor one that a
-    run goes on with and that nothing has changed since.
+    probed where nothing measures (``engine.probe.confirm: is_probed``), nor a plan that was confirmed before, nor
+    one that a run goes on with and that nothing has changed since.
 
     Args:
         may_move: The settings are a search's, not the user's.

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handed:
-    """A file with the call of a trainer's class, for the process that rehearses it (``rehearsal.python_call.capture``)."""
+    """A file with a call of a trainer, for the process that rehearses it (``rehearsal.python_call.capture``)."""
 
     path: str
     holds_model: bool
