@@ -108,7 +108,7 @@ def compared(case: GpuCase, native: Trace, lens: Trace, smallest_bytes: int = SM
 
 
 def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, tuple[int, int]]:
-    """As ``rehearsal.stage.rehearse_play`` does, but for the device and the lens."""
+    """As ``rehearsal.fake_run.rehearse_play`` does, but for the device and the lens."""
     import torch
 
     from autotrain_mem.rehearsal import fake_run
