@@ -30,6 +30,7 @@ _REASONS = {
     errno.ENOENT: ("its folder is not there or is a file", _THERE),
     errno.ENOTDIR: ("its folder is not there or is a file", _THERE),
     errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
+    errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
 }
 """What the operating system's refusals mean to the user, and what to do about them."""
 

@@ -21,10 +21,9 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.events import event_line as befallen_line
+from autotrain_mem.report.events import event_line
 from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.report.probe import event_line
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
@@ -204,7 +203,7 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
                 progress.advance(event["step"], loss, peak, seconds, reward)
                 loss = reward = None
-            elif line := befallen_line(event):
+            elif line := event_line(event):
                 console.print(Text(line), soft_wrap=True)
 
         yield on_event

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.recipe_files import recipe, recipes
-from autotrain_mem.report.recipes import recipes_view
+from autotrain_mem.report.console import recipes_view
 
 HELP = """\
 usage: autofit recipes [--json]

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.errors import AutofitError
+from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate import estimate_view
@@ -26,6 +27,7 @@ __all__ = [
     "estimate_view",
     "gpus_view",
     "plan_view",
+    "recipes_view",
     "report_view",
 ]
 
@@ -52,6 +54,19 @@ _GPUS_NOTE = f"""\
 Memory is what torch reports, which is less than the size on the box.
 Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
 {_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
+
+
+_RECIPES_NOTE = """\
+autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags win over what a recipe says.
+The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
+
+
+def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
+    """A line for each, by name."""
+    made = table("name", "method", "card", "what it is")
+    for recipe in recipes:
+        add(made, recipe.name, recipe.method, recipe.card, recipe.what)
+    return Block(Group(made, Text(), Text(_RECIPES_NOTE, style=QUIET)))
 
 
 SHORT_RUN_ERROR = 0.02

@@ -1,20 +1,36 @@
-"""What befalls a run while it trains, a line for each."""
+"""Puts into words what a probe measured and what befalls a run while it trains, a line for each event."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.report import formatting
+from autotrain_mem.spec import Estimate, OtherProcess, Plan, Probe
+from autotrain_mem.spec.knobs import Knobs
+from autotrain_mem.units import format_bytes
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Of what may befall a run, and of the longest rows that it starts with; empty for all other events.
+    """Tells of a probe and of what may befall a run, the longest rows that it starts with included.
+
+    An event that needs no line, such as a step, gives an empty text.
 
     >>> event_line({"event": "save_failed", "step": 20, "path": "run/checkpoint-20", "message": "disk full"})
     'checkpoint of step 20 could not be written, training goes on: disk full'
     """
     match event["event"]:
+        case "room":
+            return free_line(event["before_bytes"], event["now_bytes"])
+        case "probing":
+            knobs = Knobs.from_json(event["knobs"])
+            return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a process of their own"
+        case "probe":
+            probe = Probe.from_json(event["probe"])
+            line = probe_line(probe, event["predicted_bytes"], event["budget_bytes"])
+            return "\n".join(filter(None, [line, others_line(probe.others)]))
+        case "replanned":
+            return moved_line(Knobs.from_json(event["before"]), Plan.from_json(event["plan"]))
         case "restart":
             return _restart(event["restart"])
         case "incident":
@@ -41,3 +57,72 @@ def _restart(restart: Mapping[str, Any]) -> str:
     start = f"goes on from step {resumed_at}" if resumed_at else "begins anew"
     change = f" with {restart['change']}" if restart["change"] else ""
     return f"the training process ended after {step} ({restart['cause']}: {restart['why']}); another {start}{change}"
+
+
+def probe_line(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
+    """``probe: 8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
+    return f"probe: {outcome(probe, predicted_bytes, budget_bytes)}"
+
+
+def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
+    """The same without saying what it is of."""
+    rows = f"{formatting.batch(probe.knobs)} {_rows(probe)}"
+    end = "fits" if probe.fits else "does not fit"
+    if probe.required_bytes is None:
+        return f"{rows}: {_refused(probe)}: {end}"
+    needed = "needs" if not probe.refused else "held"
+    figures = f"{needed} {format_bytes(probe.required_bytes)} of {format_bytes(budget_bytes)}"
+    said = [f"{figures}, predicted {format_bytes(predicted_bytes)}", _steps(probe), _refused(probe), _retries(probe)]
+    return f"{rows}: {'; '.join(filter(None, said))}: {end}"
+
+
+def moved_line(before: Knobs, plan: Plan) -> str:
+    """``the plan moves: 2 x 4 rows in place of 4 x 2, predicted with what was measured: 60.1 of 99.8 MiB``."""
+    names = formatting.differing([before, plan.knobs])
+    now, then = formatting.settings(plan.knobs, names), formatting.settings(before, names)
+    return f"the plan moves to {now} (from {then}): {_needs(plan.estimate)}, by what was measured"
+
+
+def others_line(others: Sequence[OtherProcess]) -> str:
+    """``on the card beside this run: python (4242) 1.20 GiB, others 64.0 MiB``; empty where nobody is."""
+    said = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in others)
+    return f"on the card beside this run: {said}" if said else ""
+
+
+def free_line(before_bytes: int, now_bytes: int) -> str:
+    """That somebody came or went since the plan was made."""
+    what = "taken" if now_bytes < before_bytes else "given back"
+    by = f"{format_bytes(abs(now_bytes - before_bytes))} of the card were {what} since the plan was made"
+    return f"{by}: {format_bytes(now_bytes)} are free"
+
+
+def _who(other: OtherProcess) -> str:
+    return f"{other.name or 'process'} ({other.pid})" if other.pid else "others"
+
+
+def _rows(probe: Probe) -> str:
+    knobs = probe.knobs
+    if knobs.completion_length:
+        prompts = f"on prompts of {probe.row_tokens} tokens" if probe.row_tokens else ""
+        return f"completions of {knobs.completion_length} tokens {prompts}".strip()
+    return f"rows of {probe.row_tokens} tokens" if probe.row_tokens else "rows"
+
+
+def _steps(probe: Probe) -> str:
+    return "" if probe.refused else f"2 steps and a save in {formatting.duration(probe.seconds)}"
+
+
+def _refused(probe: Probe) -> str:
+    where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
+    return f"out of memory{where}" if probe.refused else ""
+
+
+def _retries(probe: Probe) -> str:
+    times = 0 if probe.measured is None else probe.measured.num_alloc_retries
+    return (
+        f"the cache was given back {formatting.counted(times, 'time')} to go on" if times and not probe.refused else ""
+    )
+
+
+def _needs(estimate: Estimate) -> str:
+    return formatting.needs(estimate.required_bytes, estimate.budget_bytes)

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.decision import changes, decision, elsewhere, facts, gentler, passed_over, proposed
 from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted, outside_torch, reserved_modes, sum_of
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, table, title
+from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed
 from autotrain_mem.spec import Attempt, Estimate, Owner, Plan
 from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.decision import changes, decision, elsewhere, facts, proposed
-from autotrain_mem.report.layout import QUIET, Block, add, table, title
-from autotrain_mem.spec import Plan
+from autotrain_mem.report.estimate import verdict
+from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.spec import Alternative, DataSummary, Harm, Lever, Plan
+from autotrain_mem.spec.data_summary import PERCENTILES
+from autotrain_mem.spec.job import ONLINE_METHODS, ROW_NOUNS
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.units import format_bytes
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -20,6 +25,192 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [*changes(plan), *proposed(plan), *elsewhere(plan), *_flags(plan)]
     searched = f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}"
     return Block(Group(*parts, Text(), Text(searched, style=QUIET)))
+
+
+def decision(plan: Plan) -> list[RenderableType]:
+    """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
+    changed = formatting.counted(len(plan.levers), "change")
+    loud = [Text(said, style=LOUD) for lever in plan.levers if (said := _loud(lever))]
+    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud]
+
+
+def _loud(lever: Lever) -> str:
+    return formatting.LOUD.get(lever.name, "") if lever.after is True else ""
+
+
+# -- facts ---------------------------------------------------------------------------------------------------------
+
+
+def facts(plan: Plan) -> Table:
+    """A line for each thing to know before the details: harm, speed, batch, data, and what was found wrong."""
+    made = table("", "", show_header=False)
+    add(made, "level", _level(plan))
+    add(made, "speed", _speed(plan))
+    add(made, "batch", _batch(plan))
+    add(made, "data", _data(plan))
+    if share := plan.estimate.vllm_share_bytes:
+        add(made, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
+    for warning in plan.warnings:
+        add(made, Text("warning", style=LOUD), warning)
+    return made
+
+
+def _level(plan: Plan) -> str:
+    """What it means is said once: where something else is trained, a loud line stands above."""
+    loud = any(_loud(lever) for lever in plan.levers)
+    return plan.level if loud else f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"
+
+
+def _speed(plan: Plan) -> Text:
+    time, steps = plan.estimate.time, plan.optimizer_steps
+    said = formatting.speed(time)
+    if not formatting.has_speed(time):
+        return Text(said, style=QUIET)
+    if steps is None or plan.run_seconds is None:
+        return Text(said)
+    return Text(f"{said}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
+
+
+def _batch(plan: Plan) -> str:
+    device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
+    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} x 1 {device}"
+    return f"{parts}  ({_noun(plan)} at once x accumulation x devices)"
+
+
+def _noun(plan: Plan) -> str:
+    return ROW_NOUNS.get(plan.method, "rows")
+
+
+def _data(plan: Plan) -> Text:
+    """How long the rows are, how much of the computing is padding, and what is cut."""
+    if plan.data is None:
+        return Text(_unread(plan))
+    noun = "prompts" if plan.method in ONLINE_METHODS else _noun(plan)
+    lengths = f"{plan.data.rows:,} {noun}: {_percentiles(plan.data)}, max {plan.data.longest} tokens"
+    return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
+
+
+def _unread(plan: Plan) -> str:
+    if plan.method in ONLINE_METHODS:
+        assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
+        return f"{assumed} are assumed: no data were read"
+    lost = "dropped" if plan.method == "reward" else "truncated"
+    return f"not read: how much of it is {lost} is not known"
+
+
+def _percentiles(data: DataSummary) -> str:
+    """``p50 152, p95 277, p99 352, p99.9 1033``."""
+    named = zip(PERCENTILES, data.percentiles, strict=True)
+    return ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
+
+
+def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
+    """What this plan's length and micro-batch make of the rows."""
+    if plan.method in ONLINE_METHODS:
+        return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
+    padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
+    return [Text(padding), _dropped(plan, data) if plan.method == "reward" else _truncated(plan, data)]
+
+
+def _truncated(plan: Plan, data: DataSummary) -> Text:
+    if not data.truncated_rows_fraction:
+        return Text(f"no {_noun(plan).removesuffix('s')} is truncated")
+    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
+    cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
+    said = f"max_length {plan.knobs.max_length} truncates {rows} of {_noun(plan)}, which cuts {tokens} of tokens"
+    return Text(said, style=LOUD if cuts else "")
+
+
+def _dropped(plan: Plan, data: DataSummary) -> Text:
+    """Reward training filters pairs by max_length instead of truncating them."""
+    if not data.truncated_rows_fraction:
+        return Text("no pair is dropped")
+    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
+    longer = f"those with a side longer than {plan.knobs.max_length}"
+    return Text(f"drops {rows} of pairs, with {tokens} of tokens: {longer}", style=LOUD)
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+def changes(plan: Plan) -> list[RenderableType]:
+    """What differs from what was asked for, and why; nothing where nothing does."""
+    if not plan.levers:
+        return []
+    lines = [Block(line, 2) for lever in sorted(plan.levers, key=lambda each: each.harm) for line in _lines(lever)]
+    return [Text(), title("changed, least harm first"), *lines]
+
+
+def _lines(lever: Lever) -> list[RenderableType]:
+    moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
+    style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
+    lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style))]
+    if loud := _loud(lever):
+        lines.append(Block(Text(loud, style=style), 2))
+    return [*lines, Block(Text(lever.why), 2)]
+
+
+def proposed(plan: Plan) -> list[RenderableType]:
+    """What would pay and is the user's to say."""
+    if not plan.proposals:
+        return []
+    lines = [
+        Block(line, 2) for each in plan.proposals for line in (Text(each.flags, style="bold"), _indented(each.why))
+    ]
+    return [Text(), title("would pay, and changes the batches: yours to say"), *lines]
+
+
+def _indented(text: str) -> RenderableType:
+    return Block(Text(text), 2)
+
+
+def elsewhere(plan: Plan) -> list[RenderableType]:
+    """What the levels around have to offer, on this card or on another."""
+    if not plan.alternatives:
+        return []
+    made = table("level", "needs", "", right=(1,))
+    for each in plan.alternatives:
+        fits = Text(_offer(each, plan)) if each.fits else Text.assemble(("does not fit", BAD), _where(each))
+        add(made, each.level, format_bytes(each.required_bytes), fits)
+    budget = format_bytes(plan.estimate.budget_bytes)
+    notes = [Block(hanging(f"{said}"), 2) for each in gentler(plan) if (said := passed_over(each))]
+    return [Text(), title(f"other levels of harm, against a budget of {budget}"), Block(made, 2), *notes]
+
+
+def _offer(each: Alternative, plan: Plan) -> str:
+    """``fits, 1.1 x the speed: 8 x 1, adamw_8bit, activations on host``; the settings are those that are not TRL's."""
+    speed = "" if each.ratio is None else f", {_times(each.ratio)} the speed"
+    return f"fits{speed}: {formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
+
+
+def _times(ratio: float) -> str:
+    """``0.8 x``; with a second digit where one would read as nothing."""
+    return f"{ratio:.1f} x" if ratio >= 0.095 else f"{ratio:.2f} x"
+
+
+def _where(each: Alternative) -> str:
+    *others, last = each.would_fit or ("",)
+    return f"; would on {' or '.join(filter(None, [', '.join(others), last]))}" if last else ""
+
+
+def gentler(plan: Plan) -> list[Alternative]:
+    """The alternatives of less harm than the plan, least harm first."""
+    order = list(formatting.LEVELS)
+    if plan.level not in order:
+        return []
+    before = order[: order.index(plan.level)]
+    return [each for each in plan.alternatives if each.level in before]
+
+
+def passed_over(each: Alternative) -> str:
+    """Why a level of less harm was not taken though it fits, and how to have it all the same; empty where it does not.
+
+    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``.
+    """
+    if not each.fits or not each.ratio:
+        return ""
+    slower = 1 / each.ratio
+    return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
 
 
 def _settings_table(plan: Plan) -> Table:

@@ -12,28 +12,15 @@ from typing import Any
 from rich.text import Text
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import replace_file
+from autotrain_mem.files import refusal, replace_file
 from autotrain_mem.spec import Estimate
 from autotrain_mem.units import format_bytes
 
 _PROTOCOL = 4
 """The page reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""
 
-_FULL = "Free some space, or give --snapshot a file on another disk."
-_FORBIDDEN = "Give --snapshot a file in a folder that you may write to."
-_REASONS = {
-    errno.ENOSPC: ("the disk is full", _FULL),
-    errno.EDQUOT: ("the disk quota is used up", _FULL),
-    errno.EFBIG: ("it is larger than the largest file allowed", "Raise the limit that ulimit -f shows."),
-    errno.EACCES: ("writing there is not permitted", _FORBIDDEN),
-    errno.EPERM: ("writing there is not permitted", _FORBIDDEN),
-    errno.EROFS: ("the disk is read-only", _FORBIDDEN),
-    errno.ENOENT: ("its folder is not there", "Make the folder first, or give --snapshot a file in one that is there."),
-    errno.ENOTDIR: ("its folder is a file", "Give --snapshot a file in a folder."),
-    errno.EISDIR: ("it is a folder", "Give --snapshot a file, such as --snapshot run.pickle."),
-    errno.ENAMETOOLONG: ("its name is too long", "Give --snapshot a shorter name."),
-}
-"""What the operating system's refusals mean to the user, and what to do about them."""
+_PLACE = "--snapshot a file"
+"""The flag that says where it goes, with what it takes."""
 
 
 def check_snapshot(path: Path) -> None:
@@ -53,7 +40,7 @@ def check_snapshot(path: Path) -> None:
         if target.exists() and not target.is_file():
             raise OutputFolderError(f"Cannot write {path}: it is no file.", hint="Give --snapshot the name of a file.")
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path, error, _PLACE) from error
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
@@ -66,7 +53,7 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     try:
         replace_file(path.resolve(), pickle.dumps(snapshot, _PROTOCOL))
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path, error, _PLACE) from error
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
@@ -85,9 +72,3 @@ def _outside(estimate: Estimate) -> str:
     vllm = estimate.vllm_share_bytes
     share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
     return f"{format_bytes(estimate.outside_bytes)}{share}"
-
-
-def _refusal(path: Path, error: OSError) -> OutputFolderError:
-    unforeseen = (error.strerror or str(error), "Give --snapshot another file.")
-    reason, hint = _REASONS.get(error.errno or 0, unforeseen)
-    return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint)

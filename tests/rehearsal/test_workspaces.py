@@ -192,7 +192,7 @@ def test_a_mask_is_counted_as_int64() -> None:
 
 
 def test_no_card_of_the_catalog_has_more_multiprocessors_than_its_capability_is_taken_to_have() -> None:
-    cards = [card for card in catalog._CARDS if card.compute_capability is not None]
+    cards = [card for card in catalog._cards() if card.compute_capability is not None]
     assert all(card.multiprocessors <= MULTIPROCESSORS[card.compute_capability] for card in cards)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from report_examples import CHOSEN, PLAN
 
-from autotrain_mem.report.probe import event_line, free_line, others_line, probe_line
+from autotrain_mem.report.events import event_line, free_line, others_line, probe_line
 from autotrain_mem.spec import OtherProcess, Phase, Probe
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.machine.measure import STEADY_BYTES
-from autotrain_mem.report.probe import outcome
+from autotrain_mem.report.events import outcome
 from autotrain_mem.spec import Estimate, Experience, Hardware, Job, Plan, Probe
 from autotrain_mem.units import format_bytes
 
