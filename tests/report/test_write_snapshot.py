@@ -54,9 +54,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("folder", "it is a folder"),
+        ("folder", "a folder of that name is in the way"),
         ("missing/run.pickle", "its folder is not there"),
-        ("file/run.pickle", "its folder is a file"),
+        ("file/run.pickle", "its folder is not there or is a file"),
         ("fifo", "it is no file"),
         ("x" * 300, "its name is too long"),
     ],
