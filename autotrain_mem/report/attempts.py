@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, columned, hanging, title
 from autotrain_mem.spec import Attempt, Knobs, Plan
 
 _ROWS = "per_device_train_batch_size"
@@ -19,6 +19,8 @@ _SEGMENTS = "expandable_segments"
 _LAYERS = "rehearsed_layers"
 
 CHOSEN = ">"
+
+_Numbered = tuple[int, Attempt]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,21 +43,27 @@ def attempts_view(plan: Plan) -> RenderableType:
     """One line for each point that the search rehearsed, with what it has that the first had not."""
     if not plan.attempts:
         return Text("nothing else was tried")
-    first, marks, scale = plan.attempts[0].knobs, _marks(plan), _scale(plan)
-    speeds = any(attempt.tokens_per_second for attempt in plan.attempts)
-    made = table("", "batch", "settings", "needs", "tokens/s" if speeds else "fits", right=(0, 3, 4))
-    digits = len(str(len(plan.attempts)))
-    for number, attempt in enumerate(plan.attempts):
-        chosen = number == _chosen(plan)
-        batch = " ".join(filter(None, [formatting.batch(attempt.knobs), "".join(_signs(marks, attempt))]))
-        needed = scale.write(scale.steps(attempt.required_bytes))
-        name = Text(f"{CHOSEN if chosen else ''}{number + 1:>{digits}}", style=GOOD if chosen else "")
-        settings = formatting.difference(attempt.knobs, first)
-        outcome = _outcome(attempt, speeds=speeds)
-        add(made, name, batch, settings, needed, outcome, style="bold" if chosen else "")
+    marks, scale = _marks(plan), _scale(plan)
+    made = columned(list(enumerate(plan.attempts)), _columns(plan, marks, scale), lambda row: row[0] == _chosen(plan))
     budget = scale.write(scale.steps(plan.estimate.budget_bytes))
     heading = f"tried; needs are in {scale.unit}, the budget is {budget}"
     return Block(Group(title(heading), Block(made), *_legend(plan, marks)))
+
+
+def _columns(plan: Plan, marks: list[_Mark], scale: Scale) -> list[Column[_Numbered]]:
+    first, chosen = plan.attempts[0].knobs, _chosen(plan)
+    speeds = any(attempt.tokens_per_second for attempt in plan.attempts)
+    return [
+        Column("", lambda row: _number(row[0], len(plan.attempts), chosen=row[0] == chosen), right=True),
+        Column("batch", lambda row: f"{formatting.batch(row[1].knobs)} {_signs(marks, row[1])}".rstrip()),
+        Column("settings", lambda row: formatting.difference(row[1].knobs, first)),
+        Column("needs", lambda row: scale.write(scale.steps(row[1].required_bytes)), right=True),
+        Column("tokens/s" if speeds else "fits", lambda row: _outcome(row[1], speeds=speeds), right=True),
+    ]
+
+
+def _number(index: int, count: int, *, chosen: bool) -> Text:
+    return Text(f"{CHOSEN if chosen else ''}{index + 1:>{len(str(count))}}", style=GOOD if chosen else "")
 
 
 def _scale(plan: Plan) -> Scale:
@@ -67,8 +75,8 @@ def _chosen(plan: Plan) -> int | None:
     return max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
 
 
-def _signs(marks: Iterable[_Mark], attempt: Attempt) -> list[str]:
-    return [mark.sign for mark in marks if mark.on(attempt)]
+def _signs(marks: Iterable[_Mark], attempt: Attempt) -> str:
+    return "".join(mark.sign for mark in marks if mark.on(attempt))
 
 
 def _outcome(attempt: Attempt, *, speeds: bool) -> Text:

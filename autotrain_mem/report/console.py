@@ -12,7 +12,7 @@ from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, table
+from autotrain_mem.report.layout import BAD, QUIET, Block, Column, add, columned, hanging, table
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Hardware, Report
@@ -34,20 +34,22 @@ __all__ = [
 _UNKNOWN = "-"
 
 
+_GPU_COLUMNS: tuple[Column[Hardware], ...] = (
+    Column("name", lambda card: card.name),
+    Column("memory", lambda card: format_bytes(card.total_bytes), right=True),
+    Column("bandwidth GB/s", lambda card: _scaled(card.bandwidth_bytes_per_second, 1e9, 0), right=True),
+    Column("bf16 TFLOP/s", lambda card: _scaled(card.bf16_flops_per_second, 1e12, 1), right=True),
+    Column("compute capability", lambda card: ".".join(map(str, card.compute_capability or _UNKNOWN)), right=True),
+)
+
+
 def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
     """The cards that a plan can be made for."""
-    made = table("name", "memory", "bandwidth GB/s", "bf16 TFLOP/s", "compute capability", right=(1, 2, 3, 4))
-    for card in cards:
-        bandwidth, flops = card.bandwidth_bytes_per_second, card.bf16_flops_per_second
-        add(
-            made,
-            card.name,
-            format_bytes(card.total_bytes),
-            _UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.0f}",
-            _UNKNOWN if flops is None else f"{flops / 1e12:.1f}",
-            _UNKNOWN if card.compute_capability is None else ".".join(map(str, card.compute_capability)),
-        )
-    return Block(Group(made, Text(), Text(_GPUS_NOTE, style=QUIET)))
+    return Block(Group(columned(cards, _GPU_COLUMNS), Text(), Text(_GPUS_NOTE, style=QUIET)))
+
+
+def _scaled(rate: float | None, unit: float, digits: int) -> str:
+    return _UNKNOWN if rate is None else f"{rate / unit:.{digits}f}"
 
 
 _GPUS_NOTE = f"""\
@@ -61,12 +63,17 @@ autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags wi
 The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
 
 
+_RECIPE_COLUMNS: tuple[Column[Recipe], ...] = (
+    Column("name", lambda recipe: recipe.name),
+    Column("method", lambda recipe: recipe.method),
+    Column("card", lambda recipe: recipe.card),
+    Column("what it is", lambda recipe: recipe.what),
+)
+
+
 def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
     """A line for each, by name."""
-    made = table("name", "method", "card", "what it is")
-    for recipe in recipes:
-        add(made, recipe.name, recipe.method, recipe.card, recipe.what)
-    return Block(Group(made, Text(), Text(_RECIPES_NOTE, style=QUIET)))
+    return Block(Group(columned(recipes, _RECIPE_COLUMNS), Text(), Text(_RECIPES_NOTE, style=QUIET)))
 
 
 SHORT_RUN_ERROR = 0.02

@@ -6,12 +6,17 @@ User text never passes through rich's markup, since a path or a message may hold
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+Row = TypeVar("Row")
 
 GOOD = "green"
 BAD = "red"
@@ -65,6 +70,30 @@ def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True)
 def add(made: Table, *cells: str | RenderableType, style: str = "") -> None:
     """Add a row of plain text or renderables."""
     made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One column of a table whose rows are nouns: adding a column is adding one of these."""
+
+    heading: str
+    cell: Callable[[Row], str | RenderableType]
+    right: bool = False
+    """Whether it holds numbers."""
+
+
+def columned(rows: Iterable[Row], columns: Sequence[Column[Row]], bold: Callable[[Row], bool] | None = None) -> Table:
+    """A table with a line for each noun.
+
+    Args:
+        bold: The rows that are to stand out.
+    """
+    right = tuple(index for index, column in enumerate(columns) if column.right)
+    made = table(*(column.heading for column in columns), right=right)
+    for row in rows:
+        style = "bold" if bold is not None and bold(row) else ""
+        add(made, *(column.cell(row) for column in columns), style=style)
+    return made
 
 
 def title(text: str) -> Text:
