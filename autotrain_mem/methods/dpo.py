@@ -84,7 +84,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 @contextmanager
-def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Let autograd see a view as it sees one of real tensors.
 
     TRL's DPO writes into its log-probabilities, which are a view (1.16 no longer does). Backward, such a write goes by

@@ -14,7 +14,7 @@ from autotrain_mem.methods.online import (
     rehearsal_changes,
     row_lengths,
     rows_editor,
-    stage_directions,
+    training_patches,
     worst_rows,
 )
 
@@ -29,7 +29,7 @@ __all__ = [
     "rehearsal_changes",
     "row_lengths",
     "rows_editor",
-    "stage_directions",
+    "training_patches",
     "worst_rows",
 ]
 

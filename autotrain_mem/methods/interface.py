@@ -49,7 +49,7 @@ class Method(Protocol):
     def rows_editor(self, filled: Configs) -> EditRows:
         """What makes the worst micro-batch of the rows that the sampler drew."""
 
-    def stage_directions(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
+    def training_patches(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
         """What a rehearsal of this trainer must arrange while it trains."""
 
     def check(self, filled: Configs, *, to_train: bool) -> None:

@@ -84,7 +84,7 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 
 @contextmanager
-def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Make every optimizer step of a rehearsal begin with a generation.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:

@@ -46,7 +46,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """The whole rollout, since it is generated at once, and one epoch over it (see :func:`stage_directions`)."""
+    """The whole rollout, since it is generated at once, and one epoch over it (see :func:`training_patches`)."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -98,7 +98,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 @contextmanager
-def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Train on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
 
     The rollout itself keeps its size, which the trainer gave to its dataloader when it was built

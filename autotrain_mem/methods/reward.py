@@ -65,7 +65,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_rejected
 
 
-def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
     """Nothing to arrange: the trainer's data are all there is."""
     return nullcontext()
 

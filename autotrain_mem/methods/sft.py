@@ -65,7 +65,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
-def stage_directions(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
     """Nothing to arrange: the trainer's data are all there is."""
     return nullcontext()
 

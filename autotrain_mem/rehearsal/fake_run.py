@@ -1,4 +1,4 @@
-"""The stage on which a trainer rehearses: fake tensors below, the recorder above, CUDA's habits in between."""
+"""Runs a trainer on fake tensors, or on real ones under a simulated card, and records what CUDA would allocate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import import_utils
 
-from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
-from autotrain_mem.rehearsal.cuda.rules import cuda_lens, not_imitated
+from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
@@ -50,22 +49,24 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Play:
+class TrainerSpec:
     """A trainer and how it is to be driven: the same for a rehearsal and for a real run that is compared with it."""
 
     build: Callable[[], Any]
     """Makes the trainer."""
     edit_rows: EditRows = list
     """Makes the worst micro-batch of the rows that the sampler drew."""
-    directions: Callable[[Any], AbstractContextManager[None]] = nullcontext
-    """What must be arranged for the trainer while it trains."""
+    patches: Callable[[Any], AbstractContextManager[None]] = nullcontext
+    """What must be arranged for the trainer while it trains, with the trainer built."""
     passes: int = 1
     """How often a training step goes over its rows, each time with an optimizer step; a rehearsal does so once."""
     micro_steps_per_generation: int = 0
     """How many micro-steps train on what is generated at once, of which a rehearsal runs a few."""
 
 
-def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()) -> Trace:
+def rehearse_trainer(
+    spec: TrainerSpec, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()
+) -> Trace:
     """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
 
     Args:
@@ -74,19 +75,20 @@ def rehearse_play(play: Play, compute_capability: tuple[int, int] = (8, 0), not_
     with fake_tensors() as mode, without_weights():
         values = KnownValues(mode)
         recorder = Recorder(values.run, workspace=workspaces(compute_capability))
-        with (
-            cuda_lens(recorder, compute_capability),
-            liger_stand_ins(),
-            generation_by_its_ends(recorder),
-            vllm_stand_in(),
-        ):
-            trainer = play.build()
-            trainer.data_collator = _host_collator(trainer.data_collator, play.edit_rows, values.arrive, recorder)
-            with play.directions(trainer):
-                _train(trainer, recorder)
+        with cuda_semantics(recorder, compute_capability), vllm_stand_in():
+            train_on_fakes(spec, recorder, values)
     trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
-    work = replace(trace.work, passes=play.passes, micro_steps_per_generation=play.micro_steps_per_generation)
+    work = replace(trace.work, passes=spec.passes, micro_steps_per_generation=spec.micro_steps_per_generation)
     return replace(trace, work=work)
+
+
+def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> None:
+    """Build the trainer and train it under a fake mode and under the rules of CUDA."""
+    with generation_by_its_ends(recorder):
+        trainer = spec.build()
+        trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows, values.arrive, recorder)
+        with spec.patches(trainer):
+            _train(trainer, recorder)
 
 
 class Watch:
@@ -107,13 +109,13 @@ class Watch:
         return self.recorder.phase
 
     @contextmanager
-    def curtain(self) -> Iterator[None]:
+    def cuda_semantics(self) -> Iterator[None]:
         """Inside, a trainer may be built and trained."""
-        with cuda_lens(self.recorder, self._compute_capability):
+        with cuda_semantics(self.recorder, self._compute_capability, "real cpu"):
             yield
 
     def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:
-        """``trainer.train(**options)``, watched; call it inside the curtain.
+        """``trainer.train(**options)``, watched; call it inside :meth:`cuda_semantics`.
 
         Args:
             edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.

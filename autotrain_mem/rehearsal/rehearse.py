@@ -1,4 +1,4 @@
-"""One rehearsal, from a job and its knobs to a trace: the method's trainer, on its worst batch, on the stage."""
+"""Rehearses one configuration, from a job and its knobs to a trace: the method's trainer, on its worst batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.cuda.bitsandbytes import EIGHT_BIT_NOT_COUNTED, FOUR_BIT_NOT_COUNTED
 from autotrain_mem.rehearsal.cuda.host_offload import NOT_COUNTED as OFFLOADING_NOT_COUNTED
-from autotrain_mem.rehearsal.fake_run import Play, rehearse_play
-from autotrain_mem.rehearsal.model.fewer_chunks import with_chunks
-from autotrain_mem.rehearsal.model.truncated_depth import with_layers
+from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
+from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.spec import Job, Knobs, Trace
 
@@ -39,13 +38,13 @@ def rehearse(
         chunks: Of a loss that goes over the tokens in many; None for all that it has.
     """
     with with_layers(job.model, layers), with_chunks(chunks) as cut:
-        play = make_play(job, knobs, length, output_dir, layers)
-        trace = rehearse_play(play, compute_capability, (*not_counted(job, knobs), *left_out(job)))
+        spec = trainer_spec(job, knobs, length, output_dir, layers)
+        trace = rehearse_trainer(spec, compute_capability, (*not_counted(job, knobs), *left_out(job)))
     return replace(trace, loss_chunks=tuple(sorted({*cut})))
 
 
-def make_play(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> Play:
-    """Everything that the stage needs; the same play can be given with real weights, for comparison.
+def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
+    """How the job's trainer is built and driven; a real run that is compared with it is driven the same way.
 
     Args:
         layers: Of models that a script hands over as objects; None for all that they have.
@@ -62,10 +61,10 @@ def make_play(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int 
             return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
         return finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
 
-    return Play(
+    return TrainerSpec(
         build=build,
         edit_rows=method.rows_editor(filled),
-        directions=lambda trainer: method.stage_directions(trainer, filled, knobs),
+        patches=lambda trainer: method.training_patches(trainer, filled, knobs),
         passes=_passes(job, filled),
         micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
     )

@@ -17,7 +17,7 @@ ASSUMED_CAPABILITY = (8, 0)
 
 _SAME_KERNELS = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
 """Capabilities whose cards take the same kernels with the same buffers, as far as a rehearsal imitates them
-(``rehearsal.lens``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
+(``rehearsal.cuda``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
 over rows: the larger card stands for both, as more blocks take more memory. Of Qwen2.5-0.5B, Qwen2.5-7B and
 Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by a byte."""
 

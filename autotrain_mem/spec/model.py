@@ -44,6 +44,13 @@ LAYERS_HELD_BACK = 5
 (``trl/models/activation_offloading.py: OffloadActivations``, max_fwd_stash_size)."""
 
 
+FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 5
+"""Chunks of a loss to rehearse in the place of all: a first one, a last one, and one or three of those between."""
+
+FEWEST_LOSS_CHUNKS = 12
+"""A loss with fewer chunks is rehearsed whole: two rehearsals would take longer than one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPattern:
     """How the layers of a model repeat."""

@@ -98,8 +98,7 @@ def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> what can be known to go wrong with it, and how many parameters its weights' files hold."""
-    from autotrain_mem.checks.checkpoint import parameters_on_disk
-    from autotrain_mem.checks.model import read_config
+    from autotrain_mem.checks.model import parameters_on_disk, read_config
     from autotrain_mem.checks.preflight import make_flight
     from autotrain_mem.checks.preflight import preflight as look
 

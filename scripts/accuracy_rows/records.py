@@ -98,8 +98,8 @@ def _beside(measured_bytes: int, predicted_bytes: int) -> str:
 
 def _print_differences(record: Record, folder: Path, worker: api.Worker, model: Path) -> None:
     case = record.case
-    lens = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
-    rehearsed = births_of_trace(lens, apart(case), SMALLEST_BYTES)
+    trace = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
+    rehearsed = births_of_trace(trace, apart(case), SMALLEST_BYTES)
     recorded = births_of_history(record.history, apart(case), SMALLEST_BYTES)
     _print_side_by_side(("recorded", "rehearsed"), recorded, rehearsed)
     path = native_path(folder, case.name)

@@ -29,7 +29,7 @@ class Card(Protocol):
     def open(self) -> None:
         """Begin the history. Nothing is on the device yet."""
 
-    def curtain(self) -> AbstractContextManager[None]:
+    def cuda_semantics(self) -> AbstractContextManager[None]:
         """Inside, the trainer is built and trains."""
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:
@@ -63,7 +63,7 @@ class CudaCard:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python")
         self._marks = Marks(getattr(torch.cuda.memory, "_set_memory_metadata", lambda label: None))
 
-    def curtain(self) -> AbstractContextManager[None]:
+    def cuda_semantics(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:
@@ -203,8 +203,8 @@ class DryCard:
     def open(self) -> None: ...
 
     @contextmanager
-    def curtain(self) -> Iterator[None]:
-        with self._watch.curtain():
+    def cuda_semantics(self) -> Iterator[None]:
+        with self._watch.cuda_semantics():
             yield
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:

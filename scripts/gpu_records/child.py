@@ -59,12 +59,12 @@ def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
     torch.manual_seed(SEED)
     started = time.perf_counter()
     card.open()
-    play = real_play(case, model, scratch, on_host=card.on_host)
-    with card.curtain(), completions_as_rehearsed():
-        trainer = play.build()
+    spec = real_trainer_spec(case, model, scratch, on_host=card.on_host)
+    with card.cuda_semantics(), completions_as_rehearsed():
+        trainer = spec.build()
         loaded, built = card.levels(), time.perf_counter()
-        with play.directions(trainer):
-            card.train(trainer, play.edit_rows)
+        with spec.patches(trainer):
+            card.train(trainer, spec.edit_rows)
         trained, ended = card.levels(), time.perf_counter()
     return Record(
         case=case,
@@ -83,10 +83,10 @@ def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
     )
 
 
-def real_play(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
+def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
     """The play of a rehearsal, whose trainer may use the card: the same configs, the same worst batch.
 
-    ``make_play`` keeps a rehearsal on the CPU by one argument, which is taken back here.
+    ``trainer_spec`` keeps a rehearsal on the CPU by one argument, which is taken back here.
 
     Args:
         others: Laid over the trainer's arguments.
@@ -100,7 +100,7 @@ def real_play(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **othe
         return {**arguments, **({} if on_host else {"use_cpu": False}), **others}
 
     with patch.object(rehearse, "rehearsal_arguments", on_card):
-        return rehearse.make_play(case.job(model), case.knobs, case.length, scratch)
+        return rehearse.trainer_spec(case.job(model), case.knobs, case.length, scratch)
 
 
 @contextlib.contextmanager

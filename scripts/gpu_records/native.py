@@ -1,8 +1,8 @@
-"""The rehearsal without the lens: on fake cuda tensors, where torch itself takes CUDA's paths. Needs a GPU.
+"""Rehearses on fake cuda tensors, where torch itself takes CUDA's paths. Needs a GPU.
 
 ``python -m gpu_records.native REQUEST.json`` rehearses one case so and writes its trace. Where its allocations differ
-from those of the usual rehearsal (fake cpu tensors under the lens), the lens lacks a rule. What kernels allocate within
-one operator no fake tensor shows; a recorded run does, with which both can be compared too.
+from those of the usual rehearsal (fake cpu tensors under the rules of CUDA), a rule is missing. What kernels allocate
+within one operator no fake tensor shows; a recorded run does, with which both can be compared too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest.mock import patch
 from autotrain_mem.spec import Trace
 from autotrain_mem.spec.job import ONLINE_METHODS
 from gpu_records.cases import GpuCase
-from gpu_records.child import import_all, real_play
+from gpu_records.child import import_all, real_trainer_spec
 from gpu_records.sequences import births_of_trace, differences, summary
 
 SMALLEST_BYTES = 1 << 20
@@ -60,7 +60,7 @@ def apart(case: GpuCase) -> tuple[str, ...]:
 def compare_all(
     cases: Iterable[GpuCase], out: Path, models: Path, packages: Path | None, budget_seconds: float
 ) -> bool:
-    """Rehearse cases natively and with the lens, and print where the two differ; returns whether all could be."""
+    """Rehearse cases natively and as usual, and print where the two differ; returns whether all could be."""
     from autotrain_mem.errors import AutofitError
     from autotrain_mem.worker.client import Worker
     from gpu_records.models import model_folder
@@ -73,7 +73,7 @@ def compare_all(
         for case in cases:
             path = native_path(out, case.name)
             left_seconds = budget_seconds - (time.monotonic() - began)
-            print(f"\n{case.name}: fake cuda tensors against fake cpu tensors under the lens")
+            print(f"\n{case.name}: fake cuda tensors against fake cpu tensors")
             if not path.is_file():
                 running = start(case)
                 error = running.go(max(left_seconds, 1.0))
@@ -86,49 +86,43 @@ def compare_all(
             capability = tuple(content["compute_capability"])
             job = case.job(model_folder(models, case.model))
             try:
-                lens = worker.rehearse(job, case.knobs, case.length, capability)
+                usual = worker.rehearse(job, case.knobs, case.length, capability)
             except AutofitError as error:
                 print(f"the usual rehearsal failed: {error}")
                 done = False
                 continue
-            for line in compared(case, Trace.from_json(content["trace"]), lens):
+            for line in compared(case, Trace.from_json(content["trace"]), usual):
                 print(line)
     return done
 
 
-def compared(case: GpuCase, native: Trace, lens: Trace, smallest_bytes: int = SMALLEST_BYTES) -> list[str]:
+def compared(case: GpuCase, native: Trace, usual: Trace, smallest_bytes: int = SMALLEST_BYTES) -> list[str]:
     """What only one of the two rehearsals allocates."""
-    first, second = (births_of_trace(trace, apart(case), smallest_bytes) for trace in (native, lens))
+    first, second = (births_of_trace(trace, apart(case), smallest_bytes) for trace in (native, usual))
     found = differences(first, second)
     counts = f"{len(first)} and {len(second)} allocations of at least {smallest_bytes:,} bytes"
-    return [f"{counts}, {len(found)} differences", *summary(found, ("native", "lens"))]
+    return [f"{counts}, {len(found)} differences", *summary(found, ("native", "usual"))]
 
 
 # -- the rehearsal ---------------------------------------------------------------------------------------------------
 
 
 def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, tuple[int, int]]:
-    """As ``rehearsal.fake_run.rehearse_play`` does, but for the device and the lens."""
+    """As ``rehearsal.fake_run.rehearse_trainer`` does, but for the device and the rules that it needs."""
     import torch
 
     from autotrain_mem.rehearsal import fake_run
-    from autotrain_mem.rehearsal.cuda.empty_cache import follow_empty_cache
-    from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
+    from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
     from autotrain_mem.rehearsal.cuda.workspaces import workspaces
-    from autotrain_mem.rehearsal.generation import generation_by_its_ends
     from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
     capability = torch.cuda.get_device_capability(0)
-    play = real_play(case, model, scratch, on_host=False, dataloader_pin_memory=False)
+    spec = real_trainer_spec(case, model, scratch, on_host=False, dataloader_pin_memory=False)
     with fake_run.fake_tensors() as mode, without_weights(), _models_on_cuda():
         values = _values_on_host(mode)
         recorder = _recorder_of_cuda(values.run, workspaces(capability))
-        with liger_stand_ins(), generation_by_its_ends(recorder), follow_empty_cache(recorder):
-            trainer = play.build()
-            collate = trainer.data_collator
-            trainer.data_collator = fake_run._host_collator(collate, play.edit_rows, values.arrive, recorder)
-            with play.directions(trainer):
-                fake_run._train(trainer, recorder)
+        with cuda_semantics(recorder, capability, "fake cuda"):
+            fake_run.train_on_fakes(spec, recorder, values)
     return recorder.trace(), capability
 
 

@@ -64,7 +64,7 @@ class HollowCard(CudaCard):
         self._marks = Marks(torch.cuda.memory._set_memory_metadata)
 
     @contextmanager
-    def curtain(self) -> Iterator[None]:
+    def cuda_semantics(self) -> Iterator[None]:
         """Values of the host are known inside."""
         from hollow_cuda.values import HostValues
 

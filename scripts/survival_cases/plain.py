@@ -78,7 +78,7 @@ def main() -> None:
     _empty_cache_as_with_cuda(watch)
     diary = Diary(gpu, asked["started"])
     error = ""
-    with watch.curtain():
+    with watch.cuda_semantics():
         try:
             trainer = _trainer(asked)
             _watchable_again(trainer)

@@ -17,7 +17,7 @@ from trl.trainer import grpo_trainer, rloo_trainer
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.rehearsal.generation import end_of_sequence
-from autotrain_mem.rehearsal.rehearse import make_play, rehearse
+from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
 from autotrain_mem.spec.job import ONLINE_METHODS
 
@@ -80,13 +80,13 @@ def rehearsed(one: Case, output_dir: pathlib.Path) -> Trace:
 
 def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
     """The same play with the model's own weights, on true tensors; returns the trainer too."""
-    play = make_play(one.job, one.knobs, one.length, str(output_dir))
+    spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
     torch.manual_seed(0)
     watch = Watch()
-    with watch.curtain(), _ends_as_rehearsed(), _unshuffled():
-        trainer = play.build()
-        with play.directions(trainer):
-            watch.train(trainer, edit_rows=play.edit_rows)
+    with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
+        trainer = spec.build()
+        with spec.patches(trainer):
+            watch.train(trainer, edit_rows=spec.edit_rows)
     return watch.recorder.trace(), trainer
 
 

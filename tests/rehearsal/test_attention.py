@@ -1,4 +1,4 @@
-"""Attention under the lens: CUDA's choice, CUDA's bytes, the CPU's values; fake and real tensors alike."""
+"""Attention under the rules: CUDA's choice, CUDA's bytes, the CPU's values; fake and real tensors alike."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from autotrain_mem.rehearsal.cuda import autocast as lens
+from autotrain_mem.rehearsal.cuda import autocast as rules
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 
@@ -130,21 +130,21 @@ def run(op: Op, dtype: torch.dtype, tensors: Callable[[], Any], autocast: Callab
 
 def test_the_lists_here_are_the_installed_torchs() -> None:
     lists = [
-        lens.LOWER_PRECISION,
-        lens.FLOAT32,
-        lens.FLOAT32_BY_DTYPE,
-        frozenset(lens.FLOAT32_BY_OVERLOAD),
-        lens.WIDEST,
+        rules.LOWER_PRECISION,
+        rules.FLOAT32,
+        rules.FLOAT32_BY_DTYPE,
+        frozenset(rules.FLOAT32_BY_OVERLOAD),
+        rules.WIDEST,
     ]
-    named = frozenset({lens.REFUSED}).union(*lists)
+    named = frozenset({rules.REFUSED}).union(*lists)
     assert len(named) == 1 + sum(len(names) for names in lists), "an operator has one policy"
-    assert named == lens._registered("AutocastCUDA") - {"cudnn_convolution", "cudnn_convolution_transpose"}
+    assert named == rules._registered("AutocastCUDA") - {"cudnn_convolution", "cudnn_convolution_transpose"}
 
 
 def test_every_operator_that_cuda_casts_is_cast() -> None:
     with cuda_autocast():
-        cast = lens._registered("AutocastCPU")
-    assert not {name for name in lens._registered("AutocastCUDA") - cast if not name.startswith("cudnn_")}
+        cast = rules._registered("AutocastCPU")
+    assert not {name for name in rules._registered("AutocastCUDA") - cast if not name.startswith("cudnn_")}
 
 
 @TENSORS
@@ -276,11 +276,11 @@ def test_without_autocast_nothing_is_cast(autocast: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_cpus_policy_is_given_back(raises: bool) -> None:
-    before = lens._registered("AutocastCPU")
+    before = rules._registered("AutocastCPU")
     with pytest.raises(ZeroDivisionError) if raises else nullcontext(), cuda_autocast():
         if raises:
             raise ZeroDivisionError
-    assert lens._registered("AutocastCPU") == before
+    assert rules._registered("AutocastCPU") == before
     low, wide = sample(torch.bfloat16), sample(torch.float32)
     with bf16():
         assert low.exp().dtype is torch.bfloat16
@@ -302,7 +302,7 @@ def test_a_policy_within_a_policy_gives_back_the_outer_one() -> None:
 
 
 def test_operators_of_cudnn_that_only_a_cuda_build_registers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = lens._registered
+    registered = rules._registered
     of_cuda_build = {"AutocastCUDA": {"_cudnn_rnn", "cudnn_convolution"}}
-    monkeypatch.setattr(lens, "_registered", lambda key: registered(key) | of_cuda_build.get(key, set()))
-    assert not [name for name in lens._kernels() if "cudnn" in name]
+    monkeypatch.setattr(rules, "_registered", lambda key: registered(key) | of_cuda_build.get(key, set()))
+    assert not [name for name in rules._kernels() if "cudnn" in name]

@@ -12,7 +12,7 @@ import torch
 import transformers
 from accelerate.utils import memory
 
-from autotrain_mem.rehearsal.cuda.empty_cache import follow_empty_cache
+from autotrain_mem.rehearsal.cuda.rules import recorded_empty_cache
 from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Phase
@@ -39,7 +39,7 @@ def trl_empty_cache() -> None:
 )
 def test_a_call_is_recorded_once(call: Callable[[], Any]) -> None:
     recorder = Recorder()
-    with follow_empty_cache(recorder):
+    with recorded_empty_cache(recorder):
         call()
     call()
     assert list(recorder.trace().events) == [CACHE_EMPTIED]
@@ -51,10 +51,10 @@ def originals() -> list[Any]:
 
 def test_everything_is_given_back_and_after_an_exception_too() -> None:
     before = originals()
-    with follow_empty_cache(Recorder()):
+    with recorded_empty_cache(Recorder()):
         assert all(now is not then for now, then in zip(originals(), before, strict=True))
     assert all(now is then for now, then in zip(originals(), before, strict=True))
-    with pytest.raises(ZeroDivisionError), follow_empty_cache(Recorder()):
+    with pytest.raises(ZeroDivisionError), recorded_empty_cache(Recorder()):
         raise ZeroDivisionError
     assert all(now is then for now, then in zip(originals(), before, strict=True))
 
@@ -92,7 +92,7 @@ def test_torch_empty_cache_steps_empties_between_forward_and_backward(
     )
     recorder = Recorder()
     follow(trainer, recorder)
-    with follow_empty_cache(recorder), recorder.recording():
+    with recorded_empty_cache(recorder), recorder.recording():
         trainer.train()
     trace = recorder.trace()
     starts = [index for index, _ in trace.phase_starts]

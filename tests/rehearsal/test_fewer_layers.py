@@ -14,8 +14,7 @@ from story import story
 from tiny import tiny_config
 
 from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
-from autotrain_mem.rehearsal.fake_run import Play, rehearse_play
-from autotrain_mem.rehearsal.model.fewer_chunks import LONG, SHORT
+from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.truncated_depth import (
     layer_pattern,
     model_pattern,
@@ -26,7 +25,7 @@ from autotrain_mem.rehearsal.model.truncated_depth import (
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Job, Trace
-from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
+from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 
 DEPTH = 10
 JOB = Job(method="sft", model="a model", dataset=None)
@@ -96,10 +95,10 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_t
     def few_chunks(layers: int) -> Trace:
         few, more = (
             rehearse(one.job, one.knobs, length, str(tmp_path), layers=layers, chunks=chunks)
-            for chunks in (SHORT, LONG)
+            for chunks in (FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS)
         )
         assert few.loss_chunks == (13,)  # of 256 tokens, of 8 x 399
-        told = expand_loss(few, more, short=SHORT, long=LONG)
+        told = expand_loss(few, more, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS)
         assert told is not None
         return told
 
@@ -113,10 +112,12 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_t
 @pytest.mark.slow
 def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     one = case("sft", deep_folder)
-    few, whole = (rehearse(one.job, one.knobs, one.length, str(tmp_path), layers=1, chunks=c) for c in (SHORT, None))
+    few, whole = (
+        rehearse(one.job, one.knobs, one.length, str(tmp_path), layers=1, chunks=c) for c in (FEW_LOSS_CHUNKS, None)
+    )
     assert few.loss_chunks == ()
     assert story(few) == story(whole)
-    assert expand_loss(few, few, short=SHORT, long=LONG) is few
+    assert expand_loss(few, few, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS) is few
 
 
 # -- the copy ------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
     packed = pack(with_lora(owned_mlps(deep_model("qwen2"))))
 
     def rehearsed(layers: int) -> Trace:
-        return rehearse_play(Play(build=lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path)))
+        return rehearse_trainer(TrainerSpec(build=lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path)))
 
     depths = Depths(short=1, long=3, whole=5)
     told = expand(rehearsed(depths.short), rehearsed(depths.long), depths)

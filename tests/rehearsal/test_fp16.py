@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from real_run import VARIANTS, assert_alike, births, case, trained
 
-from autotrain_mem.rehearsal.cuda import fp16
-from autotrain_mem.rehearsal.cuda.fp16 import fp16_on_cpu
+from autotrain_mem.rehearsal.cuda import rules
+from autotrain_mem.rehearsal.cuda.rules import fp16_on_cpu
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Phase
 
@@ -27,7 +27,7 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
     variant: str, model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the scaler, whose few scalars depend on values: it is off on both sides."""
-    monkeypatch.setattr(fp16, "detect_fake_mode", lambda: "as if there were one")
+    monkeypatch.setattr(rules, "detect_fake_mode", lambda: "as if there were one")
     one = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
     assert_alike(one, tmp_path)
 

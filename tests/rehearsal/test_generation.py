@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ import transformers
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import GenerationConfig, GenerationMixin
-from transformers.integrations import moe
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
 from autotrain_mem.rehearsal import generation
-from autotrain_mem.rehearsal.cuda.rules import _takes_bfloat16
+from autotrain_mem.rehearsal.cuda.rules import grouped_experts_of_bfloat16
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues
@@ -129,7 +127,7 @@ def rehearsed(
         values = KnownValues(mode)
         recorder = Recorder(values.run)
         stack.enter_context(generation_by_its_ends(recorder))
-        stack.enter_context(patch.object(moe, "_can_use_grouped_mm", _takes_bfloat16))
+        stack.enter_context(grouped_experts_of_bfloat16())
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
         model.tie_weights()

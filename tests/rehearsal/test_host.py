@@ -14,7 +14,7 @@ from tiny import tiny_folder
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
-from autotrain_mem.rehearsal.fake_run import Play, Watch, fake_tensors, rehearse_play
+from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, fake_tensors, rehearse_trainer
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
@@ -58,14 +58,14 @@ def build_and(prepare: Prepare | None, *args: Any, **arguments: Any) -> Any:
 
 
 def rehearsed(folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any) -> Trace:
-    return rehearse_play(Play(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
+    return rehearse_trainer(TrainerSpec(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
 
 
 def real(
     folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any
 ) -> tuple[Trace, torch.nn.Module]:
     watch = Watch()
-    with watch.curtain():
+    with watch.cuda_semantics():
         torch.manual_seed(0)
         trainer = build_and(prepare, folder, output_dir, **arguments)
         watch.train(trainer)
@@ -340,7 +340,7 @@ class _Scale(torch.autograd.Function):
 
 
 def test_outside_a_cpu_run_still_needs_an_accelerator() -> None:
-    """What the lens is for: should TRL offload from the CPU one day, it can go."""
+    """What the rules is for: should TRL offload from the CPU one day, it can go."""
     with pytest.raises(AttributeError):
         activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
 

@@ -1,4 +1,4 @@
-"""Under the lens CPU tensors take CUDA's paths; without it nothing is changed."""
+"""Under the rules CPU tensors take CUDA's paths; without it nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
 
-from autotrain_mem.rehearsal.cuda.rules import cuda_lens, not_imitated
+from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
@@ -21,9 +21,9 @@ LAYERS = 4
 ELEMENTS = 1000
 
 
-def lens() -> AbstractContextManager[None]:
+def rules() -> AbstractContextManager[None]:
     """That of an A100; nobody reads its record of emptied caches."""
-    return cuda_lens(Recorder(), (8, 0))
+    return cuda_semantics(Recorder(), (8, 0))
 
 
 class Operators:
@@ -67,7 +67,7 @@ def parameters_with_gradients() -> list[torch.nn.Parameter]:
 def test_an_optimizer_works_on_all_parameters_at_once(
     kind: type[torch.optim.Optimizer], tensors: Callable[[], Any]
 ) -> None:
-    with tensors(), lens():
+    with tensors(), rules():
         optimizer = kind(parameters_with_gradients())
         with watched() as operators:
             optimizer.step()
@@ -79,7 +79,7 @@ def test_an_optimizer_works_on_all_parameters_at_once(
 def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Callable[[], Any]) -> None:
     """On CUDA they are the peak of full fine-tuning with adamw_torch: a copy of all weights, beside the state."""
     with tensors():
-        with lens():
+        with rules():
             together = temporaries_of_a_step()
         one_by_one = temporaries_of_a_step()
     assert together >= LAYERS * ELEMENTS * 4
@@ -105,7 +105,7 @@ def temporaries_of_a_step() -> int:
 
 
 def test_an_optimizer_that_is_told_not_to_use_foreach_is_obeyed() -> None:
-    with lens():
+    with rules():
         optimizer = torch.optim.AdamW(parameters_with_gradients(), foreach=False)
         with watched() as operators:
             optimizer.step()
@@ -113,7 +113,7 @@ def test_an_optimizer_that_is_told_not_to_use_foreach_is_obeyed() -> None:
 
 
 def test_fused_adamw_stays_one_operator() -> None:
-    with lens():
+    with rules():
         optimizer = torch.optim.AdamW(parameters_with_gradients(), fused=True)
         with watched() as operators:
             optimizer.step()
@@ -122,15 +122,15 @@ def test_fused_adamw_stays_one_operator() -> None:
 
 @REAL_OR_FAKE
 def test_gradient_clipping_takes_the_foreach_path(tensors: Callable[[], Any]) -> None:
-    with tensors(), lens():
+    with tensors(), rules():
         parameters = parameters_with_gradients()
         with watched() as operators:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     assert {"_foreach_norm", "_foreach_mul_"} <= set(operators.names)
 
 
-def test_without_the_lens_a_fake_cpu_tensor_goes_one_by_one() -> None:
-    """What the lens is for: should torch change this, the rule can go."""
+def test_without_the_rules_a_fake_cpu_tensor_goes_one_by_one() -> None:
+    """What the rules is for: should torch change this, the rule can go."""
     with FakeTensorMode():
         optimizer = torch.optim.AdamW(parameters_with_gradients())
         with watched() as operators:
@@ -144,7 +144,7 @@ def test_without_the_lens_a_fake_cpu_tensor_goes_one_by_one() -> None:
 @REAL_OR_FAKE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_dropout_mask_is_one_byte_per_element(tensors: Callable[[], Any], dtype: torch.dtype) -> None:
-    with tensors(), lens():
+    with tensors(), rules():
         x = torch.ones(1000, dtype=dtype, requires_grad=True)
         with Recorder().recording() as recorder:
             out = torch.nn.functional.dropout(x, 0.5)
@@ -162,7 +162,7 @@ def _live(recorder: Recorder) -> list[Any]:
 def test_dropouts_backward_lets_through_what_its_forward_let_through() -> None:
     torch.manual_seed(0)
     x = torch.ones(1000, requires_grad=True)
-    with lens():
+    with rules():
         out = torch.nn.Dropout(0.25)(x)
     out.sum().backward()
     assert x.grad is not None
@@ -174,15 +174,15 @@ def test_dropouts_backward_lets_through_what_its_forward_let_through() -> None:
 @pytest.mark.parametrize(
     ("p", "training", "expected"), [(0.5, False, 1.0), (0.0, True, 1.0), (1.0, True, 0.0)], ids=["eval", "p=0", "p=1"]
 )
-def test_the_trivial_cases_of_dropout_are_as_without_the_lens(p: float, training: bool, expected: float) -> None:
-    with lens():
+def test_the_trivial_cases_of_dropout_are_as_without_the_rules(p: float, training: bool, expected: float) -> None:
+    with rules():
         out = torch.nn.functional.dropout(torch.ones(10), p, training)
     assert out.tolist() == [expected] * 10
 
 
 def test_dropout_in_place_works_in_place() -> None:
     x = torch.ones(100)
-    with lens():
+    with rules():
         out = torch.nn.functional.dropout(x, 0.5, inplace=True)
     assert out is x
 
@@ -194,7 +194,7 @@ def test_dropout_in_place_works_in_place() -> None:
 def test_attention_with_dropout_allocates_no_matrix_of_scores(positional: bool) -> None:
     """torch.nn.MultiheadAttention passes the dropout by position, transformers by keyword."""
     batch, heads, length, size = 1, 2, 64, 8
-    with lens():
+    with rules():
         q, k, v = (torch.ones(batch, heads, length, size, requires_grad=True) for _ in range(3))
         attend = torch.nn.functional.scaled_dot_product_attention
         with Recorder().recording() as recorder:
@@ -208,7 +208,7 @@ def test_attention_keeps_its_mask_and_its_scale() -> None:
     q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
-    with lens():
+    with rules():
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.5, scale=0.3)
     assert torch.equal(plain, seen)
 
@@ -231,7 +231,7 @@ def patched() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("context", [lens, fake_tensors], ids=["lens", "stage"])
+@pytest.mark.parametrize("context", [rules, fake_tensors], ids=["rules", "fakes"])
 def test_everything_is_given_back(context: Callable[[], Any]) -> None:
     before = patched()
     lists = [list(item) for item in before if isinstance(item, list)]
@@ -241,7 +241,7 @@ def test_everything_is_given_back(context: Callable[[], Any]) -> None:
     assert [list(item) for item in patched() if isinstance(item, list)] == lists
 
 
-@pytest.mark.parametrize("context", [lens, fake_tensors], ids=["lens", "stage"])
+@pytest.mark.parametrize("context", [rules, fake_tensors], ids=["rules", "fakes"])
 def test_everything_is_given_back_after_an_exception(context: Callable[[], Any]) -> None:
     before = patched()
     with pytest.raises(ZeroDivisionError), context():
@@ -249,11 +249,11 @@ def test_everything_is_given_back_after_an_exception(context: Callable[[], Any])
     assert all(now is then for now, then in zip(patched(), before, strict=True))
 
 
-def test_a_lens_within_a_lens_gives_back_the_outer_one() -> None:
+def test_rules_within_rules_gives_back_the_outer_one() -> None:
     before = patched()
-    with lens():
+    with rules():
         outer = patched()
-        with lens():
+        with rules():
             pass
         assert all(now is then for now, then in zip(patched(), outer, strict=True))
     assert all(now is then for now, then in zip(patched(), before, strict=True))

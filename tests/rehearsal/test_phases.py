@@ -11,7 +11,7 @@ import pytest
 import torch
 from real_run import COMPLETION, LENGTH, SMALL, case, difference, peaks, rehearsed, trained
 
-from autotrain_mem.rehearsal.rehearse import make_play
+from autotrain_mem.rehearsal.rehearse import trainer_spec
 from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
@@ -78,7 +78,7 @@ def test_generation_within_an_evaluation_belongs_to_it(model_folder: Folder, tmp
     recorder = Recorder()
     seen: list[Phase] = []
     one = case("grpo", model_folder("qwen2"))
-    trainer = make_play(one.job, one.knobs, one.length, str(tmp_path)).build()
+    trainer = trainer_spec(one.job, one.knobs, one.length, str(tmp_path)).build()
 
     def looking(*args: Any, **kwargs: Any) -> None:
         seen.append(recorder.phase)

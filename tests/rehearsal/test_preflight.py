@@ -14,8 +14,8 @@ import pytest
 
 from autotrain_mem.checks import compatibility
 from autotrain_mem.checks import tokenizer as tokenizer_checks
-from autotrain_mem.checks.checkpoint import parameters_on_disk
 from autotrain_mem.checks.compatibility import why_no_flash_attention
+from autotrain_mem.checks.model import parameters_on_disk
 from autotrain_mem.checks.preflight import Flight, make_flight, preflight
 from autotrain_mem.checks.tokenizer import tokenizer_findings
 from autotrain_mem.quickstart import data

@@ -217,7 +217,7 @@ def _plain() -> Iterator[None]:
 
 @pytest.mark.parametrize("scale", [1.0, 20.0], ids=["no outliers", "outliers"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_8bit_layer_computes_what_the_layer_without_the_lens_computes(scale: float, bias: bool) -> None:
+def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale: float, bias: bool) -> None:
     import bitsandbytes
 
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def test_an_8bit_product_holds_int32_and_float16_results() -> None:
         assert expected in births
 
 
-def test_the_lens_gives_everything_back_and_may_be_nested() -> None:
+def test_the_rules_give_everything_back_and_may_be_nested() -> None:
     import bitsandbytes
 
     layer, x = linear_4bit(128, 256, nested=False), torch.randn(8, 128, dtype=torch.bfloat16)
@@ -251,7 +251,7 @@ def test_the_lens_gives_everything_back_and_may_be_nested() -> None:
         assert bitsandbytes.matmul is not matmul
         once, twice = births_of(layer, x), births_on_cuda(layer, x)
         assert once == twice != before
-        assert births_of(layer, x) == once, "the inner lens ended"
+        assert births_of(layer, x) == once, "the inner rules ended"
     assert bitsandbytes.matmul is matmul
     assert births_of(layer, x) == before
 
@@ -342,13 +342,15 @@ def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **c
 
 
 def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
-    return fake_run.rehearse_play(fake_run.Play(build=lambda: build_trainer(folder, name, output_dir, **config)))
+    return fake_run.rehearse_trainer(
+        fake_run.TrainerSpec(build=lambda: build_trainer(folder, name, output_dir, **config))
+    )
 
 
 def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
     torch.manual_seed(0)
     watch = fake_run.Watch()
-    with watch.curtain():
+    with watch.cuda_semantics():
         watch.train(build_trainer(folder, name, output_dir, **config))
     return watch.recorder.trace()
 

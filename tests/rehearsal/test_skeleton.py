@@ -382,7 +382,8 @@ def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
     from trl import SFTTrainer
 
     own, trls = (
-        births(fake_run.rehearse_play(fake_run.Play(build=partial(build, kind)))) for kind in (None, SFTTrainer)
+        births(fake_run.rehearse_trainer(fake_run.TrainerSpec(build=partial(build, kind))))
+        for kind in (None, SFTTrainer)
     )
     assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
 
@@ -470,7 +471,7 @@ def births(trace: Trace) -> Births:
 def train(model: Any, output_dir: pathlib.Path) -> Trace:
     torch.manual_seed(0)
     watch = fake_run.Watch()
-    with watch.curtain():
+    with watch.cuda_semantics():
         watch.train(sft_trainer(model, output_dir))
     return watch.recorder.trace()
 
@@ -482,7 +483,7 @@ def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
     model = CASES[case](model_folder("qwen2"))
     packed = pack(model)
     rehearsed = births(
-        fake_run.rehearse_play(fake_run.Play(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake")))
+        fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake")))
     )
     real = births(train(model, tmp_path / "real"))
     assert len(real) > 100
@@ -493,7 +494,9 @@ def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_pat
     model = gated()
     train(model, tmp_path)
     packed = pack(model)
-    rehearsed = births(fake_run.rehearse_play(fake_run.Play(build=lambda: sft_trainer(unpack(packed), tmp_path))))
+    rehearsed = births(
+        fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), tmp_path)))
+    )
     assert first_difference(rehearsed, births(train(model, tmp_path))) is None
 
 

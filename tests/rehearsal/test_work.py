@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
-from autotrain_mem.rehearsal.rehearse import make_play
+from autotrain_mem.rehearsal.rehearse import trainer_spec
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -214,8 +214,8 @@ def test_a_play_knows_for_how_long_it_trains_on_what_is_generated(
     small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
     knobs = Knobs.from_json({**small, **length, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"})
     job = Job(method=method, model="unused", dataset=None, arguments=arguments)
-    play = make_play(job, knobs, 8, str(tmp_path))
-    assert (play.passes, play.micro_steps_per_generation) == (passes, micro_steps)
+    spec = trainer_spec(job, knobs, 8, str(tmp_path))
+    assert (spec.passes, spec.micro_steps_per_generation) == (passes, micro_steps)
 
 
 def test_decode_steps_that_are_skipped_are_counted_on_the_mean_length_of_the_cache() -> None:

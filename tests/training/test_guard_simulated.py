@@ -49,7 +49,7 @@ class Card:
 def train_on(card: Card, method: str, model: pathlib.Path, folder: pathlib.Path, **changes: Any) -> tuple[Any, Told]:
     told, watch = Told(), Watch(card)
     settings = {"per_device_train_batch_size": 4, "max_steps": 3, **changes}
-    with watch.curtain():
+    with watch.cuda_semantics():
         made = trainer(method, model, folder, **settings)
         attach_guard(made, learned=Learned(), told=lambda *said: (told(*said), card.then.append(card.allocated_bytes)))
         watch.train(made)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
-from autotrain_mem.rehearsal.model.fewer_chunks import FEWEST, LONG, SHORT
 from autotrain_mem.spec import Knobs, Trace
-from autotrain_mem.spec.model import Depths
+from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, FEWEST_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
-CHUNKED_TOKENS = FEWEST * 256
+CHUNKED_TOKENS = FEWEST_LOSS_CHUNKS * 256
 """Tokens of a micro-batch from which TRL's SFT loss has chunks enough: of 256 each
 (``trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
 
@@ -72,8 +71,8 @@ class Copies:
         more, few = copies
         if not few.loss_chunks:
             self._has_chunks = False  # another loss, such as Liger's: no second copy is made from here on
-        return expand_loss(few, more, short=SHORT, long=LONG)
+        return expand_loss(few, more, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS)
 
     def _chunks(self, point: Point) -> tuple[int | None, ...]:
         """More of them first."""
-        return (LONG, SHORT) if self._has_chunks and point.tokens >= CHUNKED_TOKENS else (None,)
+        return (MORE_LOSS_CHUNKS, FEW_LOSS_CHUNKS) if self._has_chunks and point.tokens >= CHUNKED_TOKENS else (None,)

@@ -76,7 +76,7 @@ def _taken_apart() -> Iterator[None]:
     """Kernels of the autograd key run before an operator is seen as one; what they call is seen."""
     kernels = torch.ops.bitsandbytes
     if torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):
-        yield  # a lens within a lens
+        yield  # the rules are applied already
         return
     library = Library("bitsandbytes", "IMPL")
     try:

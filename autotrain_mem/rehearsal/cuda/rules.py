@@ -1,29 +1,24 @@
-"""What CUDA does otherwise than the CPU, imitated. Each rule with its source.
+"""All that CUDA does otherwise than the CPU, one rule each with its source, listed in :data:`RULES`.
 
-The rehearsal runs on CPU tensors so that its result is the same everywhere; here is what that would get wrong.
-Three short rules first:
+The rehearsal runs on CPU tensors so that its result is the same everywhere; the rules correct what that would get
+wrong. Short rules stand here, larger ones have modules of their own. What kernels allocate within one operator is told
+to the recorder (``workspaces``), as is what autograd does in place when nobody records (``inplace_accumulation``).
 
-- foreach: on CUDA, optimizers and gradient clipping work on lists of tensors at once and hold temporaries for all of
-  them together (``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which asks
-  ``torch/utils/_foreach_utils.py: _get_foreach_kernels_supported_devices``). On the CPU they go one by one.
-- dropout: on CUDA it is one fused kernel that keeps a mask of one byte per element
-  (``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``); on the CPU the scaled noise
-  is kept, in the input's own dtype.
-- experts: a mixture's grouped product has a fake kernel for bfloat16 only. In other dtypes transformers' own loop over
-  the experts stands in (``transformers/integrations/moe.py: _grouped_mm_fallback``), whose results have the same sizes.
-
-Larger rules have modules of their own, all of them composed here: loading, fp16, autocast, attention, bitsandbytes,
-offloading to the host, the fused head of newer TRL, and ``empty_cache``. What kernels allocate inside one operator is
-told to the recorder (``workspaces``).
+To add a rule, write a context manager whose docstring names its source, and give it a row in :data:`RULES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import memory
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
@@ -33,66 +28,153 @@ from autotrain_mem.rehearsal.cuda import attention, loading, workspaces
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.cuda.bitsandbytes import cuda_bitsandbytes
-from autotrain_mem.rehearsal.cuda.empty_cache import follow_empty_cache
-from autotrain_mem.rehearsal.cuda.fp16 import fp16_on_cpu
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
+from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
 from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 Capability = tuple[int, int]
 
+Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
+"""What a trainer runs on: a rehearsal's tensors, a simulated card's, and those of a rehearsal on a machine with a GPU,
+where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
+
+_ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
+_FAKE: tuple[Tensors, ...] = ("fake cpu", "fake cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that CUDA does otherwise."""
+
+    imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
+    """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
+    tensors: tuple[Tensors, ...] = _ON_CPU
+    """Those that need the rule."""
+
+
+def foreach_on_cpu() -> AbstractContextManager[None]:
+    """Optimizers and gradient clipping work on lists of tensors at once, and hold temporaries for all of them together.
+
+    ``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which asks ``torch/utils/_foreach_utils.py:
+    _get_foreach_kernels_supported_devices``. On the CPU they go one by one.
+    """
+    devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
+    return _patched(
+        (foreach_module, "_get_foreach_kernels_supported_devices", lambda: devices),
+        (optimizer_module, "_get_foreach_kernels_supported_devices", lambda: devices),
+        (optimizer_module, "_foreach_supported_types", [*optimizer_module._foreach_supported_types, FakeTensor]),
+        (foreach_module, "_foreach_supported_types", [*foreach_module._foreach_supported_types, FakeTensor]),
+    )
+
+
+def fused_dropout() -> AbstractContextManager[None]:
+    """Dropout is one fused kernel that keeps a mask of one byte per element.
+
+    ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``. On the CPU the scaled noise
+    is kept, in the input's own dtype.
+    """
+    plain = torch.nn.functional.dropout
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if inplace or not training or p in (0.0, 1.0) or input.numel() == 0:
+            unfused: torch.Tensor = plain(input, p, training, inplace)
+            return unfused
+        return torch.native_dropout(input, p, training)[0]
+
+    return _patched((torch.nn.functional, "dropout", dropout))
+
+
+def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
+    """A mixture's grouped product has a fake kernel for bfloat16 only.
+
+    In other dtypes transformers' own loop over the experts stands in (``transformers/integrations/moe.py:
+    _grouped_mm_fallback``), whose results have the same sizes.
+    """
+    return _patched((moe, "_can_use_grouped_mm", lambda input, weight, offs: weight.dtype is torch.bfloat16))
+
+
+def fp16_on_cpu() -> AbstractContextManager[None]:
+    """An accelerator made for fp16 keeps its autocast to float16, and its scaler of the loss, on the CPU too.
+
+    On a CPU accelerate takes ``mixed_precision="fp16"`` and drops it without a word (``accelerate/accelerator.py:
+    Accelerator.__init__``, which asks for a device other than ``cpu``). Here it is kept, so that attention's kernels
+    are those that the card picks for float16, and weights and layers in float16 meet activations in float16: rehearsed
+    as bfloat16 they would be cast at every product.
+
+    Under a fake mode the scaler is one that is switched off: whether gradients are finite is a value, and its own
+    tensors are a few scalars.
+    """
+    build = Accelerator.__init__
+
+    def init(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
+        build(accelerator, *args, **kwargs)
+        if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+            accelerator.native_amp = True
+            accelerator.scaler = torch.amp.GradScaler("cpu", enabled=detect_fake_mode() is None)
+
+    return _patched((Accelerator, "__init__", init))
+
+
+def recorded_empty_cache(recorder: Recorder) -> AbstractContextManager[None]:
+    """Whatever would empty a CUDA device's cache is recorded, once for each call, though there is no device here.
+
+    On a machine with CUDA every such call ends in ``torch.cuda.empty_cache``. Here some stop before it. TRL (PPO's
+    loop: ``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call it at once;
+    ``torch_empty_cache_steps`` and ``Accelerator.free_memory`` go through ``accelerate/utils/memory.py:
+    clear_device_cache``, which asks what hardware there is and does nothing without any. With an Apple or Intel GPU
+    both call that one's ``empty_cache``.
+
+    Not followed: transformers' memory metrics (``skip_memory_metrics=False``), which empty the cache between stages
+    only where ``torch.cuda.is_available()``.
+    """
+    return _patched(
+        (torch.cuda, "empty_cache", recorder.empty_cache),
+        (torch.mps, "empty_cache", recorder.empty_cache),
+        (torch.xpu, "empty_cache", recorder.empty_cache),
+        (memory, "is_cuda_available", lambda: True),
+    )
+
+
+@contextmanager
+def _patched(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in attributes:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+RULES = (
+    Rule(lambda recorder, card: foreach_on_cpu()),
+    Rule(lambda recorder, card: fused_dropout()),
+    Rule(lambda recorder, card: grouped_experts_of_bfloat16()),
+    Rule(lambda recorder, card: fp16_on_cpu()),
+    Rule(lambda recorder, card: cuda_autocast()),
+    Rule(lambda recorder, card: cuda_attention(card)),
+    Rule(lambda recorder, card: cuda_bitsandbytes()),
+    Rule(lambda recorder, card: fused_head_stand_ins()),
+    Rule(lambda recorder, card: host_offloading(recorder)),
+    Rule(lambda recorder, card: cuda_loading(recorder)),
+    Rule(lambda recorder, card: recorded_empty_cache(recorder), (*_ON_CPU, "fake cuda")),
+    Rule(lambda recorder, card: liger_stand_ins(), _FAKE),
+)
+"""Every rule, in the order in which they are entered."""
+
+
+@contextmanager
+def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
+    """Applies every rule that such tensors need: while a trainer is built, and while it trains.
+
+    Restores everything on exit.
+    """
+    with ExitStack() as stack:
+        for rule in RULES:
+            if tensors in rule.tensors:
+                stack.enter_context(rule.imitate(recorder, compute_capability))
+        yield
+
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
     """What no rehearsal for such a card counts, whatever its settings."""
     return (*workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
-
-
-def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """torch.nn.functional.dropout as on CUDA, where ``inplace`` and the trivial cases take the ordinary path."""
-    if inplace or not training or p in (0.0, 1.0) or input.numel() == 0:
-        return _plain_dropout(input, p, training, inplace)
-    return torch.native_dropout(input, p, training)[0]
-
-
-_plain_dropout = torch.nn.functional.dropout
-
-
-def _takes_bfloat16(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> bool:
-    return weight.dtype is torch.bfloat16
-
-
-@contextmanager
-def cuda_lens(recorder: Recorder, compute_capability: Capability) -> Iterator[None]:
-    """Make CPU tensors, fake or real, take CUDA's paths: while a trainer is built, and while it trains.
-
-    Restores everything on exit.
-    """
-    with (
-        _foreach(),
-        patch.object(torch.nn.functional, "dropout", _fused_dropout),
-        patch.object(moe, "_can_use_grouped_mm", _takes_bfloat16),
-        fp16_on_cpu(),
-        cuda_autocast(),
-        cuda_attention(compute_capability),
-        cuda_bitsandbytes(),
-        fused_head_stand_ins(),
-        host_offloading(recorder),
-        cuda_loading(recorder),
-        follow_empty_cache(recorder),
-    ):
-        yield
-
-
-@contextmanager
-def _foreach() -> Iterator[None]:
-    devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
-    optimizer_types = [*optimizer_module._foreach_supported_types, FakeTensor]
-    foreach_types = [*foreach_module._foreach_supported_types, FakeTensor]
-    with (
-        patch.object(foreach_module, "_get_foreach_kernels_supported_devices", lambda: devices),
-        patch.object(optimizer_module, "_get_foreach_kernels_supported_devices", lambda: devices),
-        patch.object(optimizer_module, "_foreach_supported_types", optimizer_types),
-        patch.object(foreach_module, "_foreach_supported_types", foreach_types),
-    ):
-        yield

@@ -1,20 +1,21 @@
-"""A model with fewer layers than it has, for rehearsals that are expanded to its whole depth (``estimator/expansion``).
+"""Rehearses a model with fewer layers than it has, and a loss with fewer chunks; ``estimator.depth`` tells the whole.
 
-Only what its config says of its depth is changed, as it is read, wherever the trainer reads it: so a reference that is
-the same checkpoint is shortened alike, and another model, such as a reward model of its own, keeps its layers.
+Only what the model's config says of its depth is changed, as it is read, wherever the trainer reads it: so a reference
+that is the same checkpoint is shortened alike, and another model, such as a reward model of its own, keeps its layers.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.rehearsal.python_call.capture import adapter_of, model_of
 from autotrain_mem.spec import Job
-from autotrain_mem.spec.model import LayerPattern
+from autotrain_mem.spec.model import FEWEST_LOSS_CHUNKS, LayerPattern
 
 MOST_KINDS = 4
 """Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
@@ -39,6 +40,35 @@ def with_layers(model: str, layers: int | None) -> Iterator[None]:
         patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, model, layers)),
     ):
         yield
+
+
+@contextmanager
+def with_chunks(chunks: int | None) -> Iterator[list[int]]:
+    """Shortens, inside, a loss of many chunks to so many of them, the last among them; None leaves all.
+
+    TRL's SFT loss goes over the tokens in chunks of 256, forward and backward, each with 70 operators
+    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``): with 8 rows of 4096 tokens that is 128 chunks, and
+    more operators than 20 layers have. All but the last have the same tokens and do the same.
+
+    Yields:
+        How many every such loss would have had, in the order in which they came; empty where none was cut.
+    """
+    cut: list[int] = []
+    if chunks is None:
+        yield cut
+        return
+    from trl.trainer import sft_trainer
+
+    def fewer(*bounds: Any) -> Sequence[int]:
+        every = builtins.range(*bounds)
+        # Of all loops in that module this one alone ends where a tensor says: the number of tokens with a label.
+        if not any(hasattr(bound, "dtype") for bound in bounds) or len(every) < FEWEST_LOSS_CHUNKS:
+            return every
+        cut.append(len(every))
+        return [*every[: chunks - 1], every[-1]]
+
+    with patch.object(sft_trainer, "range", fewer, create=True):
+        yield cut
 
 
 def _shortening(owner: Any, model: str, layers: int) -> Any:

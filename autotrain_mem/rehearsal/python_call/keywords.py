@@ -19,7 +19,7 @@ from autotrain_mem.spec import Job, Knobs
 def call_again(
     job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
 ) -> Any:
-    """The script's own trainer, built as the script builds it, on the stage.
+    """The script's own trainer, built as the script builds it, on fake tensors.
 
     Args:
         layers: Of the models; None for all that they have.

@@ -7,6 +7,7 @@ or run, and no byte of a weight is read.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import io
 import os
@@ -24,7 +25,6 @@ from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.rehearsal.python_call.own_classes import is_own, reduce_class
 
 
 def pack(value: Any) -> bytes:
@@ -130,8 +130,8 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
             return self._reduce_tensor(value)
-        if issubclass(kind, type) and is_own(value):
-            return reduce_class(value)
+        if issubclass(kind, type) and _is_own(value):
+            return _reduce_class(value)
         if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
             return value.__qualname__  # by reference
         if issubclass(kind, types.ModuleType):  # dill would send what is in one of the user's own
@@ -191,3 +191,46 @@ def _tensor(blank: torch.Tensor, is_parameter: bool, trains: bool) -> torch.Tens
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         setattr(tensor, name, value)
+
+
+# -- classes that no module holds -------------------------------------------------------------------------------------
+
+_SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", "__qualname__", "__slots__"})
+
+
+def _is_own(kind: type) -> bool:
+    """Says whether a script, a notebook or a function made a class; named tuples aside, which dill makes itself."""
+    is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
+    return (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__) and not is_named_tuple
+
+
+def _reduce_class(kind: type) -> tuple[Any, ...]:
+    """Returns what ``pickle`` takes from a ``__reduce__``: how to make the class, and what to set on it.
+
+    A class is made empty and known before it is filled, so that what is in it may refer to it: its methods, the members
+    of an enumeration, fields of its own kind. Its attributes are those that it had when all of it had been made:
+    nothing is worked out again from annotations, which name what only the script holds.
+    """
+    if issubclass(kind, enum.Enum):
+        body = {member.name: member.value for member in kind}
+        attributes = {name: value for name, value in vars(kind).items() if isinstance(value, _DEFINED)}
+    else:
+        slots = vars(kind).get("__slots__")
+        body = {} if slots is None else {"__slots__": slots}
+        left_out = {*_SET_BY_TYPE, *([slots] if isinstance(slots, str) else slots or ())}
+        attributes = {name: value for name, value in vars(kind).items() if name not in left_out}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return _new_class, (type(kind), kind.__name__, kind.__bases__, names | body), attributes, None, None, _fill
+
+
+_DEFINED = (types.FunctionType, property, classmethod, staticmethod)
+
+
+def _new_class(metaclass: type, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    # ``update`` of an enumeration's namespace notes each member (``enum.py: _EnumDict.update``).
+    return types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(body))
+
+
+def _fill(kind: type, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(kind, name, value)

@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
 
-    # -- what the stage and the trainer tell ---------------------------------------------------------------------
+    # -- what the rehearsal and the trainer tell ------------------------------------------------------------------
 
     def enter_phase(self, phase: Phase) -> None:
         """Everything from here on belongs to ``phase``."""

@@ -84,7 +84,7 @@ def device_of(request: Request) -> Iterator[Device]:
     watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
-    with watch.curtain(), beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase):
+    with watch.cuda_semantics(), beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase):
         peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
         peaks.listen(watch.recorder)
         yield Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)

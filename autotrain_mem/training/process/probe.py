@@ -101,7 +101,7 @@ def _play(request: Request, device: Device, peaks: PhasePeaks, course: _Course) 
     _complete_to_the_end(trainer, knobs.completion_length)
     trainer.add_callback(_stopwatch(course))
     filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
-    with method_of(job.method).stage_directions(trainer, filled, knobs):
+    with method_of(job.method).training_patches(trainer, filled, knobs):
         device.train(trainer)
     if changes["save_strategy"] == "no":  # as after a training that writes no checkpoints
         peaks.enter_phase(Phase.SAVE)
