@@ -162,25 +162,26 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
+def test_every_part_has_a_row_in_the_table_of_layers() -> None:
+    assert {part_of(module) for module in MODULES} == LAYERS.keys()
+
+
+def test_a_module_imports_only_what_its_layer_may() -> None:
+    every = [(module, line, name) for module, tree in TREES.items() for line, name in imports(tree, module)]
+    assert [f"{module}:{line} imports {name}" for module, line, name in every if not may_import(module, name)] == []
+
+
+def may_import(module: str, name: str) -> bool:
     own = part_of(module)
-    assert own in LAYERS, f"{module} belongs to no row of the table of layers"
-    row = LAYERS[own]
-    wrong = []
-    for line, name in imports(TREES[module], module):
-        if is_ours(name):
-            if part_of(name) not in {own, *row.ours}:
-                wrong.append(f"line {line}: {name}")
-        elif name.split(".")[0] not in sys.stdlib_module_names | row.others:
-            wrong.append(f"line {line}: {name}")
-    assert not wrong, f"{module} (layer {row.layer}) imports {wrong}"
+    if is_ours(name):
+        return part_of(name) in {own, *LAYERS[own].ours}
+    return name.split(".")[0] in sys.stdlib_module_names | LAYERS[own].others
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if not may_be_slow_to_import(module)])
-def test_slow_libraries_are_imported_inside_functions(module: str) -> None:
-    slow = [f"line {line}: {name}" for line, name in import_time(TREES[module]) if name.split(".")[0] in SLOW_TO_IMPORT]
-    assert not slow
+def test_slow_libraries_are_imported_inside_functions() -> None:
+    quick = {module: tree for module, tree in TREES.items() if not may_be_slow_to_import(module)}
+    every = [(module, line, name) for module, tree in quick.items() for line, name in import_time(tree)]
+    assert [f"{module}:{line}: {name}" for module, line, name in every if name.split(".")[0] in SLOW_TO_IMPORT] == []
 
 
 def test_every_third_party_import_is_a_declared_dependency() -> None:
@@ -230,9 +231,11 @@ def test_the_api_can_be_imported_without_torch() -> None:
 # -- sizes and names -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_is_longer_than_400_lines(module: str) -> None:
-    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 400
+SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    assert [module for module, source in SOURCES.items() if len(source.splitlines()) > 400] == []
 
 
 BANNED_WORDS = {"util", "utils", "helper", "helpers", "common", "manager", "handler", "info", "cfg", "gb", "bs"}
@@ -251,28 +254,28 @@ def test_words_splits_snake_case_and_camel_case() -> None:
     assert words("MIN_BLOCK") == {"min", "block"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_class_or_function_has_a_banned_word_in_its_name(module: str) -> None:
+def test_no_module_class_or_function_has_a_banned_word_in_its_name() -> None:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = [module.split(".")[-1], *(node.name for node in ast.walk(TREES[module]) if isinstance(node, kinds))]
-    assert not [name for name in names if _is_banned(name)]
+    names = [module.split(".")[-1] for module in MODULES]
+    names += [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert [name for name in names if _is_banned(name)] == []
 
 
 def _is_banned(name: str) -> bool:
     return name not in PRESCRIBED and (bool(words(name) & BANNED_WORDS) or name.startswith("do_"))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_work_is_left_for_later(module: str) -> None:
-    assert not re.findall(r"\b(TODO|FIXME|XXX|HACK)\b", MODULES[module].read_text(encoding="utf-8"))
+def test_no_work_is_left_for_later() -> None:
+    left = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    assert [module for module, source in SOURCES.items() if left.search(source)] == []
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) != "cli"])
-def test_only_the_command_prints(module: str) -> None:
+def test_only_the_command_prints() -> None:
     """A child's stdout is a channel of JSON, and a library's is the user's."""
-    calls = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Call)]
-    printing = [call.lineno for call in calls if ast.unparse(call.func) in ("print", "sys.stdout.write")]
-    assert not printing
+    silent = {module: tree for module, tree in TREES.items() if part_of(module) != "cli"}
+    calls = [(module, node) for module, tree in silent.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    printing = [(module, call) for module, call in calls if ast.unparse(call.func) in ("print", "sys.stdout.write")]
+    assert [f"{module}:{call.lineno}" for module, call in printing] == []
 
 
 # -- the package frame ---------------------------------------------------------------------------------------------
@@ -288,17 +291,19 @@ def test_every_folder_of_the_package_has_an_init() -> None:
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
-@pytest.mark.parametrize("module", [module for module, path in MODULES.items() if path.name == "__init__.py"])
-def test_an_init_builds_nothing(module: str) -> None:
+INITS = [module for module, path in MODULES.items() if path.name == "__init__.py"]
+
+
+def test_an_init_builds_nothing() -> None:
     """A docstring, imports, names of what is public and constants: nothing runs when a folder is imported."""
-    builds = [node for node in TREES[module].body if not _is_declaration(node)]
-    assert not [ast.unparse(node) for node in builds]
+    nodes = [(module, node) for module in INITS for node in TREES[module].body]
+    assert [f"{module}: {ast.unparse(node)}" for module, node in nodes if not _is_declaration(node)] == []
 
 
-@pytest.mark.parametrize("module", [module for module, path in MODULES.items() if path.name == "__init__.py"][1:])
-def test_a_folder_says_in_which_process_its_code_runs(module: str) -> None:
-    first = str(ast.get_docstring(TREES[module])).splitlines()[0]
-    assert re.search(r"[Rr]uns in (any process|the (parent|worker|training process))", first)
+def test_a_folder_says_in_which_process_its_code_runs() -> None:
+    first = {module: str(ast.get_docstring(TREES[module])).splitlines()[0] for module in INITS if "." in module}
+    says = re.compile(r"[Rr]uns in (any process|the (parent|worker|training process))")
+    assert [module for module, line in first.items() if not says.search(line)] == []
 
 
 def _is_declaration(node: ast.stmt) -> bool:
@@ -358,11 +363,6 @@ def test_an_error_survives_the_way_to_another_process(kind: type[errors.AutofitE
     received = errors.from_json(sent.to_json())
     assert type(received) is kind
     assert (received.message, received.hint, str(received)) == (sent.message, sent.hint, str(sent))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_is_for(module: str) -> None:
-    assert ast.get_docstring(TREES[module])
 
 
 def test_every_module_can_be_imported() -> None:
