@@ -18,16 +18,13 @@ DATASETS = {
     "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
     "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
     "other_columns.jsonl": b'{"question": "a", "answer": "b"}\n',
-    "text_is_number.jsonl": b'{"text": 1}\n{"text": 2}\n{"text": 3}\n',
     "text_is_null.jsonl": b'\n{"text": null}\n{"text": "hello there"}\n',
     "text_is_empty.jsonl": b'{"text": ""}\n{"text": ""}\n',
     "messages_empty.jsonl": b'{"messages": [{"role": "user", "content": "a"}]}\n{"messages": []}\n{"messages": []}\n',
-    "messages_text.jsonl": b'{"messages": "hi"}\n',
     "messages_no_role.jsonl": b'{"messages": [{"rol": "user", "content": "a"}]}\n',
     "prompt_and_text.jsonl": b'{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}\n',
     "ids_empty.jsonl": b'{"input_ids": [5, 6]}\n{"input_ids": []}\n',
     "cut_short.json": b'[{"text": "a"},',
-    "no_rows.json": b"[]",
     "open_quote.csv": b'a,b\n1,2,3\n"x\n',
     "header_only.csv": b"text\n",
     "not_parquet.parquet": b"hello",
@@ -42,17 +39,12 @@ CONFIGS = {
     "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
-    "autofit_choice.yaml": b"model: tiny\nautofit:\n  fit: nonsense\n",
     "wrong_type.yaml": b"model: tiny\ngpu: 300MiB\nper_device_train_batch_size: abc\n",
-    "wrong_length.yaml": b"model: tiny\ngpu: 300MiB\nmax_length: 12.5\n",
 }
 
 PLANS = {
     "empty_plan.json": b"\n",
-    "words_plan.json": b"fits rtx3060 with 3 changes: needs 8.51 GiB of 11.2 GiB\n",
     "cut_short_plan.json": b'{\n  "schema": "autofit.plan/4",\n  "method": "sft",\n  "model": "Qwen/Qw',
-    "list_plan.json": b"[1, 2]\n",
-    "not_utf8_plan.json": b'{"schema": "\xff\xfe"}',
     "old_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
     "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
     "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',
@@ -65,15 +57,6 @@ def short(completions, **kwargs):
 
 def raises(completions, **kwargs):
     return [completion["answer"] for completion in completions]
-
-def one(completions, **kwargs):
-    return [1.0]
-
-def number(completions, **kwargs):
-    return 1.0
-
-def words(completions, **kwargs):
-    return ["good"] * len(completions)
 
 THRESHOLD = 0.5
 """

@@ -16,8 +16,6 @@ from autotrain_mem.units import MIB
 PINNED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
 ONE_RUNG = f"{PINNED} --fit lossless --forbid activation_offloading,optimizer_offload"
 """Pins that leave a search nothing to choose but the segments."""
-EXPANDED = "expandable_segments:True"
-FIXED = "expandable_segments:False"
 
 
 @pytest.fixture
@@ -48,13 +46,6 @@ def test_a_plan_that_fits_only_with_expandable_segments_turns_them_on_and_says_w
     assert estimate["peak_reserved_bytes"] == estimate["reserved"]["expandable_segments"]["peak_reserved_bytes"]
 
 
-def test_the_plan_for_a_reader_shows_the_flag_that_only_autofit_has(autofit: Autofit, card: str) -> None:
-    ran = autofit(*shlex.split(f"plan sft {ONE_RUNG} --gpu {card}"))
-    assert ran.code == 0, ran.err
-    assert "  expandable_segments  false -> true  costs nothing\n" in ran.out
-    assert "and only autofit has --expandable_segments" in ran.out
-
-
 def test_an_estimate_says_that_the_other_mode_would_fit(autofit: Autofit, card: str) -> None:
     ran = autofit(*shlex.split(f"estimate sft {PINNED} --gpu {card}"))
     assert ran.out.startswith("does not fit")
@@ -63,7 +54,7 @@ def test_an_estimate_says_that_the_other_mode_would_fit(autofit: Autofit, card: 
     assert flagged.out.startswith("fits")
 
 
-@pytest.mark.parametrize("how", ["forbid", "shell", "older name", "env block"])
+@pytest.mark.parametrize("how", ["forbid", "shell", "env block"])
 def test_segments_that_the_user_fixed_stay_fixed(
     how: str, autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,27 +64,20 @@ def test_segments_that_the_user_fixed_stay_fixed(
     elif how == "env block":
         more = "--config fixed_segments.yaml"
     else:
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF" if how == "shell" else "PYTORCH_CUDA_ALLOC_CONF", FIXED)
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
     ran = autofit(*shlex.split(f"plan sft {ONE_RUNG} --gpu {card} {more}"))
     assert (ran.code, ran.out) == (41, "")
-
-
-def test_segments_that_the_shell_expands_are_counted_and_shown(
-    autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDED)
-    found = planned(autofit, card)
-    assert found["knobs"]["expandable_segments"]
-    assert found["estimate"]["fits"]
 
 
 def test_what_the_user_expanded_is_no_change_of_the_plans(
     autofit: Autofit, card: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_flag = planned(autofit, card, "--expandable_segments")
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDED)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     by_shell = planned(autofit, card)
     assert by_flag["levers"] == by_shell["levers"] == []
+    assert by_flag["knobs"]["expandable_segments"]
+    assert by_flag["knobs"] == by_shell["knobs"]
     assert by_flag["estimate"]["required_bytes"] == by_shell["estimate"]["required_bytes"]
 
 

@@ -24,12 +24,9 @@ def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
 def test_a_list_of_cards_is_a_table_smallest_first(autofit: Autofit) -> None:
     ran = autofit(*TINY, "--gpu", "rtx4090,rtx3060")
     assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
-    lines = ran.out.splitlines()
-    assert lines[0] == "what fits on each card; memory and needs are in GiB; max_length 16"
-    small, large = lines[3:5]
+    small, large = ran.out.splitlines()[3:5]
     assert small.startswith(">  rtx3060")
     assert large.strip().startswith("rtx4090")
-    assert not [line for line in lines if line != line.rstrip()]
 
 
 def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:

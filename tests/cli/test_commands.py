@@ -14,32 +14,16 @@ from command_line import Autofit
 from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.worker.client import Worker
 
-KNOBS = {
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "gradient_checkpointing"),
-    *("packing", "use_peft", "load_in_4bit", "dtype", "optim"),
-}
-ESTIMATE_KEYS = {
-    *("schema", "knobs", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "reserved", "non_torch_bytes"),
-    *("required_bytes", "budget_bytes"),
-    *("fits", "peak_phase", "phases", "owners_at_peak", "not_counted", "rehearsal_seconds"),
-}
-PLAN_KEYS = {
-    *("schema", "method", "model", "level", "knobs", "effective_batch_size", "levers", "estimate", "attempts"),
-    *("step_seconds", "tokens_per_second", "optimizer_steps", "run_seconds", "alternatives", "data", "proposals"),
-    *("warnings", "seconds"),
-}
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
 ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")
 """Pins that leave a search nothing to choose, for tests of something else."""
 
 
-def test_estimate_is_one_object_with_the_promised_keys(autofit: Autofit) -> None:
+def test_an_estimate_is_one_object_whose_figures_add_up(autofit: Autofit) -> None:
     ran = autofit(*ESTIMATE)
     found = json.loads(ran.out)
     assert ran.code == 0
-    assert found.keys() >= ESTIMATE_KEYS
-    assert found["knobs"].keys() >= KNOBS
     assert found["knobs"]["max_length"] == 64
     assert found["peak_reserved_bytes"] == found["reserved"]["native"]["peak_reserved_bytes"]
     assert found["required_bytes"] == found["peak_reserved_bytes"] + found["non_torch_bytes"]
@@ -48,26 +32,17 @@ def test_estimate_is_one_object_with_the_promised_keys(autofit: Autofit) -> None
     assert max(phase["peak_bytes"] for phase in found["phases"]) == found["peak_allocated_bytes"]
     assert found["fits"]
     assert found["budget_bytes"] < 300 * 2**20
+    larger = json.loads(autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB").out)
+    assert (larger["knobs"]["per_device_train_batch_size"], larger["fits"]) == (64, False)
 
 
-def test_estimate_takes_the_configuration_exactly_as_given(autofit: Autofit) -> None:
-    ran = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--optim", "sgd", "--gpu", "20MiB")
-    found = json.loads(ran.out)
-    assert ran.code == 0
-    assert not found["fits"]
-    assert (found["knobs"]["per_device_train_batch_size"], found["knobs"]["optim"]) == (64, "sgd")
-
-
-def test_plan_is_one_object_with_the_promised_keys(autofit: Autofit) -> None:
+def test_a_plan_is_one_object_on_stdout_and_its_rehearsals_are_told_on_stderr(autofit: Autofit) -> None:
     ran = autofit(*PLAN, "--effective_batch_size", "4")
     found = json.loads(ran.out)
     assert ran.code == 0
-    assert found.keys() >= PLAN_KEYS
-    assert found["estimate"].keys() >= ESTIMATE_KEYS
     assert found["effective_batch_size"] == 4
     assert found["knobs"]["max_length"] == 64
-    assert found["attempts"]
-    assert all(lever.keys() >= {"name", "harm", "why"} for lever in found["levers"])
+    assert ran.err.count("rehearsing: ") == len(found["attempts"]) > 0
     assert 0 < found["data"]["truncated_tokens_fraction"] < 1
 
 
@@ -76,21 +51,6 @@ def test_plan_only_is_plan(autofit: Autofit) -> None:
     plan_only = json.loads(autofit("sft", *PLAN[2:], *ONE_REHEARSAL, "--plan_only").out)
     assert planned["knobs"] == plan_only["knobs"]
     assert planned["estimate"]["peak_allocated_bytes"] == plan_only["estimate"]["peak_allocated_bytes"]
-
-
-def test_a_plan_is_explained_from_its_file(autofit: Autofit, tmp_path: Path) -> None:
-    planned = autofit(*PLAN, *ONE_REHEARSAL)
-    (tmp_path / "plan.json").write_text(planned.out)
-    explained = autofit("explain", str(tmp_path))
-    assert explained.code == 0, explained.err
-    assert explained.out.startswith("autofit sft --model tiny\nfits 300MiB")
-    assert not explained.err
-
-
-def test_rehearsals_are_told_on_stderr_and_the_plan_on_stdout(autofit: Autofit) -> None:
-    ran = autofit(*PLAN[:-1], *ONE_REHEARSAL)
-    assert "rehearsing" in ran.err
-    assert ran.out.startswith("fits 300MiB")
 
 
 def test_evaluation_is_a_phase_of_its_own(autofit: Autofit) -> None:
@@ -158,11 +118,10 @@ def test_short_help_is_there_at_once(argv: tuple[str, ...], autofit: Autofit) ->
     assert "autofit" in ran.out
 
 
-@pytest.mark.parametrize("command", ["gpus", "gpus --json", "--help"])
-def test_a_reader_that_has_seen_enough_is_no_error(command: str, tmp_path: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     """``autofit gpus | head -1``: the pipe is closed before everything is written."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "autotrain_mem.cli.main", *command.split()],
+        [sys.executable, "-m", "autotrain_mem.cli.main", "gpus"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,

@@ -36,31 +36,20 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_expandable_segments_reach_the_allocator_of_a_real_card() -> None:
+def test_expandable_segments_reach_the_allocator_of_a_real_card_which_is_left_alone_unless_asked() -> None:
     assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-def test_the_allocator_is_left_alone_unless_asked() -> None:
     assert _environment(expandable=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_users_shell_sets_for_the_allocator_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_shell_sets_for_the_allocator_stays_and_the_env_block_wins(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, "max_split_size_mb:64")
     assert _environment()[name] == "max_split_size_mb:64,expandable_segments:True"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_env_block_sets_for_the_allocator_stays(name: str) -> None:
-    environment = _environment(given={name: "max_split_size_mb:64", "SOME": "1"})
-    assert environment[name] == "max_split_size_mb:64,expandable_segments:True"
+    environment = _environment(given={name: "max_split_size_mb:32", "SOME": "1"})
+    assert environment[name] == "max_split_size_mb:32,expandable_segments:True"
     assert environment["SOME"] == "1"
-
-
-def test_the_env_block_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    environment = _environment(given={"PYTORCH_ALLOC_CONF": "max_split_size_mb:32"})
-    assert environment["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:32,expandable_segments:True"
 
 
 @pytest.mark.parametrize("simulate", [True, False])

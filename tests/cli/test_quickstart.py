@@ -11,9 +11,9 @@ from autotrain_mem.cli import quickstart
 
 pytestmark = pytest.mark.slow
 
-ROWS = 400
-STEPS = 6
-"""TRL's defaults draw the first long one of these rows in their fifth step, of 600 rows in their 17th."""
+ROWS = 300
+STEPS = 4
+"""TRL's defaults draw the first long one of these rows in their second step, of 600 rows in their 17th."""
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Pa
     assert (restart["step"], restart["resumed_at"], restart["cause"]) == (4, 2, "killed")
     assert (told["run"]["steps"], told["run"]["restarts"]) == (5, 1)
     assert json.loads((files / "survived/run.json").read_text())["experience"]["restarts"] == [restart]
-    assert "the training process ended after 4 steps (killed: signal 9); another goes on from step 2" in survived.err
+    assert "after 4 steps (killed: signal 9)" in survived.err
 
 
 @pytest.mark.slow
@@ -46,7 +47,6 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, 
     argv = shlex.split("sft --output_dir survived --simulate --no_probe --max_steps 7 --resume_from_checkpoint --json")
     resumed = autofit_once(*argv)
     assert resumed.code == 0, resumed.err
-    assert "going on with the run in survived, with its plan" in resumed.err
     assert "rehearsing" not in resumed.err
     told, before = json.loads(resumed.out), json.loads(survived.out)
     assert told["plan"]["knobs"] == before["plan"]["knobs"]
@@ -55,25 +55,23 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, 
     assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
 
 
-def test_words_that_contradict_the_runs_plan_are_refused(survived: Ran, autofit: Autofit) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sft --simulate --optim sgd", "optim is sgd, and adamw_torch_fused in the plan"),
+        ("dpo --model tiny", "survived is a plan for sft, not for dpo"),
+    ],
+)
+def test_words_that_contradict_the_runs_plan_are_refused(line: str, said: str, survived: Ran, autofit: Autofit) -> None:
     assert survived.code == 0, survived.err
-    argv = shlex.split("sft --output_dir survived --simulate --optim sgd --resume_from_checkpoint")
-    refused = autofit(*argv)
+    refused = autofit(*line.split(), "--output_dir", "survived", "--resume_from_checkpoint")
     assert refused.code == UsageError.exit_code
-    assert "optim is sgd, and adamw_torch_fused in the plan" in refused.err
-
-
-def test_another_methods_run_is_not_gone_on_with(survived: Ran, autofit: Autofit) -> None:
-    assert survived.code == 0, survived.err
-    refused = autofit("dpo", "--model", "tiny", "--output_dir", "survived", "--resume_from_checkpoint")
-    assert refused.code == UsageError.exit_code
-    assert "survived is a plan for sft, not for dpo" in refused.err
+    assert said in refused.err
 
 
 @pytest.mark.parametrize(
     ("argv", "plan"),
     [
-        ("--output_dir survived --resume_from_checkpoint", "survived"),
         ("--output_dir=survived --resume_from_checkpoint=true", "survived"),
         ("--resume_from_checkpoint survived/checkpoint-4 --output_dir survived", "survived"),
         ("--output_dir survived --resume_from_checkpoint false", None),
@@ -88,10 +86,6 @@ def test_the_runs_own_plan_is_found_by_its_flags(
     monkeypatch.chdir(files)
     own = flags.read("autofit sft", shlex.split(argv))
     assert plan_files.of_own_run(own, "sft", lambda said: None).plan == plan
-
-
-def test_less_than_no_restarts_is_refused(autofit: Autofit) -> None:
-    assert "--max_restarts -1 is less than never" in autofit("sft", "--model", "tiny", "--max_restarts", "-1").err
 
 
 # -- another run's folder ------------------------------------------------------------------------------------------
@@ -124,25 +118,17 @@ def test_another_run_is_moved_to_the_next_free_number_whole(tmp_path: Path) -> N
         assert not folder.exists()
 
 
-def test_a_folder_that_holds_no_run_stays(tmp_path: Path) -> None:
+def test_a_folder_that_holds_no_run_that_one_works_in_or_that_is_read_is_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert launch.move_aside(str(tmp_path)) is None
     assert launch.move_aside(str(tmp_path / "nowhere")) is None
-
-
-def test_the_folder_that_one_works_in_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(_held(tmp_path / "run"))
+    folder = _held(tmp_path / "run")
+    with pytest.raises(UsageError, match="which the training reads"):
+        output_dir.check_output(replace(_job(folder), model=str(folder)), overwrite=True)
+    with pytest.raises(UsageError, match="--resume_from_checkpoint"):
+        output_dir.check_output(_job(folder, resume_from_checkpoint=True), overwrite=True)
+    monkeypatch.chdir(folder)
     with pytest.raises(OutputFolderError, match="is the one that autofit runs in"):
         launch.move_aside(".")
-
-
-def test_what_the_training_reads_is_not_moved(tmp_path: Path) -> None:
-    folder = _held(tmp_path / "run")
-    job = Job(method="sft", model=str(folder), dataset=None, arguments={"output_dir": str(folder)})
-    with pytest.raises(UsageError, match="which the training reads"):
-        output_dir.check_output(job, overwrite=True)
-
-
-def test_a_run_is_not_moved_and_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Leave one of them away"):
-        output_dir.check_output(_job(_held(tmp_path / "run"), resume_from_checkpoint=True), overwrite=True)

@@ -79,13 +79,6 @@ def test_a_run_that_does_not_fit_has_its_refusals_in_the_history(autofit: Autofi
     assert "raise OutOfMemoryError" in _memory_viz.trace(read(path))
 
 
-def test_a_file_of_that_name_is_overwritten(autofit: Autofit, tmp_path: Path) -> None:
-    path = tmp_path / "run.pickle"
-    path.write_text("an older one")
-    assert autofit(*ESTIMATE, "--snapshot", str(path)).code == 0
-    assert read(path)["segments"]
-
-
 def test_without_the_flag_nothing_is_written_or_said(autofit: Autofit, files: Path) -> None:
     before = sorted(os.listdir(files))
     ran = autofit(*ESTIMATE)
@@ -93,26 +86,16 @@ def test_without_the_flag_nothing_is_written_or_said(autofit: Autofit, files: Pa
     assert sorted(os.listdir(files)) == before
 
 
-def test_a_folder_is_refused_before_anything_is_rehearsed(autofit: Autofit, tmp_path: Path) -> None:
-    ran = autofit("estimate", "sft", "--model", "not there", "--snapshot", str(tmp_path))
-    assert (ran.code, ran.out) == (62, "")
-    assert "it is a folder" in ran.err
-
-
-def test_a_cpu_has_no_such_allocator(autofit: Autofit, tmp_path: Path) -> None:
-    argv = ("estimate", "sft", "--model", "tiny", "--max_length", "64", "--use_cpu", "--snapshot", str(tmp_path / "x"))
-    ran = autofit(*argv)
-    assert (ran.code, ran.out) == (2, "")
-    assert "--gpu" in ran.err
-
-
-@pytest.mark.parametrize("command", [("plan", "sft"), ("sft",), ("gpus",)])
-def test_other_commands_say_whose_flag_it_is(autofit: Autofit, command: tuple[str, ...]) -> None:
-    ran = autofit(*command, "--model", "tiny", "--snapshot=run.pickle")
-    assert ran.code == 2
-    assert "autofit estimate METHOD ... --snapshot FILE" in ran.err
-
-
-def test_only_the_help_of_estimate_lists_it(autofit: Autofit) -> None:
-    assert "--snapshot FILE" in autofit("estimate", "sft", "--help").out
-    assert "--snapshot FILE" not in autofit("plan", "sft", "--help").out
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("estimate sft --model not-there --snapshot tiny", 62, "--snapshot"),
+        ("estimate sft --model tiny --max_length 64 --use_cpu --snapshot x", 2, "--gpu"),
+        ("plan sft --model tiny --snapshot=run.pickle", 2, "autofit estimate METHOD ... --snapshot FILE"),
+        ("gpus --snapshot=run.pickle", 2, "autofit estimate METHOD ... --snapshot FILE"),
+    ],
+)
+def test_a_folder_a_cpu_and_another_command_are_refused(autofit: Autofit, line: str, code: int, said: str) -> None:
+    ran = autofit(*line.split())
+    assert (ran.code, ran.out) == (code, "")
+    assert said in ran.err
