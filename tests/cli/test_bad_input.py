@@ -1,7 +1,7 @@
 """What a user reads after every mistake.
 
-``AUTOFIT_UPDATE_GOLDEN=1 pytest tests/cli/test_bad_input.py`` writes the golden texts again; an empty file beside them
-is filled, so that one more message keeps its whole text.
+``AUTOFIT_UPDATE_GOLDEN=1 scripts/test tests/cli/test_bad_input.py`` writes the golden texts again, and fills an empty
+file that is put beside them for one more message.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mistakes import MISTAKES, SHELL
 from autotrain_mem import api, errors
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
+from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
 WHOLE = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -57,9 +58,7 @@ def test_every_mistake_has_one_clear_message(
     assert not absent, message
     if name in WHOLE:
         text = f"$ {typed}\nexit code {ran.code}\n{message}"
-        if os.environ.get("AUTOFIT_UPDATE_GOLDEN"):
-            (GOLDEN / f"{name}.txt").write_text(text)
-        assert text == (GOLDEN / f"{name}.txt").read_text()
+        assert text == kept(GOLDEN / f"{name}.txt", text)
 
 
 def _message(ran: Ran) -> str:

@@ -460,6 +460,8 @@ DPO_PLAN = replace(
 )
 REWARD_PLAN = replace(PLAN, job=replace(JOB, method="reward"))
 
+PLANS = (PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN)
+
 MEASURED = MemoryReading(
     allocated_bytes=3_123_000_000,
     peak_allocated_bytes=7_951_000_000,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from report_examples import CHOSEN, PLAN
 
 from autotrain_mem.report.events import event_line, free_line, others_line, probe_line
@@ -30,37 +31,24 @@ FITS = Probe(
 REFUSED = replace(FITS, fits=False, refused="CUDA out of memory.", refused_in=Phase.OPTIMIZER_STEP)
 
 
-def line(probe: Probe) -> str:
-    return probe_line(probe, int(10.75 * GIB), 11 * GIB)
+DIED = replace(REFUSED, measured=None, refused_in=None, row_tokens=None)
+PRESSED = replace(FITS, fits=False, measured=replace(READING, num_alloc_retries=2))
+SAMPLED = replace(FITS, knobs=replace(CHOSEN, max_length=None, max_completion_length=256, num_generations=8))
 
 
-def test_one_that_fits_says_what_was_needed_and_predicted() -> None:
-    assert line(FITS) == (
-        "probe: 4 x 16 rows of 768 tokens: needs 10.5 GiB of 11.0 GiB, predicted 10.8 GiB; "
-        "2 steps and a save in 41.2 s: fits"
-    )
-
-
-def test_one_that_was_refused_says_where() -> None:
-    assert line(REFUSED) == (
-        "probe: 4 x 16 rows of 768 tokens: held 10.5 GiB of 11.0 GiB, predicted 10.8 GiB; "
-        "out of memory in the optimizer step phase: does not fit"
-    )
-
-
-def test_one_that_died_says_so() -> None:
-    died = replace(REFUSED, measured=None, refused_in=None, row_tokens=None)
-    assert line(died) == "probe: 4 x 16 rows: out of memory: does not fit"
-
-
-def test_one_that_gave_its_cache_back_says_how_often() -> None:
-    pressed = replace(FITS, fits=False, measured=replace(READING, num_alloc_retries=2))
-    assert "the cache was given back 2 times to go on: does not fit" in line(pressed)
-
-
-def test_completions_are_told_with_their_prompts() -> None:
-    knobs = replace(CHOSEN, max_length=None, max_completion_length=256, num_generations=8)
-    assert "4 x 16 completions of 256 tokens on prompts of 768 tokens:" in line(replace(FITS, knobs=knobs))
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (FITS, "4 x 16 rows of 768 tokens: needs 10.5 GiB of 11.0 GiB, predicted 10.8 GiB"),
+        (FITS, "in 41.2 s: fits"),
+        (REFUSED, "held 10.5 GiB of 11.0 GiB, predicted 10.8 GiB; out of memory in the optimizer step phase"),
+        (DIED, "4 x 16 rows: out of memory: does not fit"),
+        (PRESSED, "the cache was given back 2 times to go on: does not fit"),
+        (SAMPLED, "4 x 16 completions of 256 tokens on prompts of 768 tokens:"),
+    ],
+)
+def test_a_probe_is_told_in_one_line(probe: Probe, said: str) -> None:
+    assert said in probe_line(probe, int(10.75 * GIB), 11 * GIB)
 
 
 def test_others_on_the_card_are_named() -> None:

@@ -45,12 +45,6 @@ def test_a_matrix_shows_every_point_once_at_any_width(name: str, width: int) -> 
     assert len(shown) == len(sweep.points)
 
 
-def test_a_matrix_too_wide_for_the_terminal_goes_on_below() -> None:
-    text = rendered(WIDE, 80)
-    assert text.count("\n32  ") > 1
-    assert rendered(WIDE, 4000).count("\n32  ") == 1
-
-
 def test_what_fits_is_marked_and_counted() -> None:
     fitting = sum(estimate.fits for estimate in LIST.estimates)
     text = rendered(LIST, 80)
@@ -110,7 +104,4 @@ def progress_of(sweep: Sweep, *, terminal: bool) -> str:
 def test_progress_is_told_on_a_terminal_only() -> None:
     assert progress_of(LIST, terminal=False) == ""
     assert "5/5" in progress_of(LIST, terminal=True)
-
-
-def test_progress_says_what_came_of_the_last_point() -> None:
     assert "refused: max_length 65536" in progress_of(LIST, terminal=True)

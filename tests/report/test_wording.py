@@ -13,14 +13,10 @@ from report_examples import (
     CHOSEN,
     DPO_PLAN,
     GRPO_KNOBS,
-    GRPO_PLAN,
     LONG_SEARCH,
-    PASSED_OVER,
     PLAN,
-    PPO_KNOBS,
     PPO_PLAN,
     REWARD_PLAN,
-    WHOLE,
     sampling,
 )
 from test_console import rendered, shown_sums
@@ -40,6 +36,13 @@ def plan_text(plan: Plan) -> str:
 def test_durations_carry_over_where_they_round_up() -> None:
     said = [formatting.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
     assert said == ["0.0 s", "41.3 s", "59.9 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
+    brief = [formatting.brief(seconds) for seconds in (0.0042, 0.066, 0.9994, 0.9996, 6.6)]
+    assert brief == ["4 ms", "66 ms", "999 ms", "1.0 s", "6.6 s"]
+
+
+def test_speed_has_as_many_digits_as_a_prediction_is_good_for() -> None:
+    rates = [formatting.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 1240.0, 98765.4)]
+    assert rates == ["0.0", "3.2", "10.0", "10", "1,240", "98,765"]
 
 
 def test_a_share_that_is_there_never_reads_as_zero() -> None:
@@ -79,49 +82,13 @@ def test_what_trl_does_not_know_is_no_flag_of_trl() -> None:
     assert "and only autofit has --optimizer_offload" in plan_text(DPO_PLAN)
 
 
-def test_ppo_is_a_command_of_ours_alone() -> None:
-    assert "flags of autofit ppo" in plan_text(PPO_PLAN)
-    assert "flags of trl grpo" in plan_text(GRPO_PLAN)
-
-
 # What methods say of their data.
-
-
-def test_a_batch_counts_what_the_method_trains_on() -> None:
-    counted = {plan.method: plan_text(plan) for plan in (PLAN, DPO_PLAN, REWARD_PLAN, GRPO_PLAN, PPO_PLAN)}
-    nouns = {method: re.findall(r"\((\w+) at once x", text) for method, text in counted.items()}
-    assert nouns == {
-        "sft": ["rows"],
-        "dpo": ["pairs"],
-        "reward": ["pairs"],
-        "grpo": ["completions"],
-        "ppo": ["completions"],
-    }
-
-
-def test_prompts_that_were_not_read_are_said_to_be_assumed() -> None:
-    text = plan_text(GRPO_PLAN)
-    assert "prompts of up to 512 tokens and completions of 512 are assumed: no data were read" in text
-    assert "truncated" not in text
-
-
-def test_prompts_that_were_read_are_never_truncated() -> None:
-    assert "completions of up to 53; no prompt is truncated" in plan_text(PPO_PLAN)
-    assert "103,022 prompts: p50 88, p95 163, p99 214, p99.9 290, max 311 tokens" in plan_text(PPO_PLAN)
 
 
 @pytest.mark.parametrize(("plan", "word"), [(PLAN, "truncated"), (DPO_PLAN, "truncated"), (REWARD_PLAN, "dropped")])
 def test_data_that_were_not_read_are_not_called_whole(plan: Plan, word: str) -> None:
     unread = replace(plan, data=None)
     assert f"not read: how much of it is {word} is not known" in plan_text(unread)
-
-
-def test_a_pair_that_is_not_truncated_is_no_row() -> None:
-    assert "no pair is truncated" in plan_text(replace(DPO_PLAN, data=WHOLE))
-
-
-def test_the_padding_of_prompts_is_not_told_since_completions_pad_more() -> None:
-    assert "padding" not in plan_text(PPO_PLAN)
 
 
 def test_packed_rows_have_no_padding() -> None:
@@ -131,20 +98,6 @@ def test_packed_rows_have_no_padding() -> None:
 
 
 # Speed.
-
-
-def test_speed_has_as_many_digits_as_a_prediction_is_good_for() -> None:
-    assert [formatting.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 1240.0, 98765.4)] == [
-        *("0.0", "3.2", "10.0", "10", "1,240", "98,765"),
-    ]
-    assert [formatting.brief(seconds) for seconds in (0.0042, 0.066, 0.9994, 0.9996, 6.6)] == [
-        *("4 ms", "66 ms", "999 ms", "1.0 s", "6.6 s"),
-    ]
-
-
-def test_a_plan_says_how_long_the_run_will_take() -> None:
-    assert "1,240 tokens/s, 6.6 s a step; 935 steps in about 1 h 42 min" in plan_text(PLAN)
-    assert "1,240 tokens/s, 6.6 s a step\n" in plan_text(replace(PLAN, optimizer_steps=None))
 
 
 def test_seconds_by_another_cards_rates_are_not_told() -> None:
@@ -169,33 +122,7 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
     assert {"as given"}.union(*every) == set(told)
 
 
-def test_a_level_that_does_not_fit_says_where_it_would() -> None:
-    row = re.search(r"rounding +17.3 GiB +does not fit; would on rtx4090 \(23.5 GiB\)\n", plan_text(PLAN))
-    assert row is not None
-
-
-def test_a_gentler_level_that_is_too_slow_names_the_flag_that_takes_it() -> None:
-    text = plan_text(PASSED_OVER)
-    assert "lossless fits, but takes 5.3 times as long: --max_slowdown 6 takes it" in text
-    assert "8-bit base fits" not in text
-
-
-def test_a_level_of_more_harm_has_its_speed_and_no_flag() -> None:
-    assert re.search(
-        r"LoRA on an 8-bit base +6.41 GiB +fits, 0.8 x the speed: 4 x 16, 8-bit LoRA, length 768\n",
-        plan_text(PASSED_OVER),
-    )
-
-
-def test_warnings_come_before_the_settings() -> None:
-    assert "warning  The tokenizer has no padding token" in plan_text(PLAN).split("\nsettings\n")[0]
-
-
 # What is loud.
-
-
-def test_a_quantized_base_is_said_before_any_table() -> None:
-    assert "rounds the frozen base model to 4 bits" in plan_text(LONG_SEARCH).split("settings")[0]
 
 
 def test_every_lever_that_changes_what_is_trained_is_loud() -> None:
@@ -213,12 +140,6 @@ def test_no_attempt_takes_two_lines_at_80_columns(plan: Plan) -> None:
     assert len(table.splitlines()) == 2 + len(plan.attempts)
 
 
-def test_the_same_point_of_few_layers_and_of_all_is_told_apart() -> None:
-    text = rendered(attempts_view(PLAN), 80)
-    assert re.search(r"\n 4  4 x 16    LoRA, bfloat16 +8.51 +1,240\n>5  4 x 16 w  LoRA, bfloat16 +8.51 +1,240\n", text)
-    assert "w             rehearsed on the whole model, the others on copies of 4 layers" in text
-
-
 def test_where_every_attempt_was_whole_none_is_marked() -> None:
     whole = tuple(replace(attempt, rehearsed_layers=None) for attempt in PLAN.attempts)
     assert not re.search(" w |whole model", rendered(attempts_view(replace(PLAN, attempts=whole))))
@@ -228,13 +149,6 @@ def test_what_does_not_fit_has_no_speed() -> None:
     text = rendered(attempts_view(PLAN))
     assert "1,301" not in text
     assert text.count("too much") == sum(not attempt.fits for attempt in PLAN.attempts)
-
-
-def test_an_attempt_without_checkpointing_has_a_star() -> None:
-    text = rendered(attempts_view(LONG_SEARCH))
-    assert len(re.findall(r"1 x 128 \*", text)) == 1
-    assert "*             without gradient checkpointing" in text
-    assert "*" not in rendered(attempts_view(PLAN))
 
 
 def test_attempts_with_other_settings_read_otherwise() -> None:
@@ -251,19 +165,6 @@ def test_an_owner_of_nothing_has_no_line() -> None:
     figures, _ = shown_sums(rendered(estimate_view(sampling(GRPO_KNOBS))))
     assert "KV cache" in figures
     assert not {"gradients", "optimizer state", "activations", "vLLM's share"} & figures.keys()
-
-
-def test_vllms_share_is_a_line_of_the_sum_and_of_the_plan() -> None:
-    figures, _ = shown_sums(rendered(estimate_view(GRPO_PLAN.estimate)))
-    assert figures["vLLM's share"] == 349
-    assert re.search(r"vLLM +takes 3.49 GiB of the card", plan_text(GRPO_PLAN))
-    assert "vLLM" not in plan_text(PPO_PLAN)
-
-
-def test_settings_name_completions_by_the_methods_own_flag() -> None:
-    assert "4 x 16 completions, max_completion_length 512" in formatting.settings(GRPO_KNOBS)
-    assert "response_length 53" in formatting.settings(PPO_KNOBS)
-    assert "generated 16 at a time" in formatting.settings(PPO_KNOBS)
 
 
 def test_settings_name_every_switch_that_is_on() -> None:
