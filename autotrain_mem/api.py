@@ -46,6 +46,7 @@ from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.fault_injection import check_mishaps
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.search import search
 from autotrain_mem.report.snapshot import write_snapshot
@@ -53,7 +54,6 @@ from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Re
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.spec.job import REWARD_MODELS
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
@@ -338,7 +338,7 @@ def check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite_output_
     if simulate:
         check_mishaps(job.environment)
     rehearsals.workers.first.check_can_train(job)
-    for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODELS)):
+    for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODEL_ARGUMENTS)):
         if name:
             _check_weights(pathlib.Path(name))
     check_output(job, overwrite=overwrite_output_dir)

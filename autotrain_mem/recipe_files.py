@@ -34,7 +34,7 @@ class Recipe:
 
     @property
     def method(self) -> str:
-        """One of ``spec.job.METHODS``: every name begins with its own."""
+        """One of ``methods.table.METHODS``: every name begins with its own."""
         return self.name.partition("-")[0]
 
     def to_json(self) -> dict[str, str]:

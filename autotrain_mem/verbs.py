@@ -17,10 +17,10 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.autofit import AutoFit, as_autofit
 from autotrain_mem.spec.gpu_comparison import Cards
-from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.python_errors import python_errors
 
 Environment = Mapping[str, str]
@@ -318,7 +318,7 @@ _KEYWORDS = ("dataset", "environment", "simulate", "max_restarts", "overwrite_ou
 def _check_method(method: str) -> None:
     if method in METHODS:
         return
-    near = difflib.get_close_matches(str(method), METHODS, n=1)
+    near = difflib.get_close_matches(str(method), list(METHODS), n=1)
     meant = f'Did you mean "{near[0]}"? ' if near else ""
     raise UsageError(f"Unknown method {method!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
 

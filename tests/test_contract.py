@@ -31,7 +31,7 @@ TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One top-level module or folder of the package, and all that it may import beside the standard library."""
+    """One module or folder of the package, and all that it may import beside the standard library."""
 
     layer: int
     ours: frozenset[str] = frozenset()
@@ -55,27 +55,39 @@ LAYERS = {
     "processes": part(0),
     "units": part(0),
     "versions": part(0),
+    "methods.facts": part(0),
+    "methods.table": part(1, "methods.facts"),
     "allocator": part(1, "units"),
     "files": part(1, "errors"),
     "quickstart": part(1, "errors", "tokenizers torch transformers"),
     "recipe_files": part(1, "errors"),
     "store": part(1, "units"),
-    "spec": part(2, "errors files units"),
+    "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
-    "exports": part(3, "errors spec units", "yaml"),
+    "exports": part(3, "errors methods.facts methods.table spec units", "yaml"),
     "machine": part(
         3, "allocator errors host processes spec store units versions", "bitsandbytes platformdirs pynvml torch"
     ),
-    "planner": part(3, "errors spec units"),
+    "planner": part(3, "errors methods.table spec units"),
     "report": part(3, "errors files recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
-    "methods": part(4, "columns errors host spec trainers", "datasets peft tokenizers torch transformers trl"),
-    "rehearsal": part(
-        5, "errors files methods spec trainers", "accelerate bitsandbytes dill peft torch transformers trl"
+    "methods": part(
+        4,
+        "columns errors host methods.facts methods.table spec trainers",
+        "datasets peft tokenizers torch transformers trl",
     ),
-    "data": part(6, "errors methods rehearsal spec versions", "datasets huggingface_hub transformers trl"),
+    "rehearsal": part(
+        5,
+        "errors files methods methods.table spec trainers",
+        "accelerate bitsandbytes dill peft torch transformers trl",
+    ),
+    "data": part(
+        6, "errors methods methods.table rehearsal spec versions", "datasets huggingface_hub transformers trl"
+    ),
     "checks": part(
-        7, "data errors methods rehearsal spec trainers", "huggingface_hub packaging peft torch transformers trl"
+        7,
+        "data errors methods methods.facts methods.table rehearsal spec trainers",
+        "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
         7,
@@ -84,16 +96,19 @@ LAYERS = {
     ),
     "worker": part(8, "checks data errors host methods processes rehearsal spec units", "torch trl"),
     "engine": part(
-        9, "allocator errors estimator files machine planner rehearsal report spec store training units versions worker"
+        9,
+        "allocator errors estimator files machine methods.table planner rehearsal report spec store training units "
+        "versions worker",
     ),
-    "api": part(10, "engine errors estimator machine planner report spec training worker"),
-    "cli": part(11, "__init__ api errors exports quickstart recipe_files report spec units", "rich yaml"),
+    "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
+    "cli": part(11, "__init__ api errors exports methods.table quickstart recipe_files report spec units", "rich yaml"),
     "drop_in": part(
         11,
-        "api engine errors machine methods planner rehearsal report spec store trainers training units worker",
+        "api engine errors machine methods methods.table planner rehearsal report spec store trainers training units "
+        "worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(11, "api errors spec"),
+    "verbs": part(11, "api errors methods.table spec"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -110,8 +125,14 @@ def may_be_slow_to_import(module: str) -> bool:
 
 
 def part_of(module: str) -> str:
-    """``autotrain_mem.spec.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``."""
-    return module.split(".")[1] if "." in module else "__init__"
+    """``autotrain_mem.spec.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
+
+    A module that has a row of its own is that: ``methods.table`` is pure, and lies below the rest of its folder.
+    """
+    if "." not in module:
+        return "__init__"
+    inner = module.partition(".")[2]
+    return inner if inner in LAYERS else inner.split(".")[0]
 
 
 def imports(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:

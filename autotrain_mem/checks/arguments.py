@@ -17,8 +17,8 @@ from autotrain_mem.checks.flags import refuse
 from autotrain_mem.errors import MissingExtraError, UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.length import MAX_LENGTH, read_length
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
@@ -68,7 +68,7 @@ def parse(
     """Parse the flags that are not ours, over the keys of a YAML config.
 
     Args:
-        method: One of ``spec.job.METHODS``.
+        method: One of ``methods.table.METHODS``.
         argv: Flags without our own.
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.

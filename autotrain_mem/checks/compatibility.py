@@ -118,14 +118,15 @@ def _head_size(config: Any) -> int:
 
 
 def _check_liger(job: Job, config: Any) -> None:
-    """SFT's kernels are rehearsed; of the chunked losses, only those that TRL 1.16 computes itself."""
+    """The model's own kernels are rehearsed; of TRL's chunked losses, only those that it computes itself (1.16)."""
     import trl
     from packaging.version import Version
 
     from autotrain_mem.rehearsal.cuda.liger import why_not_liger
 
     reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
-    if job.method in ("grpo", "rloo", "dpo", "ppo") and Version(trl.__version__) < Version("1.16"):
+    since = job.method_facts.liger_since
+    if since and Version(trl.__version__) < Version(since):
         reason = f"Liger's loss for {job.method} is not rehearsed with trl {trl.__version__}"
     if reason is not None:
         raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotrain_mem.checks.unsupported import unrehearsed
-from autotrain_mem.spec.job import ONLINE_METHODS
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.preflight import Finding, settle
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 
@@ -147,9 +147,10 @@ def _product(given: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Findi
 
 def _lengths(method: str, own: Mapping[str, Any]) -> Problems:
     tokens = own.get("prompt_length")
-    if tokens is not None and method not in ONLINE_METHODS:
+    if tokens is not None and not METHODS[method].is_online:
+        online = [name for name, row in METHODS.items() if row.is_online]
         yield (
-            f"--prompt_length is for {', '.join(ONLINE_METHODS)}, whose data are prompts; {method} has none.",
+            f"--prompt_length is for {', '.join(online)}, whose data are prompts; {method} has none.",
             "Give --max_length, the longest that a row may be.",
         )
     elif tokens is not None and tokens < 1:
@@ -182,9 +183,10 @@ def _forbidden(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
 
 
 def _offload(method: str, given: Mapping[str, Any]) -> Problems:
-    if given.get("optimizer_offload") and method == "ppo":
+    if given.get("optimizer_offload") and METHODS[method].makes_optimizer_early:
         yield (
-            "--optimizer_offload does not work with PPO, whose trainer makes its optimizer as it is built.",
+            f"--optimizer_offload does not work with {METHODS[method].title}, whose trainer makes its optimizer as it "
+            "is built.",
             "Leave it away; --optim adamw_8bit keeps a quarter of the state.",
         )
     elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:

@@ -68,7 +68,8 @@ def _meta_model(job: Job, config: Any) -> Any:
 
     from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
-    kind = {"architecture": AutoModelForSequenceClassification, "num_labels": 1} if job.method == "reward" else {}
+    scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
+    kind = scored if job.method_facts.has_score_head else {}
     trust = bool(job.arguments.get("trust_remote_code", False))
     with without_weights():
         return create_model_from_path(job.model, trust_remote_code=trust, **kind)

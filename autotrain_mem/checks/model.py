@@ -9,11 +9,11 @@ from typing import Any
 
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
-from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.facts import MethodFacts
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.spec import Job
-from autotrain_mem.spec.job import REWARD_MODELS
 
 
 def read_config(job: Job, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def check_reward_model(job: Job) -> None:
         ModelConfigError: as above.
         UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
     """
-    for name in REWARD_MODELS:
+    for name in REWARD_MODEL_ARGUMENTS:
         model = job.arguments.get(name)
         if model is not None:
             trust = bool(job.arguments.get("trust_remote_code", False))
@@ -62,7 +62,7 @@ _OF_THE_FILE = ("_name_or_path", "transformers_version")
 def config_digest(job: Job, config: Any) -> str:
     """Of everything that the configs of the job's models say of these: the same text for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
-    judges = [job.arguments[name] for name in REWARD_MODELS if job.arguments.get(name)]
+    judges = [job.arguments[name] for name in REWARD_MODEL_ARGUMENTS if job.arguments.get(name)]
     configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]
     digest = hashlib.blake2b(digest_size=16)
     for each in configs:
@@ -145,18 +145,18 @@ def _check_architecture(job: Job, config: Any) -> None:
             f"transformers {version} knows no architecture {names[0]}, which the config of {model} names.",
             hint="Update transformers, or correct the architectures in config.json.",
         )
-    method = method_of(job.method)
-    if names[0] not in _trained_by(method.MODEL_KINDS):
+    method = job.method_facts
+    if names[0] not in _trained_by(method):
         raise UnsupportedModelError(
             f"{names[0]} ({model}) is not a causal language model.",
-            hint=f"{method.NAME} trains models that predict the next token, such as Qwen2ForCausalLM or "
+            hint=f"{method.title} trains models that predict the next token, such as Qwen2ForCausalLM or "
             "LlamaForCausalLM.",
         )
-    if "classifier" in method.MODEL_KINDS:
+    if method.has_score_head:
         _check_classifier(model, config)
 
 
-def _trained_by(kinds: tuple[str, ...]) -> set[str]:
+def _trained_by(method: MethodFacts) -> set[str]:
     """Names of architectures. TRL trains vision-language models too."""
     from transformers.models.auto import modeling_auto
 
@@ -166,7 +166,7 @@ def _trained_by(kinds: tuple[str, ...]) -> set[str]:
         *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
     }
     classifiers = {*modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()}
-    return causal | (classifiers if "classifier" in kinds else set())
+    return causal | (classifiers if method.has_score_head else set())
 
 
 def _check_classifier(model: str, config: Any) -> None:

@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import NoReturn
 
 from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
-from autotrain_mem.spec.job import METHODS
+from autotrain_mem.methods.table import METHODS
 
 HELP = """\
 usage: autofit COMMAND [FLAGS]
@@ -135,10 +135,10 @@ def _unknown_command(name: str) -> UsageError:
     return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 
-def _meant(before: str, name: str, known: Sequence[str]) -> str:
+def _meant(before: str, name: str, known: Iterable[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {before} {near[0]}? " if near else ""
 
 

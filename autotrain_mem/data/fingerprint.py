@@ -125,7 +125,7 @@ def _formatting(job: Job) -> dict[str, Any]:
     from trl import ModelConfig
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
-    ignored = elsewhere.union(_LATER, _HOW) - ({"max_length"} if job.method == "reward" else set())
+    ignored = elsewhere.union(_LATER, _HOW) - ({"max_length"} if job.method_facts.drops_long_rows else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {"trust_remote_code": job.arguments.get("trust_remote_code")}
     return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}

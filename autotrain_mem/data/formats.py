@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
 
 _KINDS = {
     ("prompt", "chosen", "rejected"): "preferences",
@@ -39,11 +39,11 @@ def formats_wanted(method: str, filled: Configs) -> str:
     for needed in _formats(method, filled):
         columns.setdefault(_KINDS.get(needed, "plain text"), []).append(", ".join(needed))
     *first, last = [f"{kind} ({' or '.join(sets)})" for kind, sets in columns.items()]
-    text = " (--dataset_text_field names another column of text)" if method == "sft" else ""
+    text = " (--dataset_text_field names another column of text)" if METHODS[method].has_text_column else ""
     return (f"{', '.join(first)} or {last}" if first else last) + text
 
 
 def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
-    """SFT also reads a column of text, whose name is a setting."""
-    formats = list(method_of(method).FORMATS)
-    return [*formats, (filled.training.dataset_text_field,)] if method == "sft" else formats
+    """The method's formats, and the column of text where it reads one, whose name is a setting."""
+    formats = list(METHODS[method].formats)
+    return [*formats, (filled.training.dataset_text_field,)] if METHODS[method].has_text_column else formats

@@ -18,9 +18,8 @@ from autotrain_mem.errors import (
     UsageError,
 )
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.python_call.capture import formatting_of, splits_of
-from autotrain_mem.spec.job import EXAMPLE_DATASETS, Job
+from autotrain_mem.spec.job import Job
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -80,7 +79,7 @@ def dataset_name(job: Job) -> str:
     """What is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
     if job.handed is not None:
         return "train_dataset"
-    return str(job.dataset or job.arguments.get("dataset_name") or EXAMPLE_DATASETS[job.method])
+    return str(job.dataset or job.arguments.get("dataset_name") or job.method_facts.example_dataset)
 
 
 def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> list[str]:
@@ -203,23 +202,19 @@ def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -
 
 
 _IMAGES = frozenset({"image", "images"})
-_READ_IMAGES = frozenset({"sft", "dpo", "grpo", "rloo"})
-"""Methods whose trainers train on images wherever the data have such a column (``trl/trainer/sft_trainer.py`` and
-``dpo_trainer.py``: _is_vision_dataset; ``grpo_trainer.py`` and ``rloo_trainer.py``: _generate_and_score_completions).
-Of the others these columns are two that nobody reads."""
 
 
 def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
     """Images become tokens when a batch is made, and go through a tower of their own: neither is rehearsed."""
     seen = sorted(_IMAGES.intersection(columns))
-    if not seen or job.method not in _READ_IMAGES:
+    if not seen or not job.method_facts.reads_images:
         return
     how = "" if job.handed is None else f": {name} = {name}.remove_columns({seen})"
     raise DatasetFormatError(
         f"{name} holds images ({', '.join(seen)}), and what they take is not known: neither their tokens are counted "
         "nor a model's vision tower is rehearsed.",
         hint=f"To train on the text alone, leave the column away{how}. "
-        f"To train on images, take TRL's own {method_of(job.method).NAME}Trainer, without a plan.",
+        f"To train on images, take TRL's own {job.method_facts.trainer}, without a plan.",
     )
 
 
@@ -229,7 +224,7 @@ def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
     columns = split.column_names
     _check_text_alone(columns, job, name)
     if not columns_read(job.method, columns, filled) and formatting_of(job) is None:
-        trainer = f"{method_of(job.method).NAME}Trainer"
+        trainer = job.method_facts.trainer
         raise DatasetFormatError(
             f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
             hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",

@@ -49,7 +49,7 @@ def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> Da
         rows_by_length=dict(lengths),
         longest_evaluated=max((length for lengths in others for length in lengths.longer), default=0),
         shorter_sides=_shorter_sides(trained),
-        drops=job.method == "reward",
+        drops=job.method_facts.drops_long_rows,
     )
 
 
@@ -69,7 +69,7 @@ FEWEST_TOKENS = {False: 2, True: 1}
 def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
     """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
     max_length, shortest = job.arguments.get("max_length"), min(lengths)
-    if job.method != "reward" or not isinstance(max_length, int) or max_length >= shortest:
+    if not job.method_facts.drops_long_rows or not isinstance(max_length, int) or max_length >= shortest:
         return
     raise EmptyDatasetError(
         f"--max_length {max_length} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "

@@ -11,7 +11,7 @@ from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import keep_alive
 from autotrain_mem.drop_in.planning import Asked, make_plan
 from autotrain_mem.errors import RehearsalError, UsageError
-from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from autotrain_mem.rehearsal.rehearse import finished
@@ -120,7 +120,7 @@ def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
     from transformers import TrainingArguments
 
     config = keywords.get("args")
-    kind = TrainingArguments if method == "sft" else config_class  # trl/trainer/sft_trainer.py: __init__ converts
+    kind = TrainingArguments if METHODS[method].takes_transformers_arguments else config_class
     return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
 
 
@@ -141,7 +141,7 @@ def _config(keywords: Keywords, config_class: type, method: str) -> Any:
     """TRL's config: the default where none is given; made of transformers' where that is given, as TRL makes it."""
     config = keywords.get("args")
     if config is None:
-        return default_config(config_class, keywords, method_of(method).NAME)
+        return default_config(config_class, keywords, METHODS[method].title)
     if isinstance(config, config_class):
         return config
     return config_class(**{**config.to_dict(), "hub_token": config.hub_token})

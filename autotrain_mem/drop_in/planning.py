@@ -20,6 +20,7 @@ from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import EmptyDatasetError, UsageError
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import ROWS, STEPS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.rehearsal.python_call import capture
@@ -31,7 +32,6 @@ from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.spec.length import MAX_LENGTH
 from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.store import Store
@@ -161,12 +161,12 @@ def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
     """Of rows that nobody has seen only a limit is known."""
     if not _streams(asked.call):
         return
-    if asked.method in ONLINE_METHODS and asked.autofit.prompt_length is None:
+    if METHODS[asked.method].is_online and asked.autofit.prompt_length is None:
         raise UsageError(
             "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
             hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
         )
-    if asked.method not in ONLINE_METHODS and not isinstance(words.get(MAX_LENGTH), int):
+    if not METHODS[asked.method].is_online and not isinstance(words.get(MAX_LENGTH), int):
         raise UsageError(
             "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
             hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
@@ -264,8 +264,9 @@ def _check_keywords(asked: Asked) -> None:
     if hasattr(rows := keywords["train_dataset"], "__len__") and not len(rows):
         raise EmptyDatasetError("train_dataset has no rows.", hint="Give it at least one; was a filter too strict?")
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
-    if asked.method == "ppo" and any(keywords.get("optimizers") or ()):
-        why["optimizers"] = "PPO's optimizer holds two models, and is rehearsed as the config names it"
+    if METHODS[asked.method].makes_optimizer_early and any(keywords.get("optimizers") or ()):
+        title = METHODS[asked.method].title
+        why["optimizers"] = f"{title}'s optimizer holds two models, and is rehearsed as the config names it"
     if why:
         raise UsageError(
             f"Not rehearsed yet, so that no plan can be made with it: {', '.join(why)}.",

@@ -50,9 +50,8 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
 def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
     """The plan of the same job with the model given by name; None where that would load another model."""
     model = call.model
-    if (
-        job.handed is None or isinstance(model, str) or job.method == "ppo" or not _is_stock(model)
-    ):  # PPO takes no names
+    takes_name = job.method_facts.takes_model_name
+    if job.handed is None or isinstance(model, str) or not takes_name or not _is_stock(model):
         return None
     path = folder / "anew"
     model.config.save_pretrained(path)

@@ -15,7 +15,6 @@ from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
-from autotrain_mem.spec.job import EXAMPLE_DATASETS
 from autotrain_mem.spec.length import MAX_LENGTH, wished_share
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
@@ -194,7 +193,7 @@ class Rehearsals:
 def example_dataset(job: Job) -> str | None:
     """TRL's own example, when the job names no data and so takes it."""
     named = job.dataset is not None or job.handed or {"dataset_name", "datasets"} & set(job.arguments)
-    return None if named else EXAMPLE_DATASETS[job.method]
+    return None if named else job.method_facts.example_dataset
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
@@ -231,7 +230,7 @@ def padded_share(job: Job, knobs: Knobs, lengths: Lengths) -> float:
 
 def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
     """Tokens of a row that count, on average and without padding; both sequences of a pair, prompt and completion."""
-    sequences = 2 if job.method in ("reward", "dpo") else 1
+    sequences = job.method_facts.sequences_per_row
     profile = lengths.profile
     if profile is None or knobs.packing:
         return float(sequences * (row_length(job, knobs, lengths.longest) + knobs.completion_length))

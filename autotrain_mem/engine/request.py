@@ -20,7 +20,7 @@ class Words:
     """What a user said, before TRL's parser has looked at it."""
 
     method: str
-    """One of ``spec.job.METHODS``."""
+    """One of ``methods.table.METHODS``."""
     model: str | None
     """A hub id or a folder; None where one of TRL's arguments names it."""
     dataset: str | None

@@ -14,16 +14,8 @@ from autotrain_mem.exports.axolotl_rewards import grpo
 from autotrain_mem.exports.case import ALLOCATOR_VARIABLES, LORA_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.notes import environment, no_limit, optimizer_offload, whole_logits
 from autotrain_mem.exports.part import Part, Tool, document, renamed
+from autotrain_mem.methods.facts import AxolotlFacts
 from autotrain_mem.spec import Job, Plan
-
-METHODS: dict[str, dict[str, Any]] = {
-    "sft": {},
-    "reward": {"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1},
-    "dpo": {"rl": "dpo"},
-    "grpo": {"rl": "grpo"},
-}
-"""What chooses the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``; ``validation.py:
-set_reward_model_defaults``; ``enums.py: RLType`` has no RLOO and no PPO)."""
 
 SAME = (
     *("output_dir", "gradient_accumulation_steps", "optim_args", "optim_target_modules", "learning_rate"),
@@ -44,22 +36,6 @@ RENAMED = {
     "lr_scheduler_type": "lr_scheduler",
     "num_train_epochs": "num_epochs",
 }
-OF_METHOD = {
-    "sft": {"padding_free": "batch_flattening"},
-    "reward": {"center_rewards_coefficient": "center_rewards_coefficient"},
-    "dpo": {
-        "beta": "rl_beta",
-        "label_smoothing": "dpo_label_smoothing",
-        "loss_type": "dpo_loss_type",
-        "loss_weights": "dpo_loss_weights",
-        "use_weighting": "dpo_use_weighting",
-        "padding_free": "dpo_padding_free",
-        "precompute_ref_log_probs": "precompute_ref_log_probs",
-        "use_liger_kernel": "dpo_use_liger_kernel",
-    },
-    "grpo": {},
-}
-"""TRL's name -> Axolotl's, for one method (``core/trainers/dpo/__init__.py: DPOStrategy``)."""
 
 REPORTERS = {
     "wandb": "use_wandb",
@@ -99,10 +75,15 @@ def _environment(case: Case) -> dict[str, str]:
     return {**case.environment, ALLOCATOR_VARIABLES[-1]: "expandable_segments:False"}
 
 
+def _known(case: Case) -> AxolotlFacts:
+    """What Axolotl has for the method, which was asked before anything was planned (``tools.check_method``)."""
+    known = case.method_facts.axolotl
+    assert known is not None
+    return known
+
+
 def _model(case: Case) -> Part:
-    return Part(
-        keys={"base_model": case.job.model, **METHODS[case.job.method]}, answered=frozenset({"model_name_or_path"})
-    )
+    return Part(keys={"base_model": case.job.model, **_known(case).keys}, answered=frozenset({"model_name_or_path"}))
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -110,23 +91,6 @@ def _model(case: Case) -> Part:
 _DATA_NAMES = frozenset(
     {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"}
 )
-_TYPES = {"sft": "chat_template", "reward": "bradley_terry.chat_template"}
-"""Of rows that are conversations (``prompt_strategies``). Without a type DPO's and GRPO's rows are taken as TRL takes
-them (``utils/data/rl.py: _load_split``)."""
-_ROWS = {
-    "sft": (
-        "type: for rows with a messages column; text rows take type completion with field text, prompts with "
-        "completions need a user-defined type",
-    ),
-    "reward": ("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
-    "dpo": (
-        "datasets: without a type for rows with prompt, chosen and rejected as text; conversations need a type",
-        "excess_length_strategy truncate: a pair whose prompt alone is longer is dropped; TRL cuts it",
-    ),
-    "grpo": ("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
-}
-
-
 _UNMASKED = (
     "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it trains "
     "on the completions, which is train_on_inputs false",
@@ -135,10 +99,10 @@ _UNMASKED = (
 
 def _data(case: Case) -> Part:
     """Where TRL drops (pairs of reward models) or cuts (all others), Axolotl would drop everywhere."""
-    method, packs = case.job.method, case.knobs.packing
+    method, packs = case.method_facts, case.knobs.packing
     evaluates = {"test_datasets": [_dataset(case, train=False)]} if case.job.is_evaluated and case.data else {}
     masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
-    of_sft = {
+    packing = {
         "sample_packing": packs,
         **({"eval_sample_packing": bool(case.settings.get("eval_packing", packs))} if evaluates else {}),
         "train_on_inputs": not masks,
@@ -150,8 +114,10 @@ def _data(case: Case) -> Part:
             **evaluates,
             "chat_template": "tokenizer_default",
             "sequence_len": case.length,
-            **({} if case.job.is_online else {"excess_length_strategy": "drop" if method == "reward" else "truncate"}),
-            **(of_sft if method == "sft" else {}),
+            **(
+                {} if method.is_online else {"excess_length_strategy": "drop" if method.drops_long_rows else "truncate"}
+            ),
+            **(packing if method.is_packable else {}),
             "pad_to_sequence_len": packs,
         },
         answered=_DATA_NAMES
@@ -159,8 +125,8 @@ def _data(case: Case) -> Part:
         | (frozenset() if case.data else {"datasets"}),
         notes=(
             *mixture,
-            *(() if case.get("dataset_text_field") else _ROWS[method]),
-            *(_UNMASKED if method == "sft" and not masks else ()),
+            *(() if case.get("dataset_text_field") else _known(case).notes),
+            *(_UNMASKED if method.is_packable and not masks else ()),
             *no_limit(case, "sequence_len").notes,
         ),
     )
@@ -169,9 +135,9 @@ def _data(case: Case) -> Part:
 def _dataset(case: Case, *, train: bool) -> dict[str, Any]:
     data = case.data
     assert isinstance(data, Data)
-    text = case.get("dataset_text_field")
-    rows = {"type": _TYPES[case.job.method]} if case.job.method in _TYPES else {}
-    if case.job.method == "sft":
+    text, row_type = case.get("dataset_text_field"), _known(case).row_type
+    rows = {} if row_type is None else {"type": row_type}
+    if case.method_facts.has_text_column:
         rows = {"type": "completion", "field": text} if text else {**rows, "field_messages": "messages"}
     return {
         "path": data.path,
@@ -341,15 +307,16 @@ def _strategy(case: Case, what: str) -> dict[str, Any]:
 
 
 def _method(case: Case) -> Part:
-    if case.job.method == "grpo":
+    if case.job.is_online:
         return grpo(case)
-    part = renamed(case, OF_METHOD[case.job.method])
+    known = _known(case).renamed
+    part = renamed(case, known)
     keys = dict(part.keys)
-    if case.job.method == "dpo":
-        keys["rl_beta"] = case.get("beta")
+    if "beta" in known:
+        keys[known["beta"]] = case.get("beta")
     if isinstance(keys.get("dpo_loss_type"), str):
         keys["dpo_loss_type"] = [keys["dpo_loss_type"]]
-    if case.job.method != "sft":
+    if not case.method_facts.has_chunked_loss:
         return Part(keys=keys, answered=part.answered)
     liger = _liger() if case.get("use_liger_kernel") else {}
     answered = part.answered | {"loss_type"} if case.get("loss_type") in (None, "nll") else part.answered

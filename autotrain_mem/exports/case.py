@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.spec import Job, Knobs, Plan
-from autotrain_mem.spec.job import EXAMPLE_DATASETS
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.spec.length import MAX_LENGTH, without_wish
 from autotrain_mem.spec.plan import as_recorded
 
-LEARNING_RATES = {"sft": 2e-5, "reward": 1e-4, "dpo": 1e-6, "grpo": 1e-6, "rloo": 1e-6, "ppo": 3e-6}
-"""TRL's default of ``learning_rate`` (``trl/trainer/*_config.py``, ``trl/experimental/ppo/ppo_config.py``)."""
-BETAS = {"dpo": 0.1, "grpo": 0.0}
-"""TRL's default of ``beta`` (``trl/trainer/dpo_config.py``, ``grpo_config.py``)."""
 TRAINER_DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 3.0,
     "lr_scheduler_type": "linear",
@@ -71,6 +67,10 @@ class Case:
         return self.plan.knobs
 
     @property
+    def method_facts(self) -> MethodFacts:
+        return self.job.method_facts
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
         knobs = {name: getattr(self.knobs, name) for name in knob_names(self.job.method, self.knobs)}
@@ -79,10 +79,8 @@ class Case:
         return {name: value for name, value in told.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As given or planned, else TRL's default where this module knows it."""
-        known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, "learning_rate": LEARNING_RATES[self.job.method]}
-        if self.job.method in BETAS:
-            known["beta"] = BETAS[self.job.method]
+        """As given or planned, else TRL's default where this module or the method's row knows it."""
+        known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
         return self.settings.get(name, known.get(name, default))
 
     @property
@@ -97,7 +95,7 @@ class Case:
         """None for a mixture of datasets, which only TRL reads."""
         if self.job.dataset is None and self.settings.get("datasets"):
             return None
-        path = str(self.job.dataset or self.settings.get("dataset_name") or EXAMPLE_DATASETS[self.job.method])
+        path = str(self.job.dataset or self.settings.get("dataset_name") or self.method_facts.example_dataset)
         return Data(
             path=path,
             kind=FILE_KINDS.get(pathlib.PurePath(path).suffix.lower()),

@@ -54,7 +54,7 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     """
     case = case_of(plan, job)
     launch = ("accelerate", "launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision")
-    has_script = job.method != "ppo"
+    has_script = job.method_facts.has_trl_command
     return DryRun(
         config=trl(plan, job),
         command=(*launch, case.precision, *shlex.split(script(job.method))) if has_script else None,

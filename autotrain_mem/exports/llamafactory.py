@@ -16,10 +16,9 @@ from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, ca
 from autotrain_mem.exports.notes import allocator, environment, no_limit, optimizer_offload, whole_logits
 from autotrain_mem.exports.part import Part, Tool, document, renamed
 from autotrain_mem.exports.trainer_arguments import TRAINER_ARGUMENTS
+from autotrain_mem.methods.facts import LlamaFactoryFacts
 from autotrain_mem.spec import Job, Plan
 
-STAGES = {"sft": "sft", "reward": "rm", "dpo": "dpo", "ppo": "ppo"}
-"""``finetuning_args.py: FinetuningArguments.stage``."""
 RENAMED = {
     "dataset_num_proc": "preprocessing_num_workers",
     "use_liger_kernel": "enable_liger_kernel",
@@ -28,8 +27,6 @@ RENAMED = {
 }
 ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
 """``extras/constants.py: AttentionFunction``, after ``model/model_utils/attention.py``."""
-PAIR_LOSSES = ("sigmoid", "hinge", "ipo")
-"""Those of ``pref_loss`` that TRL's DPO calls the same."""
 
 _OWN_WAY = frozenset(
     {
@@ -60,6 +57,13 @@ def llamafactory(plan: Plan, job: Job) -> str:
     return document(case, tool, parts, case.environment)
 
 
+def _known(case: Case) -> LlamaFactoryFacts:
+    """What LLaMA-Factory has for the method, which was asked before anything was planned (``tools.check_method``)."""
+    known = case.method_facts.llamafactory
+    assert known is not None
+    return known
+
+
 def _model(case: Case) -> Part:
     part = renamed(case, RENAMED)
     asked = case.get("attn_implementation")
@@ -67,7 +71,7 @@ def _model(case: Case) -> Part:
     return Part(
         keys={
             "model_name_or_path": case.job.model,
-            "stage": STAGES[case.job.method],
+            "stage": _known(case).stage,
             "do_train": True,
             "finetuning_type": "lora" if case.knobs.use_peft else "full",
             **part.keys,
@@ -81,31 +85,13 @@ def _model(case: Case) -> Part:
 
 # -- data ----------------------------------------------------------------------------------------------------------
 
-_MESSAGES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-_COLUMNS: dict[str, dict[str, Any]] = {
-    "sft": {"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": _MESSAGES},
-    "pairs": {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}},
-    "ppo": {"columns": {"prompt": "prompt"}},
-}
-"""Entries of ``data/dataset_info.json`` (``data/README.md``, ``data/parser.py: DatasetAttr``)."""
-_ROWS = {
-    "sft": "rows with a messages column; rows with other columns name theirs in the entry",
-    "reward": "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt",
-    "dpo": "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt",
-    "ppo": "rows with prompt as text",
-}
-_LONG = {
-    "reward": ("cutoff_len: LLaMA-Factory cuts both sides of a pair that is longer; TRL drops the pair",),
-    "ppo": ("cutoff_len: of a prompt; TRL's PPO takes it as long as it is",),
-}
-
 
 def _data(case: Case) -> Part:
     """Data have a name in ``dataset_info.json``, with what is to be read of them."""
-    data, method, packs = case.data, case.job.method, case.knobs.packing
-    length = (case.plan.prompt_length or case.length) if method == "ppo" else case.length
+    data, packs, is_packable = case.data, case.knobs.packing, case.method_facts.is_packable
+    length = (case.plan.prompt_length or case.length) if case.job.is_online else case.length
     masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
-    of_sft = {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks} if method == "sft" else {}
+    packing = {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks} if is_packable else {}
     masked = (
         "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on "
         "the completions, which is train_on_prompt false",
@@ -114,7 +100,7 @@ def _data(case: Case) -> Part:
     if data and case.job.is_evaluated:
         names["eval_dataset"] = f"{names['dataset']}_eval"
     return Part(
-        keys={**names, "cutoff_len": length, **of_sft},
+        keys={**names, "cutoff_len": length, **packing},
         answered=frozenset(
             {
                 *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
@@ -124,8 +110,8 @@ def _data(case: Case) -> Part:
         ),
         notes=(
             *(_entries(case) if data else ("datasets: name each of the mixture in dataset, divided by commas",)),
-            *(masked if method == "sft" and not masks else ()),
-            *_LONG.get(method, ()),
+            *(masked if is_packable and not masks else ()),
+            *_known(case).length_notes,
             *no_limit(case, "cutoff_len").notes,
         ),
     )
@@ -147,11 +133,10 @@ def _entries(case: Case) -> list[str]:
     splits = {_name(case): data.train_split}
     if case.job.is_evaluated:
         splits[f"{_name(case)}_eval"] = data.test_split
-    columns = _COLUMNS["pairs" if case.job.method in ("reward", "dpo") else case.job.method]
-    entries = {name: {**source, **subset, "split": split, **columns} for name, split in splits.items()}
-    rows = _ROWS[case.job.method]
-    made = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]
-    return [f"dataset: a name in data/dataset_info.json, to which this is added, for {rows}: {text}" for text in made]
+    known = _known(case)
+    entries = {name: {**source, **subset, "split": split, **known.entry} for name, split in splits.items()}
+    lines = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]
+    return [f"dataset: a name in data/dataset_info.json, to which this is added, for {known.rows}: {x}" for x in lines]
 
 
 # -- what is trained, and in which numbers -------------------------------------------------------------------------
@@ -255,54 +240,17 @@ def _checkpointing(case: Case) -> Part:
 
 
 def _method(case: Case) -> Part:
-    by_method = {"dpo": _pairs, "ppo": _ppo, "reward": _judge}
-    return by_method[case.job.method](case) if case.job.method in by_method else Part(answered=_of_loss(case))
-
-
-def _of_loss(case: Case) -> frozenset[str]:
-    """Whole logits are what TRL calls nll."""
-    return frozenset({"loss_type"} if case.get("loss_type") in (None, "nll") else ())
-
-
-def _judge(case: Case) -> Part:
-    return Part(
-        notes=("the model: LLaMA-Factory trains a causal model with a value head; TRL a classifier with one score",)
-    )
-
-
-def _pairs(case: Case) -> Part:
-    """``train/dpo/trainer.py: CustomDPOTrainer``."""
-    asked = case.get("loss_type", "sigmoid")
+    """What the method's row says of LLaMA-Factory; a loss that is not among its losses is left unanswered."""
+    known = _known(case)
+    asked = case.get("loss_type")
     loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
-    known = loss in PAIR_LOSSES
-    more = renamed(case, {"label_smoothing": "dpo_label_smoothing", "ld_alpha": "ld_alpha"})
+    has_loss = loss in known.losses
+    values = {key: value for name, key in known.renamed.items() if (value := case.get(name)) is not None}
+    chosen = {known.loss_key: loss} if has_loss and known.loss_key else {}
     return Part(
-        keys={"pref_beta": case.get("beta"), **({"pref_loss": loss} if known else {}), **more.keys},
-        answered=more.answered | {"beta"} | ({"loss_type"} if known else frozenset()),
-        notes=("the loss: logits of policy and reference are whole in float32, whatever TRL's does",),
-    )
-
-
-_PPO = {
-    "num_ppo_epochs": "ppo_epochs",
-    "whiten_rewards": "ppo_whiten_rewards",
-    "reward_model_path": "reward_model",
-    "response_length": "max_new_tokens",
-}
-
-
-def _ppo(case: Case) -> Part:
-    """``train/ppo/trainer.py: CustomPPOTrainer``; a judge that is an adapter is its default, and TRL's is whole."""
-    part = renamed(case, _PPO)
-    sampled = {"do_sample": True, "temperature": case.get("temperature", 0.7), "top_p": 1.0, "top_k": 0}
-    judge = {"reward_model_type": "full"} if "reward_model" in part.keys else {}
-    return Part(
-        keys={**part.keys, **judge, **sampled},
-        answered=part.answered | {"temperature"},
-        notes=(
-            "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has a "
-            "value model of its own, so that the prediction is only a rough guide",
-        ),
+        keys={**values, **chosen, **known.keys},
+        answered=frozenset({*known.renamed, *(("loss_type",) if has_loss else ())}),
+        notes=known.notes,
     )
 
 

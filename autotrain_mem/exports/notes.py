@@ -30,8 +30,9 @@ def environment(case: Case) -> Part:
 
 
 def whole_logits(case: Case, tool: str, batch: str) -> Part:
-    """TRL's SFT goes over the tokens in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
-    if case.job.method != "sft" or case.settings.get("loss_type") == "nll" or case.settings.get("use_liger_kernel"):
+    """TRL goes over the tokens in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
+    has_chunks = case.method_facts.has_chunked_loss and case.settings.get("loss_type") != "nll"
+    if not has_chunks or case.settings.get("use_liger_kernel"):
         return Part()
     why = f"the loss: TRL makes logits for some tokens at a time, {tool} for all of a micro-batch at once, which takes"
     rows = case.knobs.per_device_train_batch_size

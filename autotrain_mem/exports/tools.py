@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports import accelerate, axolotl, llamafactory, trl
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.job import METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,13 +25,19 @@ class Exporter:
 EXPORTERS = {
     "trl": Exporter(methods=METHODS, write=trl.trl, lacks=""),
     "accelerate": Exporter(
-        methods=[method for method in METHODS if method != "ppo"],
+        methods=[name for name, method in METHODS.items() if method.has_trl_command],
         write=accelerate.accelerate,
         lacks="accelerate launches TRL's scripts, and TRL has none for",
     ),
-    "axolotl": Exporter(methods=axolotl.METHODS, write=axolotl.axolotl, lacks="Axolotl has no"),
+    "axolotl": Exporter(
+        methods=[name for name, method in METHODS.items() if method.axolotl is not None],
+        write=axolotl.axolotl,
+        lacks="Axolotl has no",
+    ),
     "llamafactory": Exporter(
-        methods=llamafactory.STAGES, write=llamafactory.llamafactory, lacks="LLaMA-Factory has no"
+        methods=[name for name, method in METHODS.items() if method.llamafactory is not None],
+        write=llamafactory.llamafactory,
+        lacks="LLaMA-Factory has no",
     ),
 }
 

@@ -17,13 +17,12 @@ DATA_NAMES = ("dataset_name", "datasets")
 def trl(plan: Plan, job: Job) -> str:
     """The file for ``trl METHOD --config FILE``."""
     case = case_of(plan, job)
-    tool = Tool(name="TRL", command=trl_command(job.method), trains_with_trl=True)
+    tool = Tool(
+        name="TRL",
+        command=f"{'trl' if job.method_facts.has_trl_command else 'autofit'} {job.method} --config FILE",
+        trains_with_trl=True,
+    )
     return document(case, tool, trl_parts(case), {})
-
-
-def trl_command(method: str) -> str:
-    """TRL has no script for PPO; autofit reads the same file."""
-    return f"{'autofit' if method == 'ppo' else 'trl'} {method} --config FILE"
 
 
 def trl_parts(case: Case) -> list[Part]:
@@ -33,7 +32,11 @@ def trl_parts(case: Case) -> list[Part]:
     rest = {name: value for name, value in told.items() if name not in DATA_NAMES and name not in first}
     environment = {"env": case.environment} if case.environment else {}
     whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*told, *DATA_NAMES}))
-    return [whole, optimizer_offload(case, "autofit METHOD --config FILE --optimizer_offload has it"), _of_ppo(case)]
+    return [
+        whole,
+        optimizer_offload(case, "autofit METHOD --config FILE --optimizer_offload has it"),
+        _without_script(case),
+    ]
 
 
 def _data(case: Case) -> dict[str, object]:
@@ -46,9 +49,10 @@ def _data(case: Case) -> dict[str, object]:
     return {"datasets": [{"path": data.kind, "data_files": data.path}]}
 
 
-def _of_ppo(case: Case) -> Part:
-    if case.job.method != "ppo":
+def _without_script(case: Case) -> Part:
+    if case.method_facts.has_trl_command:
         return Part()
+    config, command = f"{case.method_facts.title}Config", f"autofit {case.job.method}"
     return Part(
-        notes=("TRL has PPOConfig and no script for it: autofit ppo reads this file, trl does not have the command",)
+        notes=(f"TRL has {config} and no script for it: {command} reads this file, trl does not have the command",)
     )

@@ -16,11 +16,6 @@ from autotrain_mem.methods.small import smallest_model
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
 from autotrain_mem.spec import Knobs
 
-NAME = "DPO"
-FORMATS = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
-"""In the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``."""
-MODEL_KINDS = ("causal",)
-
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl dpo``."""

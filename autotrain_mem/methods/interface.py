@@ -9,21 +9,14 @@ from typing import Any, Protocol, cast
 
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.job import METHODS
 
 EditRows = Callable[[list[Any]], list[Any]]
 
 
 class Method(Protocol):
     """A module of this package. All of them hold the same functions in the same order."""
-
-    NAME: str
-    """The trainer as TRL calls it: ``SFT``."""
-    FORMATS: tuple[tuple[str, ...], ...]
-    """Sets of columns that the trainer reads, in its own order of preference."""
-    MODEL_KINDS: tuple[str, ...]
-    """Kinds of architecture that it trains: ``causal``, or also ``classifier``."""
 
     def make_parser(self) -> Any:
         """TRL's own parser: every flag and YAML key that it takes, we take."""
@@ -66,7 +59,7 @@ class Method(Protocol):
 
 
 def method_of(name: str) -> Method:
-    """The module of a method in ``spec.job.METHODS``."""
+    """The module of a method in ``table.METHODS``."""
     if name not in METHODS:
         raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
     return cast(Method, importlib.import_module(f"autotrain_mem.methods.{name}"))

@@ -17,9 +17,6 @@ from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import text_of, without_last
 from autotrain_mem.spec import Knobs
 
-FORMATS = (("prompt",),)
-MODEL_KINDS = ("causal",)
-
 TRIED_ROWS = 2
 
 

@@ -22,10 +22,6 @@ from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN
 from autotrain_mem.spec import Knobs
 
-NAME = "PPO"
-FORMATS = (("input_ids",), ("prompt",))
-MODEL_KINDS = ("causal",)
-
 
 def make_parser() -> Any:
     """A parser of TRL's kind: TRL has no command for PPO.

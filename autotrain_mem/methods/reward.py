@@ -14,10 +14,6 @@ from autotrain_mem.methods.small import smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_rejected
 from autotrain_mem.spec import Knobs
 
-NAME = "Reward"
-FORMATS = (("chosen_ids", "rejected_ids"), ("prompt", "chosen", "rejected"), ("chosen", "rejected"))
-"""In the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``."""
-MODEL_KINDS = ("causal", "classifier")
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import Configs, fill
 from autotrain_mem.methods.online import (
-    FORMATS,
-    MODEL_KINDS,
     check,
     rehearsal_changes,
     row_lengths,
@@ -19,9 +17,6 @@ from autotrain_mem.methods.online import (
 )
 
 __all__ = [
-    "FORMATS",
-    "MODEL_KINDS",
-    "NAME",
     "build_trainer",
     "check",
     "configs",
@@ -32,8 +27,6 @@ __all__ = [
     "training_patches",
     "worst_rows",
 ]
-
-NAME = "RLOO"
 
 
 def make_parser() -> Any:

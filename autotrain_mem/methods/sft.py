@@ -14,11 +14,6 @@ from autotrain_mem.methods.small import smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_row
 from autotrain_mem.spec import Knobs
 
-NAME = "SFT"
-FORMATS = (("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",))
-"""In the order of ``trl/trainer/sft_trainer.py: _prepare_dataset``; a text column is read when none of these is."""
-MODEL_KINDS = ("causal",)
-
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl sft``."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.ladder import (
     BATCHES,
     EXPANDABLE,
@@ -21,7 +22,6 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever
-from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
 _WITHOUT = {
@@ -33,10 +33,6 @@ _WITHOUT = {
     "max_length": "the length asked for needs",
 }
 """What the least demanding point without the lever stands for."""
-
-
-_REASON_OF = {("reward", "max_length"): "pairs with a side of more tokens are dropped"}
-"""What a lever does in a method that goes its own way."""
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
@@ -93,7 +89,8 @@ def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Seque
         needed = _needed_without(row, space, knobs, memo, too_slow)
     else:
         needed = _next_that_failed(space, knobs, memo) if row.name == MICRO_BATCH else ""
-    reason = _REASON_OF.get((space.method, row.name), row.reason)
+    drops = METHODS[space.method].drops_long_rows and row.name == "max_length"
+    reason = "pairs with a side of more tokens are dropped" if drops else row.reason
     return f"{needed}: {reason}" if needed else reason
 
 
@@ -126,7 +123,7 @@ def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
 
 
 def _rows(space: Space, estimate: Estimate) -> str:
-    return f"{estimate.knobs.per_device_train_batch_size} {ROW_NOUNS.get(space.method, 'rows')}"
+    return f"{estimate.knobs.per_device_train_batch_size} {METHODS[space.method].row_noun}"
 
 
 def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:

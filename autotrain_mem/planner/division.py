@@ -49,7 +49,7 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     if knobs.num_generations is not None:
         _check_evaluated_groups(job, knobs)
         return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
-    if job.method == "ppo":
+    if job.method_facts.has_mini_batches:
         return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
     return None
 

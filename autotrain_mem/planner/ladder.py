@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.table import METHODS, methods_where
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.precision import half_of
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Fit, Harm, Knobs
-from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +50,6 @@ EXPANDABLE = "expandable_segments"
 HALF_WEIGHTS = "bf16_weights"
 """Its weights are float16 where the card has no bfloat16 (``precision.half_of``)."""
 
-_OFFLINE = frozenset(METHODS) - frozenset(ONLINE_METHODS)
-
 LADDER = (
     LadderRow(
         name=EXPANDABLE,
@@ -65,7 +63,9 @@ LADDER = (
         name="eval_batch",
         harm=Harm.NONE,
         knobs=(EVALUATED_ROWS,),
-        methods=_OFFLINE,  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        methods=methods_where(
+            lambda method: not method.is_online
+        ),  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
         reason="evaluation takes no more rows at once than training does: the same results, in more batches",
     ),
     LadderRow(
@@ -78,7 +78,7 @@ LADDER = (
         name="rollout_batch",
         harm=Harm.TIME,
         knobs=("local_rollout_forward_batch_size",),
-        methods=frozenset({"ppo"}),
+        methods=methods_where(lambda method: "local_rollout_forward_batch_size" in method.knobs),
         reason="completions are generated and scored a few rows at a time",
     ),
     LadderRow(
@@ -95,7 +95,7 @@ LADDER = (
         knobs=("activation_offloading",),
         moves_from=(False,),
         to=True,
-        methods=_OFFLINE,  # the only TRL configs that have it
+        methods=methods_where(lambda method: method.has_activation_offload),
         reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
     ),
     LadderRow(
@@ -104,7 +104,7 @@ LADDER = (
         knobs=("optimizer_offload",),
         moves_from=(False,),
         to=True,
-        methods=frozenset(METHODS) - {"ppo"},  # its optimizer is made with the trainer, and holds two models
+        methods=methods_where(lambda method: not method.makes_optimizer_early),
         needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)},
         instead_of=("8bit_optimizer",),
         reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
@@ -162,7 +162,7 @@ LADDER = (
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
-        methods=_OFFLINE,  # TRL truncates no prompt
+        methods=methods_where(lambda method: not method.is_online),  # TRL truncates no prompt
         reason="rows are truncated to fewer tokens",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.border import most_that_fits
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.ladder import FREE, LADDER, LEVERS
@@ -13,7 +14,6 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs, Phase
-from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
 _PHASES = {
@@ -179,7 +179,7 @@ def needs_line(least: Estimate) -> str:
 
 def _settings(space: Space, knobs: Knobs) -> str:
     batch = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
-    noun = ROW_NOUNS.get(space.method, "rows")
+    noun = METHODS[space.method].row_noun
     if knobs.completion_length:
         rows = f"{batch} {noun} of {knobs.completion_length} tokens"
     else:

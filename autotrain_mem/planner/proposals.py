@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import DataProfile, Job, Knobs, Proposal
-from autotrain_mem.spec.job import ROW_NOUNS
 
 PADDING_PAYS = 0.1
 """Share of what a step computes that has to be saved: less than that is within the error of a predicted step time, and
@@ -42,7 +42,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
         return ()
     found = [*_shorter(profile, knobs, job)]
     padding = profile.padding_fraction(knobs.per_device_train_batch_size, knobs.max_length)
-    if job.method == "sft" and padding >= PADDING_PAYS:
+    if job.method_facts.is_packable and padding >= PADDING_PAYS:
         found = [
             *_packing(profile, knobs, job, flash_attention, padding),
             *_grouping(profile, knobs, job, padding),
@@ -56,7 +56,7 @@ def context_cut(profile: DataProfile, context_length: int | None, method: str) -
     rows = profile.truncated_rows(context_length)
     if not rows or context_length is None:
         return None
-    noun, lost = ROW_NOUNS.get(method, "rows"), "drops them, with" if profile.drops else "cuts"
+    noun, lost = METHODS[method].row_noun, "drops them, with" if profile.drops else "cuts"
     tokens = profile.truncated_tokens_fraction(context_length)
     return (
         f"{rows:,} of {profile.rows:,} {noun} ({_percent(rows / profile.rows)}) are longer than the model's context of "
@@ -110,7 +110,7 @@ def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]
         if job.pins_length or length > (1 - WORST_BATCH_PAYS) * planned:
             continue
         rows, tokens = profile.truncated_rows(length), profile.truncated_tokens_fraction(length)
-        verb, noun = "drops" if profile.drops else "cuts", ROW_NOUNS.get(job.method, "rows")
+        verb, noun = "drops" if profile.drops else "cuts", job.method_facts.row_noun
         yield Proposal(
             flags=f"--max_length p{100 * share:g}",
             why=f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row in place of "

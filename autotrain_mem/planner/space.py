@@ -140,7 +140,7 @@ def make_space(
         context_length=context_length,
         is_quantized=facts.is_quantized,
         longest=longest,
-        shortest=shortest if job.method == "reward" else None,
+        shortest=shortest if job.method_facts.drops_long_rows else None,
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         method=job.method,

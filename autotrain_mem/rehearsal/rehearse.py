@@ -161,7 +161,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         facts += OFFLOADING_NOT_COUNTED
     if knobs.optimizer_offload:
         facts.append("host memory: weights and gradients are pinned there, and the optimizer's state lies beside them")
-    if job.method in ("grpo", "rloo"):
+    if job.method_facts.groups_completions:
         facts.append(
             "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
             "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length"

@@ -12,7 +12,6 @@ from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted,
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, table, title
 from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed
 from autotrain_mem.spec import Attempt, Estimate, Owner, Plan
-from autotrain_mem.spec.job import ROW_NOUNS
 from autotrain_mem.units import format_bytes
 
 LARGEST_OWNERS = 2
@@ -81,7 +80,7 @@ def _peak(estimate: Estimate) -> str:
 
 def _larger(plan: Plan) -> str:
     """What the next larger micro-batch needs, of those that were rehearsed with the same settings."""
-    rows, noun = plan.knobs.per_device_train_batch_size, ROW_NOUNS.get(plan.method, "rows")
+    rows, noun = plan.knobs.per_device_train_batch_size, plan.job.method_facts.row_noun
     if plan.knobs.gradient_accumulation_steps == 1:
         return f"the whole batch of {rows} is computed at once already"
     larger = [each for each in plan.attempts if each.knobs.per_device_train_batch_size > rows and _alike(each, plan)]

@@ -13,7 +13,6 @@ from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Alternative, DataSummary, Harm, Lever, Plan
 from autotrain_mem.spec.data_summary import PERCENTILES
-from autotrain_mem.spec.job import ONLINE_METHODS, ROW_NOUNS
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
@@ -78,23 +77,23 @@ def _batch(plan: Plan) -> str:
 
 
 def _noun(plan: Plan) -> str:
-    return ROW_NOUNS.get(plan.method, "rows")
+    return plan.job.method_facts.row_noun
 
 
 def _data(plan: Plan) -> Text:
     """How long the rows are, how much of the computing is padding, and what is cut."""
     if plan.data is None:
         return Text(_unread(plan))
-    noun = "prompts" if plan.method in ONLINE_METHODS else _noun(plan)
+    noun = "prompts" if plan.job.is_online else _noun(plan)
     lengths = f"{plan.data.rows:,} {noun}: {_percentiles(plan.data)}, max {plan.data.longest} tokens"
     return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
 
 
 def _unread(plan: Plan) -> str:
-    if plan.method in ONLINE_METHODS:
+    if plan.job.is_online:
         assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
         return f"{assumed} are assumed: no data were read"
-    lost = "dropped" if plan.method == "reward" else "truncated"
+    lost = "dropped" if plan.job.method_facts.drops_long_rows else "truncated"
     return f"not read: how much of it is {lost} is not known"
 
 
@@ -106,10 +105,11 @@ def _percentiles(data: DataSummary) -> str:
 
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
     """What this plan's length and micro-batch make of the rows."""
-    if plan.method in ONLINE_METHODS:
+    if plan.job.is_online:
         return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
     padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
-    return [Text(padding), _dropped(plan, data) if plan.method == "reward" else _truncated(plan, data)]
+    drops = plan.job.method_facts.drops_long_rows
+    return [Text(padding), _dropped(plan, data) if drops else _truncated(plan, data)]
 
 
 def _truncated(plan: Plan, data: DataSummary) -> Text:
@@ -227,8 +227,8 @@ def _settings_table(plan: Plan) -> Table:
 
 
 def _flags(plan: Plan) -> list[RenderableType]:
-    """PPO has no command of TRL's; ours takes the same flags."""
-    command = "autofit" if plan.method == "ppo" else "trl"
+    """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
+    command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
     own = formatting.own_flags(plan.knobs)
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []

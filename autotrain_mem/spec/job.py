@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotrain_mem.methods.facts import MethodFacts
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.spec.python_call import Handed
@@ -22,29 +24,6 @@ MAX_SLOWDOWN = 4.0
 EPOCHS = 3.0
 """transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
 
-REWARD_MODELS = ("reward_model_name_or_path", "reward_model_path")
-"""What GRPO and RLOO, and what PPO, call the reward model."""
-
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "ppo")
-"""The TRL trainers that are known, by the names of their commands."""
-
-ONLINE_METHODS = ("grpo", "rloo", "ppo")
-"""Methods that sample completions as they train: their data are prompts, which TRL never truncates."""
-
-ROW_NOUNS = {"reward": "pairs", "dpo": "pairs"} | dict.fromkeys(ONLINE_METHODS, "completions")
-"""What a batch counts, where that is not rows."""
-
-EXAMPLE_DATASETS = {
-    "sft": "trl-lib/Capybara",
-    "reward": "trl-lib/ultrafeedback_binarized",
-    "dpo": "trl-lib/ultrafeedback_binarized",
-    "grpo": "trl-lib/DeepMath-103K",
-    "rloo": "trl-lib/DeepMath-103K",
-    "ppo": "trl-lib/DeepMath-103K",
-}
-"""What TRL's own documentation trains each method on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py;
-PPO, whose example needs a split of its own, takes GRPO's prompts); taken when no dataset is given."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -59,7 +38,7 @@ class Job:
     """
 
     method: str
-    """The TRL trainer: one of :data:`METHODS`."""
+    """The TRL trainer: one of ``methods.table.METHODS``."""
     model: str
     """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
     dataset: str | None
@@ -101,9 +80,14 @@ class Job:
         return {name: value for name, value in self.arguments.items() if name not in (*OWN_KNOBS, "model_name_or_path")}
 
     @property
+    def method_facts(self) -> MethodFacts:
+        """What is known of the method."""
+        return METHODS[self.method]
+
+    @property
     def is_online(self) -> bool:
         """Whether completions are sampled while training, so that the data are prompts."""
-        return self.method in ONLINE_METHODS
+        return self.method_facts.is_online
 
     @property
     def is_evaluated(self) -> bool:

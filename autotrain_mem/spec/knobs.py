@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any
 
+from autotrain_mem.methods.table import METHODS
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
@@ -90,22 +92,14 @@ _EVERY = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
     "optim",
 )
-_OF_METHOD = {
-    "sft": ("max_length", "packing"),
-    "reward": ("max_length",),
-    "dpo": ("max_length",),
-    "grpo": ("max_completion_length", "num_generations"),
-    "rloo": ("max_completion_length", "num_generations"),
-    "ppo": ("response_length", "local_rollout_forward_batch_size"),
-}
 OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
-    """The knobs worth telling: those that every method has, the method's own, and whatever else is in use."""
+    """Names the knobs worth showing: those that every method has, the method's own, and whatever else is in use."""
     evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
-    told = (*_EVERY, *_OF_METHOD[method], *evaluated)
+    told = (*_EVERY, *METHODS[method].knobs, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     return (*told, *on)
 

@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """The TRL trainer: one of ``spec.job.METHODS``."""
+        """The TRL trainer: one of ``methods.table.METHODS``."""
         return self.job.method
 
     @property

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.spec.job import METHODS
 
 SEED = 0
 COMPLETION = 64

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Trace
-from autotrain_mem.spec.job import ONLINE_METHODS
 from gpu_records.cases import GpuCase
 from gpu_records.child import import_all, real_trainer_spec
 from gpu_records.sequences import births_of_trace, differences, summary
@@ -54,7 +54,7 @@ def apart(case: GpuCase) -> tuple[str, ...]:
     """Phases that a rehearsal does not go through allocation by allocation: it makes weights, and takes a generation
     by its two ends.
     """
-    return ("load", "generate", "evaluate") if case.method in ONLINE_METHODS else ("load",)
+    return ("load", "generate", "evaluate") if METHODS[case.method].is_online else ("load",)
 
 
 def compare_all(

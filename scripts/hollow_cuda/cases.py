@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_records.cases import GpuCase, make
 
-from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
+from autotrain_mem.methods.table import METHODS
 from hollow_cuda.models import SMALL
 
 LENGTH, PROMPT, SMALL_LENGTH = 1024, 256, 512
@@ -23,7 +23,7 @@ def cases() -> list[GpuCase]:
 def _product() -> Iterator[GpuCase]:
     weights = ("full", "lora", "4bit", "8bit")
     for method, kind, checkpointing, expandable in itertools.product(METHODS, weights, (True, False), (False, True)):
-        length = PROMPT if method in ONLINE_METHODS else LENGTH
+        length = PROMPT if METHODS[method].is_online else LENGTH
         yield _make(method, kind, length, checkpointing, expandable_segments=expandable)
 
 

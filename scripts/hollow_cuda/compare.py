@@ -16,8 +16,8 @@ from gpu_records.sequences import Birth, Difference, differences
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Trace
-from autotrain_mem.spec.job import ONLINE_METHODS
 from hollow_cuda.frames import Frames
 
 MIB = 2**20
@@ -122,7 +122,7 @@ def _live_at_our_peak(trace: Trace) -> dict[int, list[str]]:
 def sequence_differences(record: Record, trace: Trace, folder: Path, most: int) -> Iterator[str]:
     """Lines: what only one of the two sequences of allocations has, and the real one's line; loading left out."""
     frames = Frames.read(folder, record.case.name)
-    apart = {"load", "generate", "evaluate"} if record.case.method in ONLINE_METHODS else {"load"}
+    apart = {"load", "generate", "evaluate"} if METHODS[record.case.method].is_online else {"load"}
     real = [
         Birth(size, f"{event.label} [{'; '.join(frames.at(index)[:2])}]")
         for index, event in enumerate(record.history)

@@ -11,8 +11,8 @@ import pytest
 from autotrain_mem.cli import flags
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.job import METHODS
 from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.worker.client import Worker
 

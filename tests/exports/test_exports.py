@@ -19,6 +19,7 @@ from export_examples import FULL, HOST, QLORA, job, plan
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, check_method, export
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.knobs import OWN_KNOBS
 
@@ -272,18 +273,22 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
     from transformers import TrainingArguments
 
     from autotrain_mem.exports.axolotl_rewards import VLLM_DEFAULTS, VLLM_SHARE
-    from autotrain_mem.exports.case import BETAS, LEARNING_RATES, LORA_DEFAULTS, TRAINER_DEFAULTS
+    from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS
     from autotrain_mem.exports.trainer_arguments import TRAINER_ARGUMENTS
 
     def defaults(kind: Any) -> dict[str, Any]:
-        return {field.name: field.default for field in dataclasses.fields(kind)}
+        fields = dataclasses.fields(kind)
+        return {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in fields
+        }
 
-    kinds = {method: f"{method.upper() if method != 'reward' else 'Reward'}Config" for method in LEARNING_RATES}
-    of_trl = {method: defaults(getattr(trl, kind)) for method, kind in kinds.items() if method != "ppo"}
-    for method, found in of_trl.items():
-        assert found["learning_rate"] == LEARNING_RATES[method]
+    of_trl = {
+        name: defaults(getattr(trl, f"{row.title}Config")) for name, row in METHODS.items() if row.has_trl_command
+    }
+    for name, found in of_trl.items():
+        assert METHODS[name].defaults.items() <= found.items()
         assert TRAINER_DEFAULTS.items() <= found.items()
-    assert {method: of_trl[method]["beta"] for method in BETAS} == BETAS
     assert {**VLLM_DEFAULTS, **VLLM_SHARE}.items() <= of_trl["grpo"].items()
     assert LORA_DEFAULTS.items() <= defaults(trl.ModelConfig).items()
     assert set(TRAINER_ARGUMENTS) <= defaults(TrainingArguments).keys()

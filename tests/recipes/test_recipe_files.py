@@ -15,8 +15,8 @@ from recipe_plans.rows import OTHER_CARD, SAME_SIZES, all_rows, settings
 from recipe_plans.statements import VERSIONED, WIDTH, Golden
 
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.methods.table import METHODS, REWARD_MODEL_ARGUMENTS
 from autotrain_mem.recipe_files import Recipe, recipes
-from autotrain_mem.spec.job import METHODS, REWARD_MODELS
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -78,7 +78,7 @@ def test_it_leaves_open_what_a_plan_decides(recipe: Recipe) -> None:
     assert not said.keys() & DECIDED
     assert "gpu" not in said["autofit"]
     assert said["output_dir"] == recipe.name
-    models = [said[name] for name in ("model_name_or_path", *REWARD_MODELS) if name in said]
+    models = [said[name] for name in ("model_name_or_path", *REWARD_MODEL_ARGUMENTS) if name in said]
     assert all(SAME_SIZES.get(name, name) in architectures.FACTS for name in models)
 
 

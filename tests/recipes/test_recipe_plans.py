@@ -22,9 +22,9 @@ from autotrain_mem.cli import commands
 from autotrain_mem.cli import flags as own_flags
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.recipe_files import Recipe, recipe, recipes
 from autotrain_mem.spec import Plan
-from autotrain_mem.spec.job import ONLINE_METHODS
 from autotrain_mem.units import MIB
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ FEW_LAYERS = 0.005
 """Copies of few layers, expanded, against the whole model that a golden file holds: ``scripts/expansion``."""
 WHOLE = "sft-qwen2.5-0.5b"
 BETWEEN = "reward-gemma3-1b-lora-16k"
-HELD = [each for each in recipes() if each.method not in ONLINE_METHODS and each.name != BETWEEN]
+HELD = [each for each in recipes() if not METHODS[each.method].is_online and each.name != BETWEEN]
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from tiny_runs import Place, check_trains
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.recipe_files import Recipe, recipes
-from autotrain_mem.spec.job import ONLINE_METHODS
 
 pytestmark = pytest.mark.slow
 
-TRAINED = [each for each in recipes() if each.method in ONLINE_METHODS]
+TRAINED = [each for each in recipes() if METHODS[each.method].is_online]
 
 
 @pytest.mark.parametrize("recipe", TRAINED, ids=lambda recipe: recipe.name)

@@ -13,9 +13,9 @@ from recipe_plans.rows import SAME_SIZES, settings
 from tiny import tiny_folder
 
 from autotrain_mem.cli import commands
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.quickstart import data
 from autotrain_mem.recipe_files import Recipe
-from autotrain_mem.spec.job import REWARD_MODELS
 
 STEPS = 3
 SHARED = (
@@ -52,7 +52,9 @@ class Place:
 
     def words(self, recipe: Recipe) -> list[str]:
         said: dict[str, Any] = settings(recipe)
-        judges = [word for name in REWARD_MODELS if name in said for word in (f"--{name}", self.tiny(said[name]))]
+        judges = [
+            word for name in REWARD_MODEL_ARGUMENTS if name in said for word in (f"--{name}", self.tiny(said[name]))
+        ]
         folders = ["--model", self.tiny(said["model_name_or_path"]), "--output_dir", f"trained/{recipe.name}"]
         return [*f"--recipe {recipe.name} {SHARED} {SHORT[recipe.method]}".split(), *folders, *judges]
 

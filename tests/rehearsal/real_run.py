@@ -19,7 +19,6 @@ from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.rehearsal.generation import end_of_sequence
 from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
-from autotrain_mem.spec.job import ONLINE_METHODS
 
 LENGTH = 40
 """Tokens of a row, or of a prompt with its completion."""
@@ -125,7 +124,7 @@ def difference(one: Case, fake: Trace, real: Trace) -> str:
     Where completions are sampled, a rehearsal takes the two ends of the generation: of it, and of an evaluation, which
     generates too, the peak is compared, and of everything else every birth.
     """
-    apart = (Phase.GENERATE, Phase.EVALUATE) if one.job.method in ONLINE_METHODS else ()
+    apart = (Phase.GENERATE, Phase.EVALUATE) if one.job.is_online else ()
     pairs = itertools.zip_longest(births(fake, apart), births(real, apart), fillvalue=("", "", 0, "nothing more"))
     for index, (ours, theirs) in enumerate(pairs):
         if ours[:3] != theirs[:3]:

@@ -35,8 +35,8 @@ from gpu_records.replay import replay
 from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, births_of_history, differences, summary
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Phase
-from autotrain_mem.spec.job import METHODS
 
 ROOT = pathlib.Path(__file__).parents[2]
 MIB = 2**20

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.methods.table import METHODS, methods_where
 from autotrain_mem.spec import (
     Alternative,
     Attempt,
@@ -33,7 +34,6 @@ from autotrain_mem.spec import (
     StepTime,
     Trace,
 )
-from autotrain_mem.spec.job import METHODS, ONLINE_METHODS
 from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
@@ -88,7 +88,7 @@ json_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(
 @given(
     st.builds(
         Job,
-        method=st.sampled_from(METHODS),
+        method=st.sampled_from(list(METHODS)),
         model=st.text(min_size=1),
         dataset=st.none() | st.text(),
         arguments=st.dictionaries(st.text(), json_values | st.lists(json_values)),
@@ -523,7 +523,7 @@ def test_a_length_is_pinned_by_a_number_only(given: dict[str, Any], pinned: bool
     assert Job(method="sft", model="m", dataset=None, arguments=given).pins_length is pinned
 
 
-@pytest.mark.parametrize("method", ONLINE_METHODS)
+@pytest.mark.parametrize("method", sorted(methods_where(lambda method: method.is_online)))
 def test_a_prompts_length_is_pinned_by_its_own_flag(method: str) -> None:
     job = Job(method=method, model="m", dataset=None, arguments={"max_length": 9})
     assert not job.pins_length

@@ -1,4 +1,4 @@
-"""When PPO does not fit: what the same training would need with RLOO or GRPO, which train no value model."""
+"""When a method does not fit: what the same training would need with those that get by with fewer models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autotrain_mem.errors import AutofitError, DoesNotFitError
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.points import least_demanding
@@ -14,23 +15,19 @@ from autotrain_mem.spec import Estimate, Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import format_bytes
 
-ALTERNATIVES = {"rloo": "no value model", "grpo": "neither a value model nor, at its default beta, a reference model"}
-"""Methods that learn from the same rewards, and which of PPO's four models they do without."""
-
 LARGEST_GROUP = 8
 """GRPO's default ``num_generations``; RLOO's, 2, would leave the size of a rollout to chance in the comparison."""
 
-_RENAMED = {"reward_model_path": "reward_model_name_or_path", "response_length": "max_completion_length"}
 _DECIDED = (ROWS, STEPS, "local_rollout_forward_batch_size")
 
 Predict = Callable[[Job, Knobs], Estimate]
 
 
 def with_alternatives(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
-    """The error, whose hint for PPO also says what each other method would need at least: one rehearsal each."""
-    if job.method != "ppo" or job.handed is not None:  # other trainers are called otherwise
+    """The error, whose hint also says what each lighter method would need at least: one rehearsal each."""
+    if job.handed is not None:  # other trainers are called otherwise
         return error
-    lines = [line for method in ALTERNATIVES if (line := _line(method, job, space, predict))]
+    lines = [line for method in job.method_facts.lighter_methods if (line := _line(method, job, space, predict))]
     return DoesNotFitError(error.message, hint="\n".join([error.hint, *lines]))
 
 
@@ -45,12 +42,16 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
         return ""
     fits = "which fits" if least.fits else "which does not fit either"
     command = f"autofit {method} {_flags(other)} would need {format_bytes(least.required_bytes)} at least, {fits}"
-    return f"{command}: {ALTERNATIVES[method]}"
+    return f"{command}: {job.method_facts.lighter_methods[method]}"
 
 
 def _other_job(method: str, job: Job, space: Space) -> Job:
     """The same rewards, completions and effective batch in the words of another method."""
-    kept = {_RENAMED.get(name, name): value for name, value in job.arguments.items() if name not in _DECIDED}
+    renamed = {
+        job.method_facts.reward_model_argument: METHODS[method].reward_model_argument,
+        "response_length": "max_completion_length",
+    }
+    kept = {renamed.get(name) or name: value for name, value in job.arguments.items() if name not in _DECIDED}
     effective = max(SMALLEST_GROUP, space.effective_batch_size)
     groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
     told = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}

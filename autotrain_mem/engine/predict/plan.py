@@ -12,7 +12,7 @@ from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, propos
 from autotrain_mem.planner.search import Found, Rival
 from autotrain_mem.spec import Alternative, DataProfile, Estimate, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data_summary import summary
-from autotrain_mem.spec.job import EPOCHS, ONLINE_METHODS
+from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.versions import versions_key
@@ -88,7 +88,7 @@ def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
     rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
     if knobs.packing and knobs.max_length:
         rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
-    if job.method in ONLINE_METHODS:
+    if job.is_online:
         rows *= knobs.num_generations or 1
     return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
 

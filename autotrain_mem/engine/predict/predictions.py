@@ -43,7 +43,7 @@ class Predictions:
         self._lengths = lengths
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
-        self._copies = Copies(rehearsals.workers, self._trace, has_chunks=rehearsals.job.method == "sft")
+        self._copies = Copies(rehearsals.workers, self._trace, has_chunks=rehearsals.job.method_facts.has_chunked_loss)
         self._kernels = kernel_class(rehearsals.compute_capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:

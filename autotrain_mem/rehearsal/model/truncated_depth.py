@@ -158,11 +158,11 @@ def _is_numbered(names: Any) -> bool:
 def layer_pattern(job: Job, config: Any) -> LayerPattern | None:
     """How the layers of a job's model repeat; None where they do not, or where that cannot be seen.
 
-    PPO's four models may differ in depth, and share names: they are rehearsed whole.
+    Policy and value model may differ in depth, and share names: where there are two, they are rehearsed whole.
 
     It is seen in the model itself, built without weights in 0.03 s.
     """
-    if job.method == "ppo" or getattr(config, "auto_map", None):
+    if job.method_facts.has_value_model or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
     model = _built(config)
     return None if model is None else _pattern(layers_of(model))

@@ -11,6 +11,7 @@ from autotrain_mem.methods.configs import Configs, model_arguments, peft_config
 from autotrain_mem.methods.dpo import scores_at_hand
 from autotrain_mem.methods.reward import LORA_TASK
 from autotrain_mem.methods.reward_functions import rehearsed_reward
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, read, substitution
 from autotrain_mem.spec import Job, Knobs
@@ -84,7 +85,7 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
     from trl import get_quantization_config
 
     changed, model = dict(keywords), keywords["model"]
-    asked = model_arguments({**(LORA_TASK if method == "reward" else {}), **arguments})
+    asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
     if keywords.get("peft_config") is None and not is_adapted(model):
         trust = bool(arguments.get("trust_remote_code"))
         changed["peft_config"] = peft_config(asked, model, trust_remote_code=trust)
