@@ -14,47 +14,37 @@ from typing import Any
 
 from autotrain_mem.engine.output_dir import (
     check_output,
+    check_weights,
     default_dir,
-    how_to_go_on,
+    how_to_resume,
     move_aside,
     output_dir,
-    own_plan,
-    plan_of_own_run,
     resumes,
+    write_run,
 )
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
-from autotrain_mem.engine.predict.method_alternatives import with_alternatives
-from autotrain_mem.engine.predict.plan import make_plan, optimizer_steps, plan_as_given
-from autotrain_mem.engine.predict.predictions import Predictions, judge_trace
-from autotrain_mem.engine.predict.preflight import Checked, check_preflight, check_room
+from autotrain_mem.engine.predict.plan import make_plan, optimizer_steps, plan_as_given, searched
+from autotrain_mem.engine.predict.predictions import judge_trace
+from autotrain_mem.engine.predict.preflight import check_preflight, check_room, examine
 from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
 from autotrain_mem.engine.probe.confirm import confirmed, is_probed
 from autotrain_mem.engine.probe.real_probe import RealWays
-from autotrain_mem.engine.record import write_run
 from autotrain_mem.engine.recover.supervised import as_begun, train_supervised
-from autotrain_mem.engine.rehearsals import Hear, Lengths, Rehearsals, example_dataset, reads_dataset
-from autotrain_mem.engine.request import Words, kept_between_runs, rehearsals_for
+from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset
+from autotrain_mem.engine.request import PlanHints, Wish, rehearsals_for, resumed, with_plan
 from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
-from autotrain_mem.errors import (
-    AutofitError,
-    DoesNotFitError,
-    InterruptedByUser,
-    ModelNotFoundError,
-    UsageError,
-)
+from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.fault_injection import check_mishaps
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.planner.search import search
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Job, Knobs, Plan, Report
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.training import launch
@@ -65,37 +55,103 @@ from autotrain_mem.worker.pool import Workers
 
 __all__ = [
     "RESTARTS",
+    "PlanHints",
     "Rehearsals",
-    "Words",
+    "Wish",
     "Worker",
     "Workers",
+    "begin",
     "cards",
-    "check_can_train",
     "check_size",
     "choose",
     "combinations",
     "confirm",
+    "decide",
     "default_dir",
     "estimate",
     "example_dataset",
     "fit",
     "follow",
     "gpus",
-    "kept_between_runs",
-    "move_aside",
     "output_dir",
-    "own_plan",
     "plan",
     "plan_as_given",
-    "plan_of_own_run",
     "reads_dataset",
     "rehearsals_for",
+    "resumed",
     "several",
     "sweep",
+    "train",
     "training_environment",
+    "with_plan",
 ]
 
-Told = Callable[[Attempt], None]
+OnAttempt = Callable[[Attempt], None]
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+# -- what every face does --------------------------------------------------------------------------------------------
+
+
+def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train: bool) -> Rehearsals:
+    """The job that is wished for on its device; what would keep it from training is refused now, not after minutes.
+
+    Args:
+        warn: Hears when the cache on disk was damaged or cannot be written.
+
+    Raises:
+        UsageError: an argument that TRL does not know or refuses; what the method needs beside these is not given, such
+            as a reward; a run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
+        NoGpuError, UnknownGpuError, ModelNotFoundError, OutputFolderError.
+    """
+    rehearsals = rehearsals_for(workers, wish, warn)
+    if to_train:
+        _check_can_train(rehearsals, simulate=wish.simulate, overwrite=wish.overwrite_output_dir)
+    return rehearsals
+
+
+def decide(
+    rehearsals: Rehearsals,
+    wish: Wish,
+    on_attempt: OnAttempt = lambda attempt: None,
+    on_counting: OnCounting = lambda counting: None,
+    *,
+    to_train: bool,
+    again: str = "plan(...).save(path)",
+) -> Plan:
+    """The plan that is wished for: by a search, or the one that is followed. Raises as :func:`plan` and :func:`follow`.
+
+    Args:
+        again: How to plan again, for the hints of errors.
+    """
+    if wish.plan is None:
+        return plan(rehearsals, on_attempt, on_counting, to_train=to_train, simulate=wish.simulate)
+    heard = (on_attempt, on_counting)
+    return follow(rehearsals, wish.plan, *heard, to_train=to_train, simulate=wish.simulate, again=again)
+
+
+def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:
+    """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
+
+    Args:
+        on_event: Hears what :func:`confirm` and :func:`fit` tell, and ``moved_aside`` with the ``path`` of another run.
+    """
+    if wish.overwrite_output_dir and (path := move_aside(rehearsals.job)):
+        on_event({"event": "moved_aside", "path": str(path)})
+    if wish.probe:
+        may_move = wish.plan is None
+        chosen = confirm(rehearsals, chosen, simulate=wish.simulate, may_move=may_move, on_event=on_event)
+    return fit(
+        rehearsals,
+        chosen,
+        simulate=wish.simulate,
+        guarded=wish.autofit.guard,
+        max_restarts=wish.max_restarts,
+        on_event=on_event,
+    )
+
+
+# -- the verbs -------------------------------------------------------------------------------------------------------
 
 
 def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:
@@ -113,35 +169,35 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     if snapshot is not None and not room.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
-            hint="Name a card, such as --gpu a100-80gb, or leave --snapshot away.",
+            hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
         )
     if checks:
         output, device, worker = output_dir(job), rehearsals.hardware, rehearsals.workers.first
         check_preflight(worker, job, device, output, to_train=False, reads_data=False)
-    lengths = rehearsals.lengths() if _counts_for_estimate(job) else Lengths(longest=job.prompt_length)
+    lengths = rehearsals.lengths_to_estimate()
     facts = rehearsals.describe()
     space = rehearsals.space(facts, lengths)
     limit = lengths.longest or (None if job.is_online else facts.context_length)
     trace = rehearsals.rehearse(space.base, replace(lengths, longest=limit))
-    found = judge_trace(rehearsals, space.base, trace, lengths)
+    estimated = judge_trace(rehearsals, space.base, trace, lengths)
     if snapshot is not None:
-        expandable = found.knobs.expandable_segments
+        expandable = estimated.knobs.expandable_segments
         setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
         write_snapshot(snapshot, make_snapshot(trace, room, expandable_segments=expandable, setting=setting))
-    return found
+    return estimated
 
 
 def sweep(
     workers: Workers,
     axes: Sequence[Axis],
     asked: Sequence[Rehearsals | AutofitError],
-    told: Callable[[SweepPoint], None] = lambda point: None,
+    on_point: Callable[[SweepPoint], None] = lambda point: None,
 ) -> Sweep:
     """Every combination of the axes' settings, each exactly as given; one that is refused does not end the others.
 
     Args:
         asked: The job of every combination, in the order of ``combinations``, or why there is none.
-        told: Hears of every point as it is done, from whichever thread waited for it.
+        on_point: Hears of every point as it is done, from whichever thread waited for it.
 
     Raises:
         AutofitError: every point was refused; the error is the first one's.
@@ -150,13 +206,13 @@ def sweep(
     def estimated(one: Rehearsals, worker: Worker) -> Estimate:
         return estimate(one.with_worker(worker), checks=False)
 
-    return estimate_all(axes, asked, estimated, workers.map, told)
+    return estimate_all(axes, asked, estimated, workers.map, on_point)
 
 
 def plan(
     rehearsals: Rehearsals,
-    told: Told = lambda attempt: None,
-    hear: Hear = lambda counting: None,
+    on_attempt: OnAttempt = lambda attempt: None,
+    on_counting: OnCounting = lambda counting: None,
     *,
     to_train: bool = False,
     simulate: bool = False,
@@ -164,8 +220,8 @@ def plan(
     """The best configuration that fits the budget: the fastest of the first level of harm that holds one.
 
     Args:
-        told: Hears of every configuration as it has been rehearsed.
-        hear: Is told how far the counting of tokens is.
+        on_attempt: Hears of every configuration as it has been rehearsed.
+        on_counting: Hears how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
         simulate: The training will run on the CPU, under a simulated card.
 
@@ -174,29 +230,20 @@ def plan(
         ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     started = time.perf_counter()
-    job = rehearsals.job
-    check_forbid(job.forbid)
+    check_forbid(rehearsals.job.forbid)
     facts = rehearsals.describe()
-    checked, lengths = _looked_at(rehearsals, hear, to_train=to_train, simulate=simulate)
-    space = rehearsals.space(facts, lengths)
-
-    def least_needed(other: Job, knobs: Knobs) -> Estimate:
-        return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
-
-    try:
-        found = search(space, Predictions(rehearsals, facts, lengths), told)
-    except DoesNotFitError as error:
-        raise with_alternatives(error, job, space, least_needed) from error
-    warnings = check_room(checked, found.estimate.knobs, optimizer_steps(job, found.estimate.knobs, lengths))
-    seconds = time.perf_counter() - started
-    return make_plan(rehearsals, found, facts, lengths, warnings=map(str, warnings), seconds=seconds)
+    checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
+    best = searched(rehearsals, facts, lengths, on_attempt)
+    steps = optimizer_steps(rehearsals.job, best.estimate.knobs, lengths)
+    warnings = map(str, check_room(checked, best.estimate.knobs, steps))
+    return make_plan(rehearsals, best, facts, lengths, warnings=warnings, seconds=time.perf_counter() - started)
 
 
 def follow(
     rehearsals: Rehearsals,
-    made: Plan,
-    told: Told = lambda attempt: None,
-    hear: Hear = lambda counting: None,
+    earlier: Plan,
+    on_attempt: OnAttempt = lambda attempt: None,
+    on_counting: OnCounting = lambda counting: None,
     *,
     to_train: bool = False,
     simulate: bool = False,
@@ -208,7 +255,7 @@ def follow(
     settings are rehearsed once, and a warning of the plan that comes back says why.
 
     Args:
-        again: How to plan anew, for the hints of errors.
+        again: How to plan again, for the hints of errors.
 
     Raises:
         UsageError: the plan is for another model or method, or its settings contradict the job.
@@ -216,9 +263,9 @@ def follow(
         ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     facts = rehearsals.describe()
-    check_subject(made, rehearsals.job, facts, again)
-    checked, lengths = _looked_at(rehearsals, hear, to_train=to_train, simulate=simulate)
-    followed = follow_plan(rehearsals, made, facts, lengths, told, again=again)
+    check_subject(earlier, rehearsals.job, facts, again)
+    checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
+    followed = follow_plan(rehearsals, earlier, facts, lengths, on_attempt, again=again)
     warnings = check_room(checked, followed.knobs, followed.optimizer_steps)
     return replace(followed, warnings=(*map(str, warnings), *followed.warnings))
 
@@ -226,21 +273,18 @@ def follow(
 def cards(
     rehearsals: Rehearsals,
     devices: Sequence[Hardware],
-    told: Callable[[Hardware, Attempt], None] = lambda card, attempt: None,
-    hear: Hear = lambda counting: None,
+    on_attempt: Callable[[Hardware, Attempt], None] = lambda card, attempt: None,
+    on_counting: OnCounting = lambda counting: None,
 ) -> Cards:
     """The best plan for each of many cards; none of them needs to be here.
 
     Raises:
         ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
-    job = rehearsals.job
-    check_forbid(job.forbid)
-    reads, worker = reads_dataset(job, to_train=False), rehearsals.workers.first
+    check_forbid(rehearsals.job.forbid)
     newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
-    checked = check_preflight(worker, job, newest, output_dir(job), to_train=False, reads_data=reads)
-    lengths = _lengths(rehearsals, hear, reads=reads and not checked.data_out_of_reach)
-    return compare_cards(rehearsals, devices, lengths, told)
+    _, lengths = examine(replace(rehearsals, hardware=newest), on_counting)
+    return compare_cards(rehearsals, devices, lengths, on_attempt)
 
 
 def confirm(
@@ -249,7 +293,7 @@ def confirm(
     *,
     simulate: bool,
     may_move: bool = True,
-    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
 ) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
@@ -282,7 +326,7 @@ def fit(
     simulate: bool,
     guarded: bool = True,
     max_restarts: int = RESTARTS,
-    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
 ) -> Report:
     """Train with a plan in a process of its own, and in others where it dies; returns predicted against measured.
 
@@ -292,8 +336,9 @@ def fit(
         simulate: Train on the CPU while a simulated card of that name keeps account.
         guarded: Else the process trains as TRL does by itself, and ends when the device is full.
         max_restarts: How often in a row another process may go on, without a new checkpoint in between.
-        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of ``training.callback``, ``checkpoint``
-            and ``save_failed`` ones of ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
+        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of
+            ``training.process.progress_callback``, ``checkpoint`` and ``save_failed`` ones of
+            ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
 
     Raises:
         OutputFolderError: the folder cannot be written or holds another run.
@@ -320,28 +365,21 @@ def fit(
     write_run(folder, report_json=run_json)
     if trained.interrupted:
         raise InterruptedByUser(
-            f"Interrupted after step {report.steps}; what was written is whole.", hint=how_to_go_on(folder)
+            f"Interrupted after step {report.steps}; what was written is whole.", hint=how_to_resume(folder)
         )
     return report
 
 
-def check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite_output_dir: bool = False) -> None:
-    """Fail before minutes of planning, not after: is there a device, are there weights, and a folder to write to?
-
-    Raises:
-        NoGpuError, ModelNotFoundError, OutputFolderError.
-        UsageError: what the method needs beside these is not given, such as a reward; a run cannot be gone on with and
-            be moved aside; the mishaps of a simulated card cannot be read.
-    """
-    training_device(rehearsals.hardware, simulate=simulate)
+def _check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite: bool) -> None:
+    """Fail before minutes of planning, not after: is there a device, are there weights, and a folder to write to?"""
     job = rehearsals.job
+    training_device(rehearsals.hardware, simulate=simulate)
     if simulate:
         check_mishaps(job.environment)
     rehearsals.workers.first.check_can_train(job)
-    for name in (job.model, *(job.arguments.get(argument) for argument in REWARD_MODEL_ARGUMENTS)):
-        if name:
-            _check_weights(pathlib.Path(name))
-    check_output(job, overwrite=overwrite_output_dir)
+    for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
+        check_weights(pathlib.Path(name))
+    check_output(job, overwrite=overwrite)
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
@@ -355,40 +393,3 @@ def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool
 def gpus() -> tuple[Hardware, ...]:
     """The cards that are known by name."""
     return catalog()
-
-
-def _check_weights(model: pathlib.Path) -> None:
-    """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
-    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
-        raise ModelNotFoundError(
-            f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
-            hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",
-        )
-
-
-def _looked_at(rehearsals: Rehearsals, hear: Hear, *, to_train: bool, simulate: bool) -> tuple[Checked, Lengths]:
-    """What stands before the first rehearsal: is anything known against the job, and how long are its rows?"""
-    job = rehearsals.job
-    reads = reads_dataset(job, to_train=to_train)
-    checked = check_preflight(
-        rehearsals.workers.first,
-        job,
-        rehearsals.hardware,
-        output_dir(job),
-        to_train=to_train,
-        simulate=simulate,
-        reads_data=reads,
-    )
-    return checked, _lengths(rehearsals, hear, reads=reads and not checked.data_out_of_reach)
-
-
-def _lengths(rehearsals: Rehearsals, hear: Hear, *, reads: bool) -> Lengths:
-    """Of the data, where they are read."""
-    return rehearsals.lengths(hear) if reads else Lengths(longest=rehearsals.job.prompt_length)
-
-
-def _counts_for_estimate(job: Job) -> bool:
-    """An estimate counts tokens where it is asked to, and for prompts, whose length nothing else says."""
-    if job.is_online:
-        return job.prompt_length is None and example_dataset(job) is None
-    return is_wish(job.arguments.get(MAX_LENGTH))

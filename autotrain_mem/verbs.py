@@ -69,11 +69,10 @@ def estimate(
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
-        ours = _ours(autofit, "estimate")
-        _refuse_plan(ours, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
-        words = _words(method, model, dataset, ours, environment, arguments)
+        wish = _wish("estimate", method, model, dataset, autofit, environment, arguments)
+        _refuse_plan(wish, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
         with api.Workers(1) as workers:
-            return api.estimate(_rehearsals(workers, words))
+            return api.estimate(api.rehearsals_for(workers, wish, _warn))
 
 
 def plan(
@@ -110,11 +109,10 @@ def plan(
         UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`estimate`.
     """
     with python_errors():
-        ours = _ours(autofit, "plan")
-        made = _given_plan(ours, method, dataset)
-        words = _words(method, model, dataset, ours, environment, arguments, over=made)
+        wish = _wish("plan", method, model, dataset, autofit, environment, arguments)
+        wish = api.with_plan(wish, _HINTS, to_train=False)
         with api.Workers() as workers:
-            return _decide(_rehearsals(workers, words), made)
+            return api.decide(api.begin(workers, wish, _warn, to_train=False), wish, to_train=False)
 
 
 def fit(
@@ -167,7 +165,8 @@ def fit(
             they need more than predicted, or far less. Reward functions are called.
         on_event: Hears of the training as it goes: mappings with ``event`` ``start`` (``total_steps``), ``step``
             (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
-            ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it) or ``interrupted``.
+            ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside`` (``path``
+            of another run) or ``interrupted``.
 
     Returns:
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
@@ -180,19 +179,14 @@ def fit(
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
-        ours = _ours(autofit, "fit")
-        made = _given_plan(ours, method, dataset) or api.own_plan(method, str(model), arguments)
-        words = _words(method, model, dataset, ours, environment, arguments, over=made, here=not simulate)
+        wish = _wish("fit", method, model, dataset, autofit, environment, arguments)
+        wish = replace(wish, simulate=simulate, max_restarts=max_restarts, probe=probe)
+        wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir))
+        wish = api.with_plan(wish, _HINTS, to_train=True)
         with api.Workers() as workers:
-            rehearsals = _rehearsals(workers, words, simulate=simulate)
-            api.check_can_train(rehearsals, simulate=simulate, overwrite_output_dir=overwrite_output_dir)
-            chosen = _decide(rehearsals, made, to_train=True, simulate=simulate)
-        if overwrite_output_dir:
-            api.move_aside(rehearsals.job)
-        if probe:
-            chosen = api.confirm(rehearsals, chosen, simulate=simulate, may_move=made is None, on_event=on_event)
-        how = {"simulate": simulate, "guarded": ours.guard}
-        return api.fit(rehearsals, chosen, max_restarts=max_restarts, on_event=on_event, **how)
+            rehearsals = api.begin(workers, wish, _warn, to_train=True)
+            chosen = api.decide(rehearsals, wish, to_train=True)
+        return api.train(rehearsals, chosen, wish, on_event)
 
 
 def cards(
@@ -223,12 +217,13 @@ def cards(
             card on which nothing fits is a verdict, not an error.
     """
     with python_errors():
-        ours = _ours(autofit, "cards")
-        _refuse_plan(ours, "a plan is for one card, and cards(...) makes one for each")
-        devices = _devices(ours.gpu or "all")
-        words = _words(method, model, dataset, replace(ours, gpu=devices[0].name), environment, arguments)
+        wish = _wish("cards", method, model, dataset, autofit, environment, arguments)
+        _refuse_plan(wish, "a plan is for one card, and cards(...) makes one for each")
+        names = wish.autofit.gpu or "all"
+        devices = api.several(names) or (api.choose(names, use_cpu=False),)
+        first = replace(wish, autofit=replace(wish.autofit, gpu=devices[0].name))
         with api.Workers() as workers:
-            return api.cards(_rehearsals(workers, words), devices)
+            return api.cards(api.rehearsals_for(workers, first, _warn), devices)
 
 
 def gpus() -> tuple[Hardware, ...]:
@@ -244,70 +239,46 @@ def gpus() -> tuple[Hardware, ...]:
     return api.gpus()
 
 
-# -- from keywords to words ----------------------------------------------------------------------------------------
+# -- from keywords to a wish ---------------------------------------------------------------------------------------
+
+_HINTS = api.PlanHints(
+    other_method='Give "{made_for}", or make a new plan without it.',
+    objects="Follow it with the trainer that it was made for, or name dataset=... here.",
+)
 
 
-def _ours(autofit: AutoFit | None, verb: str) -> AutoFit:
+def _wish(
+    verb: str,
+    method: str,
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str] | None,
+    autofit: AutoFit | None,
+    environment: Environment | None,
+    arguments: Mapping[str, Any],
+) -> api.Wish:
+    """The call as a wish; everything that is known to be wrong without TRL is refused, before any process starts."""
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
             f"AutoFit({given[0]}=...) is for trainers, whose config does not tell what was given; {verb}(...) does.",
-            hint="Give an argument to keep it; leave it away to have it tuned.",
+            hint="Give an argument to keep it; remove it to have it tuned.",
         )
-    return ours
-
-
-def _refuse_plan(ours: AutoFit, why: str) -> None:
-    if ours.plan is not None:
-        raise UsageError(f"AutoFit(plan=...) has no place here: {why}.", hint="Leave plan away.")
-
-
-def _given_plan(ours: AutoFit, method: str, dataset: object) -> Plan | None:
-    """The plan to follow; None where one is to be made."""
-    if ours.plan is None:
-        return None
-    made = ours.plan if isinstance(ours.plan, Plan) else Plan.load(ours.plan)
-    if made.method != method:
-        raise UsageError(
-            f"The plan is for {made.method}, not for {method}.", hint=f'Give "{made.method}", or plan anew without it.'
-        )
-    if made.objects is not None and dataset is None:
-        raise UsageError(
-            "The plan was made for data or a model that a script held, and no file does.",
-            hint="Follow it with the trainer that it was made for, or name dataset=... here.",
-        )
-    return made
-
-
-def _words(
-    method: str,
-    model: str | os.PathLike[str],
-    dataset: str | os.PathLike[str] | None,
-    ours: AutoFit,
-    environment: Environment | None,
-    arguments: Mapping[str, Any],
-    *,
-    over: Plan | None = None,
-    here: bool = False,
-) -> api.Words:
-    """Everything that can be told to be wrong without TRL is refused here, before any process starts.
-
-    Args:
-        over: A plan to follow, whose own words stand where these leave something open.
-        here: It is to be followed on the device that is here, not on its own card.
-    """
     _check_method(method)
     _check_misplaced(arguments)
-    job = None if over is None else over.job
-    return api.Words(
+    return api.Wish(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
-        dataset=_dataset(dataset) or (job.dataset if job else None),
-        autofit=ours if over is None else ours.over(over, here=here),
-        config={**(job.trl_arguments if job else {}), **{name: _plain(name, each) for name, each in arguments.items()}},
-        environment={**(job.environment if job else {}), **(environment or {})},
+        dataset=None if dataset is None else _path("dataset", dataset, "train_dataset=..."),
+        autofit=ours,
+        config={name: _plain(name, each) for name, each in arguments.items()},
+        environment=environment or {},
         also_known=_KEYWORDS,
     )
+
+
+def _refuse_plan(wish: api.Wish, why: str) -> None:
+    if wish.autofit.plan is not None:
+        raise UsageError(f"AutoFit(plan=...) has no place here: {why}.", hint="Remove plan.")
 
 
 _OURS = tuple(each.name for each in fields(AutoFit))
@@ -332,11 +303,7 @@ def _check_misplaced(arguments: Mapping[str, Any]) -> None:
             hint=f"Write autofit=AutoFit({written}).",
         )
     if "model_name_or_path" in arguments:
-        raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Leave one away.")
-
-
-def _dataset(dataset: object) -> str | None:
-    return None if dataset is None else _path("dataset", dataset, "train_dataset=...")
+        raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
 
 
 def _path(name: str, value: object, keywords: str) -> str:
@@ -374,22 +341,5 @@ def _plain(name: str, value: Any) -> Any:
     )
 
 
-def _devices(names: str) -> tuple[Hardware, ...]:
-    return api.several(names) or (api.choose(names, use_cpu=False),)
-
-
-# -- from words to a plan ------------------------------------------------------------------------------------------
-
-
-def _rehearsals(workers: api.Workers, words: api.Words, *, simulate: bool = False) -> api.Rehearsals:
-    return api.rehearsals_for(workers, replace(words, simulate=simulate), words.autofit.headroom_bytes, _warn)
-
-
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
-
-
-def _decide(rehearsals: api.Rehearsals, made: Plan | None, *, to_train: bool = False, simulate: bool = False) -> Plan:
-    if made is None:
-        return api.plan(rehearsals, to_train=to_train, simulate=simulate)
-    return api.follow(rehearsals, made, to_train=to_train, simulate=simulate)

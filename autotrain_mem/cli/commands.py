@@ -34,66 +34,76 @@ from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
 def estimate(method: str, argv: Sequence[str]) -> int:
     """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
-    own = flags.read(f"autofit estimate {method}", argv)
-    axes = sweep.read_axes(own, argv)
-    snapshot = None if own.snapshot is None else pathlib.Path(own.snapshot)
+    prog = f"autofit estimate {method}"
+    wish, output = flags.read(prog, argv)
+    if output.help:
+        return _help(method, prog)
+    axes = sweep.read_axes(output, argv)
+    snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
     with api.Workers(None if axes else 1) as workers:
-        if own.help:
-            return _help(workers, method, f"autofit estimate {method}")
         if axes:
-            swept = sweep.run(workers, own, method, axes, lambda point: _rehearsals(workers, point, method))
-            return _print_sweep(swept, own)
-        found = api.estimate(_rehearsals(workers, own, method), snapshot)
-    if own.json:
-        _print_json(found.to_json())
-    elif own.csv:
-        _print_csv(Sweep(axes=(), points=(SweepPoint(settings=(), outcome=found),)))
+            points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
+            return _print_sweep(points, output)
+        estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
+    if output.json:
+        _print_json(estimated.to_json())
+    elif output.csv:
+        _print_csv(Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),)))
     else:
-        Console().print(estimate_view(found))
+        Console().print(estimate_view(estimated))
     if snapshot is not None:
-        whole_lines(stderr=True).print(snapshot_view(snapshot, found))
+        whole_lines(stderr=True).print(snapshot_view(snapshot, estimated))
     return 0
 
 
 def plan(method: str, argv: Sequence[str]) -> int:
     """``autofit plan METHOD``: the best configuration that fits."""
-    own = flags.read(f"autofit plan {method}", argv)
-    export.check(own, method)
-    made = plan_files.read(own, method)
-    own = plan_files.laid_over(own, made, to_train=False)
+    prog = f"autofit plan {method}"
+    wish, output = flags.read(prog, argv)
+    if output.help:
+        return _help(method, prog)
+    wish = _checked(wish, output, to_train=False)
     with api.Workers() as workers:
-        if own.help:
-            return _help(workers, method, f"autofit plan {method}")
-        if cards := api.several(own.gpu or ""):
-            return _compare(workers, own, method, cards)
-        rehearsals = _rehearsals(workers, own, method)
-        chosen = _decide(rehearsals, own, made, to_train=False)
-        if export.stops(own):
-            return export.write(rehearsals, chosen, own)
-    return _print_plan(chosen, as_json=own.json)
+        if cards := api.several(wish.autofit.gpu or ""):
+            return _compare(workers, wish, output, cards)
+        rehearsals = api.begin(workers, wish, warn, to_train=False)
+        chosen = _decide(rehearsals, wish, output, to_train=False)
+        if export.stops(output):
+            return export.write(rehearsals, chosen, wish, output)
+    return _print_plan(chosen, as_json=output.json)
 
 
-def _decide(rehearsals: api.Rehearsals, own: flags.Own, made: Plan | None, *, to_train: bool) -> Plan:
-    """By a search, or by the plan that is given; written to the file that ``--out`` names."""
-    if made is None:
-        chosen = search(rehearsals, to_train=to_train, simulate=own.simulate)
-    else:
-        chosen = plan_files.follow(rehearsals, made, own, to_train=to_train)
-    if own.out is not None:
-        plan_files.write(chosen, own.out)
+def _checked(wish: api.Wish, output: flags.Output, *, to_train: bool) -> api.Wish:
+    """The wish with the plan that it names; what cannot be done is refused before any process starts."""
+    export.check(wish, output)
+    plan_files.check_files(wish, output)
+    return api.with_plan(wish, plan_files.HINTS, to_train=to_train)
+
+
+def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *, to_train: bool) -> Plan:
+    """The plan, with a live line on stderr; written to the file that ``--out`` names."""
+    console = Console(stderr=True)
+    if wish.plan is None:
+        _say_example(console, rehearsals, to_train=to_train)
+    again = plan_files.command(rehearsals.job, gpu=wish.autofit.gpu or "NAME", out=str(wish.autofit.plan))
+    with SearchProgress(console) as progress:
+        chosen = api.decide(rehearsals, wish, progress.tried, progress.counting, to_train=to_train, again=again)
+    if output.out is not None:
+        plan_files.write(chosen, output.out)
     return chosen
 
 
-def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[Hardware]) -> int:
+def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: Sequence[Hardware]) -> int:
     """``autofit plan METHOD --gpu all``: what each card can do."""
-    rehearsals = _rehearsals(workers, replace(own, gpu=cards[0].name), method)
+    first = replace(wish, autofit=replace(wish.autofit, gpu=cards[0].name))
+    rehearsals = api.rehearsals_for(workers, first, warn)
     console = Console(stderr=True)
     _say_example(console, rehearsals, to_train=False)
     with CardsProgress(console, len(cards)) as progress:
         compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
-    if own.json:
+    if output.json:
         return _print_json(compared.to_json())
     whole_lines().print(cards_view(compared))
     return 0
@@ -101,34 +111,25 @@ def _compare(workers: api.Workers, own: flags.Own, method: str, cards: Sequence[
 
 def train(method: str, argv: Sequence[str]) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
-    own = plan_files.of_own_run(flags.read(f"autofit {method}", argv), method, warn)
-    export.check(own, method)
-    made = plan_files.read(own, method)
-    stops = own.plan_only or export.stops(own)
-    own = plan_files.laid_over(own, made, to_train=not stops)
+    prog = f"autofit {method}"
+    wish, output = flags.read(prog, argv)
+    if output.help:
+        return _help(method, prog)
+    wish = api.resumed(wish, lambda folder: warn(f"going on with the run in {folder}, with its plan"))
+    to_train = not (wish.plan_only or export.stops(output))
+    wish = _checked(wish, output, to_train=to_train)
     with api.Workers() as workers:
-        if own.help:
-            return _help(workers, method, f"autofit {method}")
-        rehearsals = _rehearsals(workers, own, method)
-        if not stops:
-            overwrites = own.overwrite_output_dir
-            api.check_can_train(rehearsals, simulate=own.simulate, overwrite_output_dir=overwrites)
-        chosen = _decide(rehearsals, own, made, to_train=not stops)
-        if export.stops(own):
-            return export.write(rehearsals, chosen, own)
-    if own.plan_only:
-        return _print_plan(chosen, as_json=own.json)
-    console = Console(stderr=own.json)
+        rehearsals = api.begin(workers, wish, warn, to_train=to_train)
+        chosen = _decide(rehearsals, wish, output, to_train=to_train)
+        if export.stops(output):
+            return export.write(rehearsals, chosen, wish, output)
+    if wish.plan_only:
+        return _print_plan(chosen, as_json=output.json)
+    console = Console(stderr=output.json)
     console.print(plan_view(chosen))
-    if own.overwrite_output_dir and (aside := api.move_aside(rehearsals.job)):
-        console.print(Text(f"The run that was there is now in {aside}."), soft_wrap=True)
     with progress_bar(console, rehearsals) as on_event:
-        if not own.no_probe:
-            chosen = api.confirm(
-                rehearsals, chosen, simulate=own.simulate, may_move=made is None, on_event=probe_teller(console)
-            )
-        report = api.fit(rehearsals, chosen, simulate=own.simulate, max_restarts=own.max_restarts, on_event=on_event)
-    if own.json:
+        report = api.train(rehearsals, chosen, wish, on_event)
+    if output.json:
         kept = Plan.load(report.output_dir)  # with what the run taught
         return _print_json({"schema": "autofit.fit/1", "plan": kept.to_json(), "run": report.to_json()})
     console.print(report_view(report))
@@ -137,31 +138,19 @@ def train(method: str, argv: Sequence[str]) -> int:
 
 def gpus(argv: Sequence[str]) -> int:
     """``autofit gpus``: the catalog."""
-    own = flags.read("autofit gpus", argv)
-    if own.rest:
-        raise UsageError(f"autofit gpus takes no {own.rest[0]}.", hint="autofit gpus [--json]")
+    wish, output = flags.read("autofit gpus", argv)
+    if wish.argv:
+        raise UsageError(f"autofit gpus takes no {wish.argv[0]}.", hint="autofit gpus [--json]")
     cards = api.gpus()
-    if own.json:
+    if output.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [card.to_json() for card in cards]})
     whole_lines().print(gpus_view(cards))
     return 0
 
 
-def _rehearsals(workers: api.Workers, own: flags.Own, method: str) -> api.Rehearsals:
-    return api.rehearsals_for(workers, own.words(method), own.headroom_bytes, warn)
-
-
 def warn(message: str) -> None:
     """Something that the user should know, and that stops nothing."""
     Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
-
-
-def search(rehearsals: api.Rehearsals, *, to_train: bool, simulate: bool = False) -> Plan:
-    """Plan with a live line on stderr; say so when the data are TRL's example."""
-    console = Console(stderr=True)
-    _say_example(console, rehearsals, to_train=to_train)
-    with SearchProgress(console) as progress:
-        return api.plan(rehearsals, progress.tried, progress.counting, to_train=to_train, simulate=simulate)
 
 
 def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
@@ -203,39 +192,31 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
                 progress.advance(event["step"], loss, peak, seconds, reward)
                 loss = reward = None
+            elif event["event"] == "moved_aside":
+                console.print(Text(f"The run that was there is now in {event['path']}."), soft_wrap=True)
             elif line := event_line(event):
                 console.print(Text(line), soft_wrap=True)
 
         yield on_event
 
 
-def probe_teller(console: Console) -> Callable[[Mapping[str, Any]], None]:
-    """Tells of probes as they go, a line for each."""
-
-    def tell(event: Mapping[str, Any]) -> None:
-        line = event_line(event)
-        if line:
-            console.print(Text(line), soft_wrap=True)
-
-    return tell
-
-
-def _print_sweep(swept: Sweep, own: flags.Own) -> int:
-    if own.json:
-        return _print_json(swept.to_json())
-    if own.csv:
-        return _print_csv(swept)
-    whole_lines().print(sweep_view(swept))
+def _print_sweep(points: Sweep, output: flags.Output) -> int:
+    if output.json:
+        return _print_json(points.to_json())
+    if output.csv:
+        return _print_csv(points)
+    whole_lines().print(sweep_view(points))
     return 0
 
 
-def _print_csv(swept: Sweep) -> int:
-    sys.stdout.write(sweep_csv(swept))
+def _print_csv(points: Sweep) -> int:
+    sys.stdout.write(sweep_csv(points))
     return 0
 
 
-def _help(workers: api.Workers, method: str, prog: str) -> int:
-    trls = workers.first.help_text(method)
+def _help(method: str, prog: str) -> int:
+    with api.Workers(1) as workers:
+        trls = workers.first.help_text(method)
     sys.stdout.write(flags.make_parser(prog).format_help())
     sys.stdout.write(f"\nTRL's own flags; what cannot be rehearsed is refused, with what to do instead:\n\n{trls}")
     return 0

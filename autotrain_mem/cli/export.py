@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from autotrain_mem import api
-from autotrain_mem.cli import flags
+from autotrain_mem.cli.flags import Output
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
@@ -19,60 +19,61 @@ from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.plan import as_recorded
 
 
-def stops(own: flags.Own) -> bool:
+def stops(output: Output) -> bool:
     """Whether a file is asked for, after which nothing is trained."""
-    return own.dry_run or own.export is not None
+    return output.dry_run or output.export is not None
 
 
-def check(own: flags.Own, method: str) -> None:
+def check(wish: api.Wish, output: Output) -> None:
     """Refuse before minutes of planning what no file can be written for.
 
     Raises:
         UsageError: a method that the tool does not have; many cards; two things for stdout.
     """
-    if not stops(own) or own.help:
+    if not stops(output):
         return
-    asked = "--dry_run" if own.export is None else f"--export {own.export}"
-    if api.several(own.gpu or ""):
+    asked = "--dry_run" if output.export is None else f"--export {output.export}"
+    if api.several(wish.autofit.gpu or ""):
         raise UsageError(
-            f"{asked} writes one plan, and --gpu {own.gpu} asks for many.", hint="Give --gpu one card (autofit gpus)."
+            f"{asked} writes one plan, and --gpu {wish.autofit.gpu} asks for many.",
+            hint="Give --gpu one card (autofit gpus).",
         )
-    if own.export is None:
+    if output.export is None:
         return
-    if own.dry_run:
+    if output.dry_run:
         raise UsageError(
             f"{asked} and --dry_run exclude each other: stdout holds one of them.",
             hint="--export prints the plan for another tool and --dry_run what would run here; neither trains.",
         )
-    if own.json:
+    if output.json:
         raise UsageError(
             f"{asked} and --json exclude each other: stdout holds one of them.",
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
-    check_method(own.export, method)
+    check_method(output.export, wish.method)
 
 
-def write(rehearsals: api.Rehearsals, chosen: Plan, own: flags.Own) -> int:
+def write(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Output) -> int:
     """Print the file, with the plan beside it on stderr."""
     Console(stderr=True).print(plan_view(chosen))
     job = _spelled_out(rehearsals, chosen)
-    if own.export is not None:
-        sys.stdout.write(export(own.export, chosen, job))
+    if output.export is not None:
+        sys.stdout.write(export(output.export, chosen, job))
         return 0
     public = replace(rehearsals, job=as_recorded(job))
-    made = dry_run(chosen, job, api.training_environment(public, chosen, simulate=own.simulate))
-    sys.stdout.write(json.dumps(made.to_json(), indent=2) + "\n" if own.json else made.to_text())
+    shown = dry_run(chosen, job, api.training_environment(public, chosen, simulate=wish.simulate))
+    sys.stdout.write(json.dumps(shown.to_json(), indent=2) + "\n" if output.json else shown.to_text())
     return 0
 
 
 def _spelled_out(rehearsals: api.Rehearsals, chosen: Plan) -> Job:
     """The job with what TRL and PEFT would choose by themselves, and other tools otherwise."""
     job = rehearsals.job
-    said: dict[str, Any] = {"output_dir": api.output_dir(job)}
+    defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}
     if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
-        said["lora_target_modules"] = _named(rehearsals.describe().lora_targets)
+        defaults["lora_target_modules"] = _named(rehearsals.describe().lora_targets)
     given = {name: value for name, value in job.arguments.items() if value is not None}
-    return replace(job, arguments={**said, **given})
+    return replace(job, arguments={**defaults, **given})
 
 
 def _named(targets: str | tuple[str, ...] | None) -> list[str]:

@@ -8,110 +8,34 @@ import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from autotrain_mem import api
+from autotrain_mem.api import RESTARTS, Wish
 from autotrain_mem.cli.recipes import config_file
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
-from autotrain_mem.spec.autofit import AutoFit, size_or_share
-from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN
+from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.job import FITS
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Own:
-    """What the user said to us, and what is left for TRL."""
+class Output:
+    """What a command prints and writes beside what the wish asks for."""
 
-    model: str | None = None
-    dataset: str | None = None
-    gpu: str | None = None
-    simulate: bool = False
-    fit: Any = "all"
-    forbid: frozenset[str] = frozenset()
-    max_slowdown: float = MAX_SLOWDOWN
-    headroom: str | None = None
-    effective_batch_size: int | None = None
-    prompt_length: int | None = None
-    optimizer_offload: bool = False
-    expandable_segments: bool = False
+    help: bool = False
+    json: bool = False
+    csv: bool = False
     snapshot: str | None = None
+    """The file for the predicted history of the allocator."""
     sweep: tuple[str, ...] = ()
     """``NAME=VALUE,VALUE,...``, one for each axis."""
-    csv: bool = False
-    json: bool = False
-    plan_only: bool = False
-    max_restarts: int = api.RESTARTS
-    """How often in a row another process may go on with a training, without a new checkpoint."""
-    overwrite_output_dir: bool = False
-    """Move another run's folder aside."""
-    no_probe: bool = False
-    """Train without trying the plan first."""
-    plan: str | None = None
-    """The file of a plan to follow."""
     out: str | None = None
     """The file to write the plan to."""
     dry_run: bool = False
     export: str | None = None
     """The tool whose file is written, by its name in ``exports.tools``."""
-    debug: bool = False
-    help: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    rest: tuple[str, ...] = ()
-    """Flags for TRL's parser."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """YAML keys for TRL's parser."""
-
-    @property
-    def autofit(self) -> AutoFit:
-        """Those by which a plan is made."""
-        same = [each.name for each in fields(AutoFit) if each.name in self.__dataclass_fields__]
-        return AutoFit(**{name: getattr(self, name) for name in same})
-
-    def with_autofit(self, autofit: AutoFit) -> Own:
-        """The same with other words for the plan."""
-        same = [each.name for each in fields(AutoFit) if each.name in self.__dataclass_fields__]
-        return replace(self, **{name: getattr(autofit, name) for name in same if name != "plan"})
-
-    def words(self, method: str) -> api.Words:
-        """As the api is asked."""
-        return api.Words(
-            method=method,
-            model=self.model,
-            dataset=self.dataset,
-            autofit=self.autofit,
-            argv=self.rest,
-            config=self.config,
-            environment=self.environment,
-            also_known=own_names(),
-            simulate=self.simulate,
-            plan_only=self.plan_only,
-        )
-
-    def headroom_bytes(self, total_bytes: int) -> int | None:
-        """The headroom in bytes: a size, or a percentage of the card; None for the default."""
-        if self.headroom is None:
-            return None
-        size_bytes = _size_or_share(self.headroom, total_bytes)
-        if size_bytes < 0:
-            raise UsageError(f"--headroom {self.headroom} is less than nothing.", hint=_HEADROOM)
-        if size_bytes >= total_bytes:
-            device = f"a device of {format_bytes(total_bytes)}"
-            raise UsageError(f"--headroom {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
-        return size_bytes
-
-
-_HEADROOM = "Write --headroom 500MiB or --headroom 8%, less than the device has."
-
-
-def _size_or_share(text: str, total_bytes: int) -> int:
-    """``"8%"`` of the device, or ``"500MiB"``. Raises UsageError for what is neither."""
-    size_bytes = size_or_share(text, total_bytes)
-    if size_bytes is None:
-        raise UsageError(f"--headroom {text} is neither a size nor a share.", hint=_HEADROOM)
-    return size_bytes
 
 
 _SLOWDOWN = "take the next level where a plan is more than X times slower than its best (default 4)"
@@ -125,7 +49,7 @@ _SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for
 
 _DRY_RUN = "plan, print TRL's config, the command and the environment that would run, and stop"
 _OVERWRITE = "where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted"
-_RESTARTS = f"go on N times in a row where the training process dies (default {api.RESTARTS}), 0 for never"
+_RESTARTS = f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never"
 _NO_PROBE = "train at once, without two real steps on the longest rows before, in a process of their own"
 _EXPORT = "plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml"
 
@@ -183,9 +107,10 @@ def read_one(prog: str, name: str, text: str) -> Any:
     """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
     if name in OWN_KNOBS:
         return _truth(name, text)
+    value = getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
     if name == "headroom":
-        _size_or_share(text, 1)
-    return getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
+        AutoFit(headroom=value)
+    return value
 
 
 def _truth(name: str, text: str) -> bool:
@@ -198,8 +123,11 @@ _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
 """Keys of a YAML file that hold keys."""
 
 
-def read(prog: str, argv: Sequence[str]) -> Own:
+def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
     """Read our flags, and the YAML file that ``--config`` names.
+
+    Args:
+        prog: The command, whose last word is the method: ``"autofit plan sft"``.
 
     Raises:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
@@ -215,25 +143,27 @@ def read(prog: str, argv: Sequence[str]) -> Own:
         if name in config:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
-    _check_slowdown(ours.get("max_slowdown", MAX_SLOWDOWN))
-    if "headroom" in ours:
-        _size_or_share(ours["headroom"], 1)
+    ours |= {"forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))}
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
-    return Own(
-        **{**ours, "forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))},
-        environment=environment,
-        rest=tuple(rest),
+    autofit = AutoFit(**_fields_of(AutoFit, ours))
+    of_wish = {name: value for name, value in _fields_of(Wish, ours).items() if name != "plan"}  # its file is AutoFit's
+    wish = Wish(
+        **of_wish,
+        method=prog.split()[-1],
+        autofit=autofit,
+        argv=tuple(rest),
         config=config,
+        environment=environment,
+        also_known=own_names(),
+        probe="no_probe" not in ours,
     )
+    return wish, Output(**_fields_of(Output, ours))
 
 
-def _check_slowdown(factor: float) -> None:
-    if not factor >= 1:  # NaN is not either
-        raise UsageError(
-            f"--max_slowdown {factor:g} is no factor by which a plan may be slower.",
-            hint="It takes 1 or more: 4 passes a plan over that takes more than four times as long per token.",
-        )
+def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in ours.items() if name in names}
 
 
 _OF_ESTIMATE = {

@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.rule import Rule
 
 from autotrain_mem import api
-from autotrain_mem.cli.commands import progress_bar, search
+from autotrain_mem.cli.commands import progress_bar
 from autotrain_mem.cli.flags import own_names
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.report.console import report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job
 
 CARD = "104MiB"
@@ -51,7 +52,8 @@ def quickstart(argv: Sequence[str]) -> int:
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         _run_out_of_memory(console, rehearsals, folder)
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
-        chosen = search(rehearsals, to_train=True, simulate=True)
+        with SearchProgress(Console(stderr=True)) as progress:
+            chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
     console.print(plan_view(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
     with progress_bar(console, rehearsals) as on_event:

@@ -10,21 +10,22 @@ from typing import Any
 from rich.console import Console
 
 from autotrain_mem import api
-from autotrain_mem.cli import flags
+from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.sweep import Axis, Setting, Sweep
 
-OURS = ("model", "dataset", "gpu", "headroom", "effective_batch_size", "prompt_length", *OWN_KNOBS)
-"""Our own flags that an estimate depends on."""
+_OF_PLANNING = ("gpu", "headroom", "effective_batch_size", "prompt_length", *OWN_KNOBS)
+OURS = ("model", "dataset", *_OF_PLANNING)
+"""Our own flags that an estimate depends on; the first two are the wish's, the others its AutoFit's."""
 
 _SAME = {"model_name_or_path": "model", "activation_checkpointing": "gradient_checkpointing"}
 """Two names of one flag."""
 
 _FORM = "Write --sweep NAME=VALUE,VALUE,..., such as --sweep max_length=512,1024."
 
-RehearsalsOf = Callable[[flags.Own], api.Rehearsals]
+RehearsalsOf = Callable[[api.Wish], api.Rehearsals]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,42 +36,40 @@ class WrittenAxis:
     texts: tuple[str, ...]
 
 
-def read_axes(own: flags.Own, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
+def read_axes(output: Output, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
     """The axes of the command line; no value is looked at yet.
 
     Raises:
         UsageError: all that is wrong with them, in one message.
     """
-    _check_outputs(own)
-    axes = tuple(map(_written, own.sweep))
+    _check_outputs(output)
+    axes = tuple(map(_written, output.sweep))
     _raise_together([wrong for each in _unique(axes) for wrong in _wrong(each, axes, argv)])
     if axes:
         api.check_size([len(axis.texts) for axis in axes])
     return axes
 
 
-def run(
-    workers: api.Workers, own: flags.Own, method: str, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf
-) -> Sweep:
+def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf) -> Sweep:
     """Estimate all points, with a live line on stderr where that is a terminal.
 
     Raises:
         UsageError: a name that nobody knows, values that their flags refuse; all of them in one message.
         AutofitError: every point was refused; the error is the first one's.
     """
-    axes = _typed_axes(workers.first, method, written)
-    asked = [_asked(own, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
+    axes = _typed_axes(workers.first, wish.method, written)
+    asked = [_asked(wish, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
     with SweepProgress(Console(stderr=True), axes) as progress:
         return api.sweep(workers, axes, asked, progress.done)
 
 
-def _check_outputs(own: flags.Own) -> None:
-    if own.csv and own.json:
-        raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Leave one away.")
-    if own.sweep and own.snapshot is not None:
+def _check_outputs(output: Output) -> None:
+    if output.csv and output.json:
+        raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Remove one.")
+    if output.sweep and output.snapshot is not None:
         raise UsageError(
             "--snapshot is the history of one configuration, and --sweep makes many.",
-            hint="Leave one away: the snapshot of a single point is autofit estimate with that point's flags.",
+            hint="Remove one: the snapshot of a single point is autofit estimate with that point's flags.",
         )
 
 
@@ -92,21 +91,21 @@ def _canonical(name: str) -> str:
 
 
 def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) -> list[UsageError]:
-    """All that can be said against an axis without knowing TRL's flags."""
-    name, found = axis.name, []
+    """All that is wrong with an axis, as far as that is known without TRL's flags."""
+    name, wrong = axis.name, []
     if not name or not all(axis.texts):
         written = f"--sweep {name}={','.join(axis.texts)}"
-        found.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
+        wrong.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
     if sum(_canonical(each.name) == _canonical(name) for each in axes) > 1:
-        found.append(UsageError(f"--sweep {name} stands there twice.", hint="Write all its values into one --sweep."))
+        wrong.append(UsageError(f"--sweep {name} stands there twice.", hint="Write all its values into one --sweep."))
     given = _given_flags(argv).get(_canonical(name))
     if given is not None:
-        hint = f"Leave {given} away, or add its value to the sweep."
-        found.append(UsageError(f"{given} is given, and {name} is swept.", hint=hint))
-    if name in flags.own_names("autofit estimate") and name not in OURS:
+        hint = f"Remove {given}, or add its value to the sweep."
+        wrong.append(UsageError(f"{given} is given, and {name} is swept.", hint=hint))
+    if name in own_names("autofit estimate") and name not in OURS:
         hint = f"Beside TRL's flags it takes {', '.join(OURS)}."
-        found.append(UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint))
-    return found
+        wrong.append(UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint))
+    return wrong
 
 
 def _given_flags(argv: Sequence[str]) -> dict[str, str]:
@@ -145,8 +144,8 @@ def _one_of_each(wrong: Sequence[UsageError]) -> list[UsageError]:
 
 def _typed(worker: api.Worker, method: str, name: str, text: str) -> Any:
     if name in OURS:
-        return flags.read_one(f"autofit estimate {method}", name, text)
-    return worker.read_value(method, name, _tokens(name, text), flags.own_names())
+        return read_one(f"autofit estimate {method}", name, text)
+    return worker.read_value(method, name, _tokens(name, text), own_names())
 
 
 def _tokens(name: str, text: str) -> list[str]:
@@ -156,15 +155,17 @@ def _tokens(name: str, text: str) -> list[str]:
 
 
 def _asked(
-    own: flags.Own, axes: Sequence[Axis], settings: Sequence[Setting], rehearsals_of: RehearsalsOf
+    wish: api.Wish, axes: Sequence[Axis], settings: Sequence[Setting], rehearsals_of: RehearsalsOf
 ) -> api.Rehearsals | AutofitError:
     """The point as if it had been typed by itself; what TRL's parser refuses of it is the point's refusal."""
     for axis, setting in zip(axes, settings, strict=True):
-        if axis.name in OURS:
-            own = replace(own, **{axis.name: setting.value})
+        if axis.name in _OF_PLANNING:
+            wish = replace(wish, autofit=replace(wish.autofit, **{axis.name: setting.value}))
+        elif axis.name in OURS:
+            wish = replace(wish, **{axis.name: setting.value})
         else:
-            own = replace(own, rest=(*own.rest, *_tokens(axis.name, setting.text)))
+            wish = replace(wish, argv=(*wish.argv, *_tokens(axis.name, setting.text)))
     try:
-        return rehearsals_of(own)
+        return rehearsals_of(wish)
     except UsageError as refusal:
         return refusal

@@ -19,6 +19,7 @@ from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.engine.request import Wish, kept_between_runs, on_device, read_plan
 from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import ROWS, STEPS
@@ -83,70 +84,61 @@ def make_plan(asked: Asked) -> Plan:
     _check_words(asked.autofit)
     _check_keywords(asked)
     _check_models(asked)
-    made = _given_plan(asked)
-    store = api.kept_between_runs(_note)
+    earlier = _earlier_plan(asked)
+    store = kept_between_runs(_note)
     config = asked.call.keywords["args"]
     hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
-    plan = ranks.agreed(lambda: _planned(asked, hardware, store, made))
+    plan = ranks.agreed(lambda: _planned(asked, hardware, store, earlier))
     if asked.autofit.show and ranks.is_first():
         Console(stderr=True).print(plan_view(plan))
     return plan
 
 
-def _planned(asked: Asked, hardware: Hardware, store: Store, made: Plan | None) -> Plan:
+def _planned(asked: Asked, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
         rehearsals = _rehearsals(asked, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
-            hear = (progress.tried, progress.counting)
+            reports = (progress.tried, progress.counting)
 
             def plan_job(job: Job) -> Plan:
-                return api.plan(replace(rehearsals, job=job), *hear, to_train=True)
+                return api.plan(replace(rehearsals, job=job), *reports, to_train=True)
 
-            if made is not None:
-                plan = api.follow(rehearsals, made, *hear, to_train=True, again=_AGAIN)
+            if earlier is not None:
+                plan = api.follow(rehearsals, earlier, *reports, to_train=True, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
     return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))
 
 
-_AGAIN = "leave plan= away"
-"""How to plan anew, for the hints of errors."""
+_AGAIN = "remove plan="
+"""How to plan again, for the hints of errors."""
 
 
-def _given_plan(asked: Asked) -> Plan | None:
+def _earlier_plan(asked: Asked) -> Plan | None:
     """The plan to follow, where there is one."""
     given = asked.autofit.plan
     if given is None:
         return None
-    plan = given if isinstance(given, Plan) else Plan.load(given)
-    if plan.method != asked.method:
-        raise UsageError(f"The plan is for {plan.method}, not for {asked.method}.", hint=f"Here, {_AGAIN}.")
+    plan = read_plan(given, asked.method, f"Here, {_AGAIN}.")
     if plan.knobs.expandable_segments and asked.lost:
-        said = f"The plan cannot be followed in this process. {asked.lost[0]}"
-        raise UsageError(said, hint=f"Or {_AGAIN}, to plan anew.")
+        message = f"The plan cannot be followed in this process. {asked.lost[0]}"
+        raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
     return plan
 
 
 def _rehearsals(asked: Asked, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path) -> Rehearsals:
-    autofit, keywords = asked.autofit, asked.call.keywords
-    autofit = _keeping_the_batch(autofit, keywords["args"])
-    words = given_arguments(dict(keywords), asked.config_class, autofit)
-    _check_stream(asked, words)
-    words |= {"use_cpu": True} if hardware.origin == "cpu" else {}
-    if asked.lost and "expandable_segments" not in words:
-        words["expandable_segments"] = False
-    own = {name: getattr(autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
-    defaults = workers.first.accept(asked.method, words, {**own, "forbid": sorted(autofit.forbid)})
-    job = autofit.job(asked.method, _name(keywords["model"]), arguments=words, handed=_handed(asked, folder))
-    return Rehearsals(
-        workers=workers,
-        job=job,
-        defaults=defaults,
-        hardware=hardware,
-        headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
-        store=store,
-    )
+    keywords = asked.call.keywords
+    autofit = _keeping_the_batch(asked.autofit, keywords["args"])
+    arguments = given_arguments(dict(keywords), asked.config_class, autofit)
+    _check_stream(asked, arguments)
+    arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
+    if asked.lost and "expandable_segments" not in arguments:
+        arguments["expandable_segments"] = False
+    wish = Wish(method=asked.method, model=_name(keywords["model"]), autofit=autofit, config=arguments)
+    defaults = workers.first.accept(asked.method, arguments, wish.own)
+    job = wish.job(arguments, _handed(asked, folder))
+    return on_device(workers, autofit, job, defaults, hardware, store)
 
 
 def _keeping_the_batch(autofit: AutoFit, config: Any) -> AutoFit:
@@ -157,7 +149,7 @@ def _keeping_the_batch(autofit: AutoFit, config: Any) -> AutoFit:
     return replace(autofit, effective_batch_size=effective)
 
 
-def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
+def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
     """Of rows that nobody has seen only a limit is known."""
     if not _streams(asked.call):
         return
@@ -166,7 +158,7 @@ def _check_stream(asked: Asked, words: Mapping[str, Any]) -> None:
             "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
             hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
         )
-    if not METHODS[asked.method].is_online and not isinstance(words.get(MAX_LENGTH), int):
+    if not METHODS[asked.method].is_online and not isinstance(arguments.get(MAX_LENGTH), int):
         raise UsageError(
             "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
             hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",

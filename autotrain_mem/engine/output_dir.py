@@ -1,13 +1,15 @@
-"""The output folder of a run: where it is, whether it may be written, and what to do about another run in it."""
+"""The output folder of a run: where it is, whether it may be written, what is recorded in it, and another run there."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.errors import PlanFileError, UsageError
+from autotrain_mem.errors import ModelNotFoundError, PlanFileError, UsageError
+from autotrain_mem.files import write_json
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.plan import PLAN_NAME
+from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training import launch
 
 RESUME = "resume_from_checkpoint"
@@ -32,19 +34,6 @@ def plan_of_own_run(folder: str) -> Plan | None:
         return None
 
 
-def own_plan(method: str, model: str, arguments: Mapping[str, Any]) -> Plan | None:
-    """The same for a job in words; None for one that goes on with no run, too. Raises UsageError for another method."""
-    if not arguments.get(RESUME):
-        return None
-    made = plan_of_own_run(str(arguments.get("output_dir") or default_dir(method, model)))
-    if made is not None and made.method != method:
-        raise UsageError(
-            f"The run in the output folder is one of {made.method}, not of {method}.",
-            hint=f"Go on with {made.method}, or give another output_dir.",
-        )
-    return made
-
-
 def resumes(job: Job) -> bool:
     """Whether it goes on with the run that is in the folder."""
     return bool(job.arguments.get(RESUME))
@@ -62,7 +51,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
         return
     if resumes(job):
         raise UsageError(
-            f"--overwrite_output_dir moves a run away, and --{RESUME} goes on with it.", hint="Leave one of them away."
+            f"--overwrite_output_dir moves a run away, and --{RESUME} goes on with it.", hint="Remove one of them."
         )
     folder = pathlib.Path(output_dir(job)).absolute()
     for name in filter(None, (job.model, job.dataset)):
@@ -79,8 +68,31 @@ def move_aside(job: Job) -> pathlib.Path | None:
     return launch.move_aside(output_dir(job))
 
 
-def how_to_go_on(folder: pathlib.Path) -> str:
+def how_to_resume(folder: pathlib.Path) -> str:
     """After an interrupt."""
     if any(folder.glob("checkpoint-*")):
-        return f"Its checkpoint is in {folder}; go on with --{RESUME}."
-    return "There is no checkpoint to go on from: --save_steps says how often one is written."
+        return f"Its checkpoint is in {folder}; resume with --{RESUME}."
+    return "There is no checkpoint to resume from: --save_steps says how often one is written."
+
+
+def check_weights(model: pathlib.Path) -> None:
+    """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
+    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
+        raise ModelNotFoundError(
+            f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
+            hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",
+        )
+
+
+def write_run(
+    folder: pathlib.Path, *, plan_json: dict[str, Any] | None = None, report_json: dict[str, Any] | None = None
+) -> None:
+    """Write ``plan.json``, ``run.json`` or both: the plan is known before the run, the report after it.
+
+    Raises:
+        OutputFolderError: a file cannot be written; what was there before still is.
+    """
+    if plan_json is not None:
+        write_json(folder / PLAN_NAME, plan_json)
+    if report_json is not None:
+        write_json(folder / RUN_NAME, report_json)

@@ -15,7 +15,7 @@ from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
-from autotrain_mem.spec.length import MAX_LENGTH, wished_share
+from autotrain_mem.spec.length import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
@@ -34,7 +34,7 @@ NOWHERE = Store(None, told=lambda message: None)
 AS_PREDICTED = Correction()
 """Nothing was measured that would correct a prediction."""
 
-Hear = Callable[[Counting], None]
+OnCounting = Callable[[Counting], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,27 +130,35 @@ class Rehearsals:
         tokens = row_length(self.job, knobs, lengths.longest)
         return self.workers.first.rehearse(self.job, knobs, tokens, kernel_class(self.compute_capability))
 
-    def lengths(self, hear: Hear = lambda counting: None) -> Lengths:
+    def lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
         """Token lengths of the data, counted once and then kept.
 
         Raises:
             DatasetError, ModelNotFoundError: there is nothing to count, or nothing to count with, and it is needed.
         """
         try:
-            profile = self._profile(hear)
+            profile = self._profile(on_counting)
         except ModelNotFoundError:
             if self.job.pins_length:
                 return Lengths(longest=self.job.prompt_length)
             raise
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
 
-    def _profile(self, hear: Hear) -> DataProfile:
+    def lengths_to_estimate(self) -> Lengths:
+        """What an estimate counts: tokens where it is asked to, and prompts, whose length nothing else says."""
+        job = self.job
+        counts = is_wish(job.arguments.get(MAX_LENGTH))
+        if job.is_online:
+            counts = job.prompt_length is None and example_dataset(job) is None
+        return self.lengths() if counts else Lengths(longest=job.prompt_length)
+
+    def _profile(self, on_counting: OnCounting) -> DataProfile:
         worker = self.workers.first
         key = {"fingerprint": worker.fingerprint(self.job), "versions": versions_key()}
         kept = self.store.get("profile", key)
         if kept is not None:
             return DataProfile.from_json(kept)
-        profile = worker.profile(self.job, hear)
+        profile = worker.profile(self.job, on_counting)
         self.store.put("profile", key, profile.to_json())
         return profile
 

@@ -1,30 +1,43 @@
-"""From a user's words to one job on one device: the one way in, for the command and for the verbs of Python."""
+"""Turns a user's wish into one job on one device: the one way in for the command, the verbs of Python and trainers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from autotrain_mem.engine.output_dir import RESUME, default_dir, plan_of_own_run
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.cache import cache_folder
 from autotrain_mem.machine.choose import choose
+from autotrain_mem.spec import Hardware, Job, Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.store import Store
+from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.pool import Workers
+
+_MODEL_NAMES = ("model", "model_name_or_path")
+_DATASET_NAMES = ("dataset", "dataset_name", "datasets")
+"""What names the same: ours, and TRL's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """What a user said, before TRL's parser has looked at it."""
+class Wish:
+    """A training as any face asks for it: flags and YAML, the verbs of Python, or a trainer's call.
+
+    TRL's arguments are not read yet. A :class:`Job` is what comes of them: another thing, since it holds exactly the
+    arguments that TRL's parser has accepted, goes to other processes, and is recorded in ``plan.json``.
+    """
 
     method: str
     """One of ``methods.table.METHODS``."""
-    model: str | None
+    model: str | None = None
     """A hub id or a folder; None where one of TRL's arguments names it."""
-    dataset: str | None
-    autofit: AutoFit
+    dataset: str | None = None
+    autofit: AutoFit = field(default_factory=AutoFit)
     argv: tuple[str, ...] = ()
     """Flags for TRL's parser."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -34,58 +47,195 @@ class Words:
     also_known: tuple[str, ...] = ()
     """Names of our own, for did-you-mean."""
     simulate: bool = False
+    """Train on the CPU, with a simulated card."""
     plan_only: bool = False
+    max_restarts: int = RESTARTS
+    """How often in a row another process may go on with a training, without a new checkpoint."""
+    overwrite_output_dir: bool = False
+    """Move another run's folder aside."""
+    probe: bool = True
+    """Try the plan before it trains."""
+    plan: Plan | None = None
+    """The plan that is followed, as :func:`with_plan` read it; None where one is to be made."""
 
     @property
     def own(self) -> dict[str, Any]:
-        """Those of ours that may contradict one of TRL's, or each other."""
+        """Those of our own settings that may contradict one of TRL's, or each other."""
         same = {name: getattr(self.autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
         ways = {"simulate": self.simulate, "plan_only": self.plan_only}
         return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
 
+    def argument(self, name: str) -> object:
+        """The value that a flag or a key gives one of TRL's arguments; None where neither does.
 
-def kept_between_runs(told: Callable[[str], None]) -> Store:
+        A flag without a value is ``true``.
+        """
+        for token, following in zip(self.argv, (*self.argv[1:], "--"), strict=False):
+            flag, equals, text = token.partition("=")
+            if flag == f"--{name}":
+                value = text if equals else ("true" if following.startswith("--") else following)
+                return None if value.lower() == "false" else value
+        return self.config.get(name)
+
+    def names(self, *names: str) -> bool:
+        """Whether one of these is given, as a field, a flag or a key."""
+        flags = {token.partition("=")[0].lstrip("-").replace("-", "_") for token in self.argv if token.startswith("--")}
+        is_field = any(getattr(self, name, None) is not None for name in names)
+        return is_field or not flags.isdisjoint(names) or not self.config.keys().isdisjoint(names)
+
+    def job(self, arguments: Mapping[str, Any], handed: Handed | None = None) -> Job:
+        """The job that is asked for.
+
+        Args:
+            arguments: Exactly what the user gave of TRL's, as its parser has read it.
+            handed: What a script hands to a trainer beside its config.
+        """
+        autofit = self.autofit
+        return Job(
+            method=self.method,
+            model=str(self.model),
+            dataset=self.dataset,
+            arguments=arguments,
+            environment=self.environment,
+            effective_batch_size=autofit.effective_batch_size,
+            prompt_length=autofit.prompt_length,
+            fit=autofit.fit,
+            forbid=frozenset(autofit.forbid),
+            max_slowdown=autofit.max_slowdown,
+            handed=handed,
+        )
+
+
+# -- a plan that was made before -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanHints:
+    """What one face advises where a plan cannot be followed: texts for ``str.format``.
+
+    They may name ``plan``, its file; ``made_for`` and ``model``, its method and model; ``method``, the one asked for.
+    """
+
+    other_method: str
+    objects: str
+
+
+def resumed(wish: Wish, on_folder: Callable[[str], None] = lambda folder: None) -> Wish:
+    """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the wish names another.
+
+    Args:
+        on_folder: Hears of the folder whose plan is followed.
+    """
+    if wish.autofit.plan is not None or not wish.argument(RESUME):
+        return wish
+    model = wish.model or wish.argument("model_name_or_path")
+    folder = wish.argument("output_dir") or (model and default_dir(wish.method, str(model)))
+    if not folder or plan_of_own_run(str(folder)) is None:
+        return wish
+    on_folder(str(folder))
+    return replace(wish, autofit=replace(wish.autofit, plan=str(folder)))
+
+
+def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
+    """A plan to follow, read from its file.
+
+    Args:
+        other_method: The hint where it is another method's, see :class:`PlanHints`.
+
+    Raises:
+        PlanFileError: there is none in that file.
+        UsageError: it is another method's.
+    """
+    plan = given if isinstance(given, Plan) else Plan.load(given)
+    if plan.method != method:
+        advice = other_method.format(plan=given, made_for=plan.method, model=plan.model, method=method)
+        raise UsageError(f"{_called(given)} is for {plan.method}, not for {method}.", hint=advice)
+    return plan
+
+
+def with_plan(wish: Wish, hints: PlanHints, *, to_train: bool) -> Wish:
+    """The wish with the plan that it names, whose own words stand where the wish leaves something open.
+
+    Args:
+        to_train: On the device that is here; else on the plan's, unless the wish names another.
+
+    Raises:
+        PlanFileError: there is none in that file.
+        UsageError: it is another method's, or was made of a script's objects and these are not named.
+    """
+    given = wish.autofit.plan
+    if given is None:
+        return wish
+    plan = read_plan(given, wish.method, hints.other_method)
+    names_model, names_dataset = wish.names(*_MODEL_NAMES), wish.names(*_DATASET_NAMES)
+    if plan.objects is not None and not (names_model and names_dataset):
+        raise UsageError(
+            f"{_called(given)} was made in Python, from data or a model that no file holds.",
+            hint=hints.objects.format(plan=given),
+        )
+    job = plan.job
+    return replace(
+        wish,
+        plan=plan,
+        autofit=wish.autofit.over(plan, here=to_train and not wish.simulate),
+        model=wish.model if names_model else job.model,
+        dataset=wish.dataset if names_dataset else job.dataset,
+        config={**job.trl_arguments, **wish.config},
+        environment={**job.environment, **wish.environment},
+    )
+
+
+def _called(given: Plan | str | Path) -> str:
+    return "The plan" if isinstance(given, Plan) else f"The plan in {given}"
+
+
+# -- a job on a device -----------------------------------------------------------------------------------------------
+
+
+def kept_between_runs(on_damage: Callable[[str], None]) -> Store:
     """The cache on disk of rehearsals and token counts.
 
     Args:
-        told: Hears when it was damaged or cannot be written; neither ends anything.
+        on_damage: Hears when it was damaged or cannot be written; neither ends anything.
     """
-    return Store(cache_folder(), told=told)
+    return Store(cache_folder(), told=on_damage)
 
 
-def rehearsals_for(
-    workers: Workers,
-    words: Words,
-    headroom_bytes: Callable[[int], int | None],
-    warn: Callable[[str], None],
-) -> Rehearsals:
+def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) -> Rehearsals:
     """The job that is asked for, on its device.
 
     Args:
-        headroom_bytes: What is to be left free of a device of so many bytes; None for the default.
         warn: Hears when the cache on disk was damaged or cannot be written.
 
     Raises:
-        UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself.
+        UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself; a
+            headroom that leaves nothing.
         NoGpuError, UnknownGpuError: there is no such device.
     """
-    autofit = words.autofit
+    autofit = wish.autofit
     given, defaults = workers.first.parse(
-        words.method, words.argv, words.config, words.environment, words.also_known, autofit.switches, words.own
+        wish.method, wish.argv, wish.config, wish.environment, wish.also_known, autofit.switches, wish.own
     )
-    model = words.model or given.get("model_name_or_path")
+    model = wish.model or given.get("model_name_or_path")
     if not model:
         raise UsageError(
             "No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
         )
-    job = autofit.job(words.method, str(model), dataset=words.dataset, arguments=given, environment=words.environment)
     store = kept_between_runs(warn)
     hardware = choose(autofit.gpu, use_cpu=bool(given.get("use_cpu")), store=store)
+    job = replace(wish, model=str(model)).job(given)
+    return on_device(workers, autofit, job, defaults, hardware, store)
+
+
+def on_device(
+    workers: Workers, autofit: AutoFit, job: Job, defaults: Knobs, hardware: Hardware, store: Store
+) -> Rehearsals:
+    """A job on a device. Raises UsageError for a headroom that leaves nothing of it."""
     return Rehearsals(
         workers=workers,
         job=job,
         defaults=defaults,
         hardware=hardware,
-        headroom_bytes=headroom_bytes(hardware.total_bytes),
+        headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
     )

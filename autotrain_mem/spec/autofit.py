@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, Job
+from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.plan import Plan
-from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import format_bytes, parse_bytes
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -30,7 +29,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """Field -> what its value may be beside the default, and how that is told."""
 
-_HEADROOM = "It takes a size such as 500MiB or a share such as 8%, less than the device has."
+_HEADROOM = "headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
+_SLOWDOWN = "max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +85,21 @@ class AutoFit:
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         problems = [*self._kinds()] or [*self._problems()]
         if problems:
-            said, cures = zip(*problems, strict=True)
-            raise UsageError(f"AutoFit: {'; '.join(said)}.", hint="\n".join(dict.fromkeys(cures)))
+            reasons, cures = zip(*problems, strict=True)
+            raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
 
     def _kinds(self) -> Iterable[tuple[str, str]]:
         for name, (kinds, wanted) in _KINDS.items():
             value = getattr(self, name)
             is_other = isinstance(value, bool) and bool not in kinds
             if value != self.__dataclass_fields__[name].default and (is_other or not isinstance(value, kinds)):
-                yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or leave it away."
+                yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or remove it."
 
     def _problems(self) -> Iterable[tuple[str, str]]:
         if self.fit not in FITS:
-            yield f"fit takes no {self.fit!r}", f"It takes {', '.join(FITS)}."
+            yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
-            yield f"max_slowdown {self.max_slowdown:g} is less than 1", "It takes 1 or more: so many times as long."
+            yield f"max_slowdown {self.max_slowdown:g} is no factor by which a plan may be slower", _SLOWDOWN
         if self.headroom is not None and size_or_share(self.headroom, 1) is None:
             yield f"headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
         if both := {*self.pin} & {*self.tune}:
@@ -118,35 +118,6 @@ class AutoFit:
             device = f"a device of {format_bytes(total_bytes)}"
             raise UsageError(f"A headroom of {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
         return size_bytes
-
-    def job(
-        self,
-        method: str,
-        model: str,
-        *,
-        dataset: str | None = None,
-        arguments: Mapping[str, Any],
-        environment: Mapping[str, str] | None = None,
-        handed: Handed | None = None,
-    ) -> Job:
-        """The job that these words ask for.
-
-        Args:
-            arguments: Exactly what the user gave of TRL's.
-        """
-        return Job(
-            method=method,
-            model=model,
-            dataset=dataset,
-            arguments=arguments,
-            environment=environment or {},
-            effective_batch_size=self.effective_batch_size,
-            prompt_length=self.prompt_length,
-            fit=self.fit,
-            forbid=frozenset(self.forbid),
-            max_slowdown=self.max_slowdown,
-            handed=handed,
-        )
 
     def over(self, plan: Plan, *, here: bool) -> AutoFit:
         """These words, and where they leave something open those that a plan was made with.

@@ -141,7 +141,7 @@ WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a model given twice": (
         lambda: autotrain_mem.estimate("sft", MODEL, model_name_or_path="other"),
-        "The model is given twice, as model and as model_name_or_path.\n  Leave one away.",
+        "The model is given twice, as model and as model_name_or_path.\n  Remove one.",
     ),
     "unknown method": (
         lambda: autotrain_mem.fit("stf", MODEL),
@@ -160,12 +160,12 @@ WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
     "a pin": (
         lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(pin=frozenset({"packing"}))),
         "AutoFit(pin=...) is for trainers, whose config does not tell what was given; plan(...) does.\n"
-        "  Give an argument to keep it; leave it away to have it tuned.",
+        "  Give an argument to keep it; remove it to have it tuned.",
     ),
     "a plan to estimate": (
         lambda: autotrain_mem.estimate("sft", MODEL, autofit=AutoFit(plan="plan.json")),
         "AutoFit(plan=...) has no place here: estimate tells what arguments need; plan(...) and fit(...) follow a "
-        "plan.\n  Leave plan away.",
+        "plan.\n  Remove plan.",
     ),
     "several cards": (
         lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(gpu="l4,t4"), max_length=64),
@@ -175,7 +175,7 @@ WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
     "no headroom": (
         lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(gpu="l4", headroom="99GiB"), max_length=64),
         "A headroom of 99GiB leaves nothing of a device of 22.0 GiB.\n"
-        "  It takes a size such as 500MiB or a share such as 8%, less than the device has.",
+        "  headroom takes a size such as 500MiB or a share such as 8%, less than the device has.",
     ),
 }
 

@@ -13,6 +13,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.knobs import knob_names
 from autotrain_mem.worker.client import Worker
 
@@ -50,8 +51,8 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def _given(worker: Worker, *argv: str) -> dict[str, object]:
-    own = flags.read("autofit sft", argv)
-    return dict(worker.parse("sft", own.rest, own.config, own.environment, flags.own_names())[0])
+    wish, _ = flags.read("autofit sft", argv)
+    return dict(worker.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())[0])
 
 
 def test_dashes_and_underscores_are_the_same(worker: Worker) -> None:
@@ -61,24 +62,24 @@ def test_dashes_and_underscores_are_the_same(worker: Worker) -> None:
 
 
 def test_a_value_keeps_its_dashes() -> None:
-    own = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
-    assert (own.model, own.gpu, own.rest) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
+    wish, _ = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
+    assert (wish.model, wish.autofit.gpu, wish.argv) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
 
 
 def test_a_recipe_is_read_in_its_three_parts(recipe: Path) -> None:
-    own = flags.read("autofit sft", [f"--config={recipe}"])
-    assert (own.gpu, own.plan_only, own.effective_batch_size) == ("rtx3060", True, 16)
-    assert own.forbid == {"8bit_optimizer", "max_length"}
-    assert own.environment == {"SOME_VARIABLE": "1"}
-    assert own.config["per_device_train_batch_size"] == 4
-    assert not {"env", "autofit"} & set(own.config)
+    wish, _ = flags.read("autofit sft", [f"--config={recipe}"])
+    assert (wish.autofit.gpu, wish.plan_only, wish.autofit.effective_batch_size) == ("rtx3060", True, 16)
+    assert wish.autofit.forbid == {"8bit_optimizer", "max_length"}
+    assert wish.environment == {"SOME_VARIABLE": "1"}
+    assert wish.config["per_device_train_batch_size"] == 4
+    assert not {"env", "autofit"} & set(wish.config)
 
 
 def test_our_keys_may_also_stand_at_the_top_level(tmp_path: Path) -> None:
     path = tmp_path / "flat.yaml"
-    path.write_text("model: tiny\ngpu: 300MiB\nsimulate: true\ndebug: false\n")
-    own = flags.read("autofit sft", ["--config", str(path)])
-    assert (own.model, own.gpu, own.simulate, own.debug) == ("tiny", "300MiB", True, False)
+    path.write_text("model: tiny\ngpu: 300MiB\nsimulate: true\njson: false\n")
+    wish, output = flags.read("autofit sft", ["--config", str(path)])
+    assert (wish.model, wish.autofit.gpu, wish.simulate, output.json) == ("tiny", "300MiB", True, False)
 
 
 @pytest.mark.parametrize(("key", "meant"), [("autofitt", "autofit"), ("auto-fit", "autofit"), ("envs", "env")])
@@ -92,7 +93,7 @@ def test_a_block_that_is_mistyped_is_told_which_was_meant(key: str, meant: str, 
 
 def test_a_flag_wins_over_the_recipe(recipe: Path, worker: Worker) -> None:
     argv = ["--config", str(recipe), "--gpu", "t4", "--per_device_train_batch_size", "2", "--use_peft", "false"]
-    assert flags.read("autofit sft", argv).gpu == "t4"
+    assert flags.read("autofit sft", argv)[0].autofit.gpu == "t4"
     given = _given(worker, *argv)
     assert (given["per_device_train_batch_size"], given["use_peft"]) == (2, False)
 
@@ -128,10 +129,10 @@ def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) ->
 
 @pytest.mark.parametrize(("text", "expected"), [("8%", 80), ("0%", 0), ("500B", 500), (None, None)])
 def test_headroom_is_a_size_or_a_share(text: str | None, expected: int | None) -> None:
-    assert flags.Own(headroom=text).headroom_bytes(1000) == expected
+    assert AutoFit(headroom=text).headroom_bytes(1000) == expected
 
 
 @pytest.mark.parametrize("text", ["", "%", "8", "nan%", "inf%", "-1%", "100%", "1KiB", "1GB"])
 def test_any_other_headroom_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        flags.Own(headroom=text).headroom_bytes(1000)
+        AutoFit(headroom=text).headroom_bytes(1000)

@@ -132,7 +132,7 @@ def test_the_command_that_plans_again_says_every_word_of_the_job(worker: Worker)
     )
     typed = shlex.split(command(job, gpu="l4", out="plan.json"))
     assert typed[:3] == ["autofit", "plan", "sft"]
-    own = flags.read("autofit plan sft", typed[3:])
-    given, _ = worker.parse("sft", own.rest, {}, {}, flags.own_names(), own.autofit.switches)
-    assert own.autofit.job("sft", str(own.model), dataset=own.dataset, arguments=given) == job
-    assert (own.gpu, own.out) == ("l4", "plan.json")
+    wish, output = flags.read("autofit plan sft", typed[3:])
+    given, _ = worker.parse("sft", wish.argv, {}, {}, flags.own_names(), wish.autofit.switches)
+    assert wish.job(given) == job
+    assert (wish.autofit.gpu, output.out) == ("l4", "plan.json")

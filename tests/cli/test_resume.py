@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import Autofit, Ran
 
-from autotrain_mem.cli import flags, plan_files
+from autotrain_mem import api
+from autotrain_mem.cli import flags
 from autotrain_mem.engine import output_dir
 from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.spec import Job
@@ -59,7 +60,7 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, 
     ("line", "said"),
     [
         ("sft --simulate --optim sgd", "optim is sgd, and adamw_torch_fused in the plan"),
-        ("dpo --model tiny", "survived is a plan for sft, not for dpo"),
+        ("dpo --model tiny", "The plan in survived is for sft, not for dpo"),
     ],
 )
 def test_words_that_contradict_the_runs_plan_are_refused(line: str, said: str, survived: Ran, autofit: Autofit) -> None:
@@ -84,8 +85,8 @@ def test_the_runs_own_plan_is_found_by_its_flags(
     survived: Ran, files: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
 ) -> None:
     monkeypatch.chdir(files)
-    own = flags.read("autofit sft", shlex.split(argv))
-    assert plan_files.of_own_run(own, "sft", lambda said: None).plan == plan
+    wish, _ = flags.read("autofit sft", shlex.split(argv))
+    assert api.resumed(wish).autofit.plan == plan
 
 
 # -- another run's folder ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem import AutoFit, api
-from autotrain_mem.cli import commands, flags
+from autotrain_mem.cli import flags
 from autotrain_mem.spec import Plan
 from autotrain_mem.worker.pool import Workers
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
@@ -22,8 +22,8 @@ GPU = "80MiB"
 
 
 def by_the_command(workers: Workers, method: str, *argv: str) -> Plan:
-    own = flags.read(f"autofit {method}", [*argv, "--effective_batch_size", "8", "--gpu", GPU])
-    return api.plan(commands._rehearsals(workers, own, method), to_train=True)
+    wish, _ = flags.read(f"autofit {method}", [*argv, "--effective_batch_size", "8", "--gpu", GPU])
+    return api.plan(api.rehearsals_for(workers, wish, print), to_train=True)
 
 
 def by_the_class(kind: type, **keywords: Any) -> Plan:

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
+from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.predict.suggestions import with_other_methods
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.precision import why_fp16
 from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
-from autotrain_mem.planner.search import Found, Rival
-from autotrain_mem.spec import Alternative, DataProfile, Estimate, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.planner.search import Found, Rival, search
+from autotrain_mem.spec import Alternative, Attempt, DataProfile, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data_summary import summary
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.versions import versions_key
+
+
+def searched(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    on_attempt: Callable[[Attempt], None],
+    footprints: dict[Any, Footprint] | None = None,
+) -> Found:
+    """The best settings that fit; the error of a search that finds none also says what other methods would need.
+
+    Args:
+        on_attempt: Hears of every configuration as it has been rehearsed.
+        footprints: What was rehearsed for a search before, and is added to.
+
+    Raises:
+        DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
+        RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    space = rehearsals.space(facts, lengths)
+
+    def least_needed(other: Job, knobs: Knobs) -> Estimate:
+        return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
+
+    try:
+        return search(space, Predictions(rehearsals, facts, lengths, footprints), on_attempt)
+    except DoesNotFitError as error:
+        raise with_other_methods(error, rehearsals.job, space, least_needed) from error
 
 
 def make_plan(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 from dataclasses import dataclass, replace
 
+from autotrain_mem.engine.output_dir import output_dir
+from autotrain_mem.engine.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
 from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.spec import Hardware, Job, Knobs
@@ -54,6 +56,29 @@ def check_preflight(
     warnings = settle((*found.findings, *room))
     unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
     return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
+
+
+def examine(
+    rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
+) -> tuple[Checked, Lengths]:
+    """What stands before the first rehearsal: is anything known against the job, and how long are its rows?
+
+    Raises:
+        AutofitError: see :func:`check_preflight` and ``Rehearsals.lengths``.
+    """
+    job = rehearsals.job
+    reads = reads_dataset(job, to_train=to_train)
+    checked = check_preflight(
+        rehearsals.workers.first,
+        job,
+        rehearsals.hardware,
+        output_dir(job),
+        to_train=to_train,
+        simulate=simulate,
+        reads_data=reads,
+    )
+    counts = reads and not checked.data_out_of_reach
+    return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length)
 
 
 def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> tuple[Finding, ...]:

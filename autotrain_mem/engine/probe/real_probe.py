@@ -8,17 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.engine.predict.method_alternatives import with_alternatives
-from autotrain_mem.engine.predict.plan import make_plan
+from autotrain_mem.engine.predict.plan import make_plan, searched
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.engine.probe.confirm import Replanned
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.machine.other_processes import others_on
-from autotrain_mem.planner.search import search
-from autotrain_mem.spec import Attempt, Estimate, Footprint, Hardware, Job, Knobs, Plan, Probe
+from autotrain_mem.spec import Attempt, Footprint, Hardware, Plan, Probe
 from autotrain_mem.spec.length import without_wish
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch_probe import run_probe
@@ -40,7 +37,7 @@ class RealWays:
     folder: pathlib.Path
     """The run's output folder, which exists."""
     workers: Callable[[], Workers]
-    told: Callable[[Attempt], None] = lambda attempt: None
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None
     footprints: dict[Any, Footprint] = field(default_factory=dict)
     """What was rehearsed for one move serves the next."""
 
@@ -80,21 +77,13 @@ class RealWays:
         started = time.perf_counter()
         rehearsals = replace(plain, correction=correction)
         facts, lengths = rehearsals.describe(), rehearsals.lengths()
-        space = rehearsals.space(facts, lengths)
-
-        def least_needed(other: Job, knobs: Knobs) -> Estimate:
-            return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
-
-        try:
-            found = search(space, Predictions(rehearsals, facts, lengths, self.footprints), self.told)
-        except DoesNotFitError as error:
-            raise with_alternatives(error, rehearsals.job, space, least_needed) from error
-        (predicted,) = Predictions(plain, facts, lengths, self.footprints).rehearse([found.estimate.knobs], whole=True)
+        best = searched(rehearsals, facts, lengths, self.on_attempt, self.footprints)
+        (predicted,) = Predictions(plain, facts, lengths, self.footprints).rehearse([best.estimate.knobs], whole=True)
         seconds = time.perf_counter() - started
-        plan = make_plan(rehearsals, found, facts, lengths, warnings=(), seconds=seconds)
+        plan = make_plan(rehearsals, best, facts, lengths, warnings=(), seconds=seconds)
         return Replanned(plan=plan, predicted=predicted)
 
     def _now(self, card: Hardware) -> Hardware:
         """The same card with what is free of it now; as it was where it has gone."""
-        free = {found.uuid: found.free_bytes for found in detect()}
+        free = {each.uuid: each.free_bytes for each in detect()}
         return replace(card, free_bytes=free.get(card.uuid, card.free_bytes))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.engine.output_dir import RESUME, resumes
-from autotrain_mem.engine.record import write_run
+from autotrain_mem.engine.output_dir import RESUME, resumes, write_run
 from autotrain_mem.engine.recover.replan import flags_of, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.recover.smallest_change import smallest_change
 from autotrain_mem.engine.rehearsals import Rehearsals
