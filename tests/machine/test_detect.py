@@ -4,127 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from fake_nvml import FakeGpu, FakeInstance, FakeNvml, FakeNvmlError
 
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.units import MIB
-
-
-class FakeNvmlError(Exception):
-    """What NVML raises for a question that it does not answer."""
-
-
-@dataclass(eq=False)
-class FakeInstance:
-    """One MIG instance."""
-
-    uuid: str
-    total_mib: int
-    used_mib: int = 0
-    multiprocessors: int = 14
-    gpu_instance: int = 7
-    compute_instance: int = 0
-
-
-@dataclass(eq=False)
-class FakeGpu:
-    """One card. ``reserved_mib`` is the driver's part, ``used_mib`` what running processes hold."""
-
-    name: str
-    uuid: str
-    total_mib: int = 24576
-    reserved_mib: int = 452
-    used_mib: int = 0
-    capability: tuple[int, int] = (8, 6)
-    cores: int | None = 10496
-    clock: int = 2100
-    instances: list[FakeInstance | None] | None = None
-    """None: not split. A None inside is an empty place."""
-
-
-@dataclass
-class FakeNvml:
-    """The part of pynvml that detection uses."""
-
-    gpus: list[FakeGpu] = field(default_factory=list)
-    has_driver: bool = True
-    has_second_memory_query: bool = True
-    started: int = 0
-
-    NVMLError = FakeNvmlError
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_CLOCK_SM = 1
-    nvmlMemory_v2 = 2
-
-    def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise FakeNvmlError("Driver Not Loaded")
-        self.started += 1
-
-    def nvmlShutdown(self) -> None:
-        self.started -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
-        return self.gpus[index]
-
-    def nvmlDeviceGetName(self, handle: FakeGpu | FakeInstance) -> str:
-        return handle.name if isinstance(handle, FakeGpu) else "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-
-    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeInstance) -> str:
-        return handle.uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> SimpleNamespace:
-        if version is not None and not self.has_second_memory_query:
-            raise FakeNvmlError("Function Not Found")
-        reserved_mib = getattr(handle, "reserved_mib", 0)
-        free_mib = handle.total_mib - reserved_mib - handle.used_mib
-        return SimpleNamespace(total=handle.total_mib * MIB, reserved=reserved_mib * MIB, free=free_mib * MIB)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeGpu) -> tuple[int, int]:
-        return handle.capability
-
-    def nvmlDeviceGetNumGpuCores(self, handle: FakeGpu) -> int:
-        if handle.cores is None:
-            raise FakeNvmlError("Not Supported")
-        return handle.cores
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, clock: int) -> int:
-        assert clock == self.NVML_CLOCK_SM
-        return handle.clock
-
-    def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
-        if handle.capability < (8, 0):
-            raise FakeNvmlError("Not Supported")
-        return [int(handle.instances is not None), 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeGpu) -> int:
-        return len(handle.instances or [])
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: FakeGpu, place: int) -> FakeInstance:
-        instance = (handle.instances or [])[place]
-        if instance is None:
-            raise FakeNvmlError("Not Found")
-        return instance
-
-    def nvmlDeviceGetGpuInstanceId(self, handle: FakeInstance) -> int:
-        return handle.gpu_instance
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: FakeInstance) -> int:
-        return handle.compute_instance
-
-    def nvmlDeviceGetAttributes_v2(self, handle: FakeInstance) -> SimpleNamespace:
-        return SimpleNamespace(multiprocessorCount=handle.multiprocessors)
-
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-bbbb2222-0000-0000-0000-000000000000"
@@ -133,20 +22,15 @@ X = "MIG-xxxx1111-0000-0000-0000-000000000000"
 Y = "MIG-yyyy2222-0000-0000-0000-000000000000"
 
 
-def rtx3090(uuid: str, used_mib: int = 0) -> FakeGpu:
-    return FakeGpu(name="NVIDIA GeForce RTX 3090", uuid=uuid, used_mib=used_mib)
-
-
 def split_a100(*instances: FakeInstance | None) -> FakeGpu:
-    return FakeGpu(
-        name="NVIDIA A100-SXM4-40GB", uuid=C, total_mib=40960, capability=(8, 0), cores=6912, instances=list(instances)
-    )
+    name = "NVIDIA A100-SXM4-40GB"
+    return FakeGpu(C, name, total_mib=40960, capability=(8, 0), cores=6912, instances=list(instances))
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """Three equal cards, and neither of CUDA's variables set."""
-    fake = FakeNvml([rtx3090(A), rtx3090(B), rtx3090(C)])
+    fake = FakeNvml([FakeGpu(A), FakeGpu(B), FakeGpu(C)])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
@@ -161,26 +45,16 @@ def test_every_card_is_found_in_nvml_order_when_nothing_is_hidden(nvml: FakeNvml
     nvml.gpus.pop()
     assert indices() == [0, 1]
     assert {device.origin for device in detect()} == {"detected"}
+    assert nvml.started == 0
 
 
-def test_no_nvml_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert detect() == ()
-
-
-def test_no_driver_means_no_gpu(nvml: FakeNvml) -> None:
-    nvml.has_driver = False
-    assert detect() == ()
-
-
-def test_a_driver_without_cards_means_no_gpu(nvml: FakeNvml) -> None:
+def test_without_cards_a_driver_or_its_library_there_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.gpus.clear()
     assert detect() == ()
-
-
-def test_nvml_is_closed_again(nvml: FakeNvml) -> None:
-    detect()
-    assert nvml.started == 0
+    nvml.driver = None
+    assert detect() == ()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert detect() == ()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +89,8 @@ def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(
 
 
 def slow_then_fast() -> list[FakeGpu]:
-    slow = FakeGpu("Tesla T4", A, total_mib=15360, reserved_mib=448, capability=(7, 5), cores=2560, clock=1590)
-    return [slow, rtx3090(B)]
+    slow = FakeGpu(A, "Tesla T4", total_mib=15360, reserved_mib=448, capability=(7, 5), cores=2560, clock=1590)
+    return [slow, FakeGpu(B)]
 
 
 def test_unlike_cards_are_counted_from_the_fastest(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,31 +100,27 @@ def test_unlike_cards_are_counted_from_the_fastest(nvml: FakeNvml, monkeypatch: 
     assert indices() == [1]
 
 
-def test_unlike_cards_keep_the_bus_order_where_it_is_asked_for(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tells_speed", [True, False])
+def test_unlike_cards_keep_the_bus_order_where_that_is_asked_for_or_their_speed_is_not_told(
+    tells_speed: bool, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml.gpus = slow_then_fast()
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert indices() == [0, 1]
-
-
-def test_cards_that_do_not_tell_their_speed_keep_the_bus_order(nvml: FakeNvml) -> None:
-    nvml.gpus = slow_then_fast()
-    nvml.gpus[1].cores = None
+    if tells_speed:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    else:
+        nvml.gpus[1].cores = None
     assert indices() == [0, 1]
 
 
 def test_memory_is_what_torch_counts_and_what_others_hold_is_not_free(nvml: FakeNvml) -> None:
-    nvml.gpus = [rtx3090(A, used_mib=5000)]
+    nvml.gpus = [FakeGpu(A, unlisted_bytes=5000 * MIB)]
     (device,) = detect()
     assert device.total_bytes == (24576 - 452) * MIB
     assert device.free_bytes == device.total_bytes - 5000 * MIB
-
-
-def test_an_old_driver_counts_its_own_part_in_the_total_but_not_as_free(nvml: FakeNvml) -> None:
-    nvml.has_second_memory_query = False
-    device = detect()[0]
-    assert device.total_bytes == 24576 * MIB
-    assert device.free_bytes == (24576 - 452) * MIB
-    assert "with the driver's reserve" in device.source
+    nvml.has_second_memory_query = False  # an old driver counts its own part in the total, but not as free
+    (old,) = detect()
+    assert (old.total_bytes, old.free_bytes) == (24576 * MIB, device.free_bytes)
+    assert "with the driver's reserve" in old.source
 
 
 def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_there(nvml: FakeNvml) -> None:
@@ -265,7 +135,7 @@ def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_t
 def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_follows_its_size(
     nvml: FakeNvml,
 ) -> None:
-    nvml.gpus = [FakeGpu("NVIDIA GeForce RTX 4090 Laptop GPU", A, total_mib=16376, capability=(8, 9), cores=9728)]
+    nvml.gpus = [FakeGpu(A, "NVIDIA GeForce RTX 4090 Laptop GPU", total_mib=16376, capability=(8, 9), cores=9728)]
     (device,) = detect()
     assert device.bandwidth_bytes_per_second is None
     assert device.bf16_flops_per_second is None
@@ -275,7 +145,7 @@ def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_
 
 
 def test_an_unknown_card_that_tells_no_size_gets_the_largest_figure_and_says_so(nvml: FakeNvml) -> None:
-    nvml.gpus = [FakeGpu("NVIDIA Something New", A, capability=(99, 0), cores=None)]
+    nvml.gpus = [FakeGpu(A, "NVIDIA Something New", capability=(99, 0), cores=None)]
     (device,) = detect()
     assert device.non_torch_bytes == max(card.non_torch_bytes for card in catalog())
     assert "outside torch: unknown" in device.source
@@ -292,7 +162,7 @@ def test_a_card_that_does_not_tell_its_memory_is_an_error(nvml: FakeNvml, monkey
 
 
 def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: FakeNvml) -> None:
-    nvml.gpus = [split_a100(None, FakeInstance(X, 4864, used_mib=1000), FakeInstance(Y, 9856))]
+    nvml.gpus = [split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))]
     (device,) = detect()
     assert device.name.endswith("MIG 1g.5gb")
     assert device.total_bytes == 4864 * MIB
@@ -304,7 +174,7 @@ def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: 
 
 
 def test_an_instance_hides_whole_cards(nvml: FakeNvml) -> None:
-    nvml.gpus = [rtx3090(A), split_a100(FakeInstance(X, 4864))]
+    nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 4864))]
     (device,) = detect()
     assert device.total_bytes == 4864 * MIB
     assert device.index == 1

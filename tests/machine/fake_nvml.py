@@ -1,0 +1,149 @@
+"""A stand-in for the pynvml module: cards, their MIG instances, and the processes on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from autotrain_mem.units import MIB
+
+
+class FakeNvmlError(Exception):
+    """What NVML raises for a question that it does not answer."""
+
+
+@dataclass(eq=False)
+class FakeInstance:
+    """One MIG instance."""
+
+    uuid: str
+    total_mib: int
+    unlisted_bytes: int = 0
+    multiprocessors: int = 14
+    gpu_instance: int = 7
+    compute_instance: int = 0
+
+
+@dataclass(eq=False)
+class FakeGpu:
+    """One card: an RTX 3090 until a test says otherwise."""
+
+    uuid: str
+    name: str = "NVIDIA GeForce RTX 3090"
+    total_mib: int = 24576
+    reserved_mib: int = 452
+    """The driver's part."""
+    computing: dict[int, int | None] = field(default_factory=dict)
+    """Bytes of each process that computes on it, None where the system does not tell them."""
+    drawing: dict[int, int | None] | None = field(default_factory=dict)
+    """None on a card that draws nothing."""
+    unlisted_bytes: int = 0
+    """Held by processes that are not listed, or listed without their bytes."""
+    capability: tuple[int, int] = (8, 6)
+    cores: int | None = 10496
+    clock: int = 2100
+    instances: list[FakeInstance | None] | None = None
+    """None: not split. A None inside is an empty place."""
+
+
+@dataclass
+class FakeNvml:
+    """The part of pynvml that is used."""
+
+    gpus: list[FakeGpu] = field(default_factory=list)
+    driver: str | None = "580.65.06"
+    """None where there is no driver."""
+    has_second_memory_query: bool = True
+    lists_processes: bool = True
+    started: int = 0
+
+    NVMLError = FakeNvmlError
+    NVML_DEVICE_MIG_ENABLE = 1
+    NVML_CLOCK_SM = 1
+    nvmlMemory_v2 = 2
+
+    def nvmlInit(self) -> None:
+        if self.driver is None:
+            raise FakeNvmlError("Driver Not Loaded")
+        self.started += 1
+
+    def nvmlShutdown(self) -> None:
+        self.started -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str | None:
+        return self.driver
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu
+        raise FakeNvmlError("Not Found")
+
+    def nvmlDeviceGetName(self, handle: FakeGpu | FakeInstance) -> str:
+        return handle.name if isinstance(handle, FakeGpu) else "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeInstance) -> str:
+        return handle.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeInstance, version: int | None = None) -> SimpleNamespace:
+        if version is not None and not self.has_second_memory_query:
+            raise FakeNvmlError("Function Not Found")
+        total_bytes, reserved_bytes, taken_bytes = handle.total_mib * MIB, 0, handle.unlisted_bytes
+        if isinstance(handle, FakeGpu):
+            reserved_bytes = handle.reserved_mib * MIB
+            held = {**(handle.drawing or {}), **handle.computing}
+            taken_bytes += sum(size or 0 for size in held.values())
+        free_bytes = total_bytes - reserved_bytes - taken_bytes
+        return SimpleNamespace(total=total_bytes, reserved=reserved_bytes, free=free_bytes)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[SimpleNamespace]:
+        return self._listed(handle.computing)
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: FakeGpu) -> list[SimpleNamespace]:
+        return self._listed(handle.drawing)
+
+    def _listed(self, held: dict[int, int | None] | None) -> list[SimpleNamespace]:
+        if held is None or not self.lists_processes:
+            raise FakeNvmlError("Not Supported")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeGpu) -> tuple[int, int]:
+        return handle.capability
+
+    def nvmlDeviceGetNumGpuCores(self, handle: FakeGpu) -> int:
+        if handle.cores is None:
+            raise FakeNvmlError("Not Supported")
+        return handle.cores
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, clock: int) -> int:
+        assert clock == self.NVML_CLOCK_SM
+        return handle.clock
+
+    def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
+        if handle.capability < (8, 0):
+            raise FakeNvmlError("Not Supported")
+        return [int(handle.instances is not None), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeGpu) -> int:
+        return len(handle.instances or [])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: FakeGpu, place: int) -> FakeInstance:
+        instance = (handle.instances or [])[place]
+        if instance is None:
+            raise FakeNvmlError("Not Found")
+        return instance
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: FakeInstance) -> int:
+        return handle.gpu_instance
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: FakeInstance) -> int:
+        return handle.compute_instance
+
+    def nvmlDeviceGetAttributes_v2(self, handle: FakeInstance) -> SimpleNamespace:
+        return SimpleNamespace(multiprocessorCount=handle.multiprocessors)

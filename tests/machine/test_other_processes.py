@@ -1,0 +1,77 @@
+"""Who else is on a card, by NVML's word; on cards that are not here, and where NVML says nothing, nobody."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+from autotrain_mem.machine.other_processes import NOBODY, held_by, others_on
+from autotrain_mem.spec import Hardware, OtherProcess
+from autotrain_mem.units import GIB, MIB
+
+CARD = Hardware(
+    name="card", origin="detected", total_bytes=24 * GIB, free_bytes=20 * GIB, non_torch_bytes=GIB, uuid="GPU-1"
+)
+STRANGER = 1 << 30
+"""A process number that no system gives."""
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu("GPU-1")
+
+
+@pytest.fixture
+def nvml(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml([gpu])
+    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    return fake
+
+
+def test_processes_are_named_largest_first(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    gpu.computing = {STRANGER: GIB, os.getpid(): 2 * GIB}
+    own, other = others_on(CARD)
+    assert (own.pid, own.used_bytes) == (os.getpid(), 2 * GIB)
+    assert own.name
+    assert other == OtherProcess(pid=STRANGER, name="", used_bytes=GIB)
+    assert nvml.started == 0
+
+
+def test_one_that_computes_and_draws_is_one(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    gpu.computing, gpu.drawing = {STRANGER: GIB}, {STRANGER: GIB, STRANGER + 1: 100 * MIB}
+    assert [(other.pid, other.used_bytes) for other in others_on(CARD)] == [
+        (STRANGER, GIB),
+        (STRANGER + 1, 100 * MIB),
+    ]
+    gpu.drawing = None
+    assert [other.pid for other in others_on(CARD)] == [STRANGER]
+
+
+def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    """As in a container, or on Windows, where processes are listed without their bytes."""
+    assert others_on(CARD) == ()
+    gpu.computing, gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
+    assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
+    nvml.has_second_memory_query, gpu.computing = False, {STRANGER: GIB}  # the driver's own is not known
+    assert [other.pid for other in others_on(CARD)] == [STRANGER]
+
+
+def test_what_one_process_holds_is_told(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    gpu.computing = {STRANGER: GIB, STRANGER + 1: None}
+    assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
+
+
+def test_a_card_that_is_not_here_has_nobody_on_it(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    gpu.computing = {STRANGER: GIB}
+    named = Hardware(name="rtx", origin="named", total_bytes=GIB, free_bytes=GIB, non_torch_bytes=0)
+    assert (others_on(named), held_by(named, STRANGER)) == ((), None)
+
+
+def test_without_nvml_nobody_is_known(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.driver = None
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
