@@ -27,7 +27,7 @@ _STEPS = ("training_step", "prediction_step")
 """A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""
 
 _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
-"""Code that a batch may run through once more, and nobody notices: ``worst.untouched`` was read off it."""
+"""Code that a batch may run through once more, and nobody notices: ``longest_batch.restore`` was read off it."""
 
 
 def kept_alive(kind: type) -> type:
@@ -70,7 +70,9 @@ def _alive(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callab
     setattr(trainer, name, trls)  # what a guard puts around it
     guard = None
     try:
-        guard = attach_guard(trainer, learned=trainer.plan.experience.learned, told=functools.partial(_tell, trainer))
+        guard = attach_guard(
+            trainer, learned=trainer.plan.experience.learned, on_incident=functools.partial(_tell, trainer)
+        )
         if name == "train":
             _run_longest_first(trainer)
         yield getattr(trainer, name)
@@ -178,20 +180,20 @@ def _warn(message: str) -> None:
 
 def _run_longest_first(trainer: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
-    from autotrain_mem.training.longest_batch.run import attach_worst_first, run_worst_batch
+    from autotrain_mem.training.longest_batch.run import attach_longest_batch, run_longest_batch
     from autotrain_mem.training.out_of_memory import is_out_of_memory
 
     if _runs_own_code(trainer):
         return
     if hasattr(trainer, "value_model"):
-        attach_worst_first(trainer, lambda batch: None)
+        attach_longest_batch(trainer, lambda batch: None)
         return
     step = trainer.training_step
 
     def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer.training_step = step
         try:
-            run_worst_batch(trainer, model, step)
+            run_longest_batch(trainer, model, step)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

@@ -21,7 +21,7 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import build
 from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan
-from autotrain_mem.training.guard.attach import KEPT_AS
+from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
 from tests.report.report_examples import HOST, IMAGINED, PLAN
@@ -66,14 +66,14 @@ def _planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of how many rows each was that ran before a first step."""
     seen = []
-    run = first.run_worst_batch
+    run = first.run_longest_batch
 
     def counted(*args: Any) -> Any:
         batch = run(*args)
         seen.append(batch.rows)
         return batch
 
-    monkeypatch.setattr(first, "run_worst_batch", counted)
+    monkeypatch.setattr(first, "run_longest_batch", counted)
     return seen
 
 
@@ -386,7 +386,7 @@ def test_a_mistake_in_what_runs_first_does_not_end_a_training(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(first, "run_worst_batch", lambda *args: SimpleNamespace().rows)
+    monkeypatch.setattr(first, "run_longest_batch", lambda *args: SimpleNamespace().rows)
     monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", said.append)
     trainer = sft(tiny_qwen, tmp_path, max_steps=1)
     trainer.train()

@@ -40,13 +40,13 @@ Start = Callable[..., Run]
 
 
 def guard(run: Run, learned: Learned | None = None, grow_after: int = 100) -> None:
-    from autotrain_mem.training.guard.ppo.guard import attach_ppo_guard
+    from autotrain_mem.training.guard.attach import attach_guard
 
     def told(incident: Incident, learned: Learned) -> None:
         run.incidents.append(incident)
         run.learned.append(learned)
 
-    attach_ppo_guard(run.trainer, learned=learned or Learned(), told=told, grow_after=grow_after)
+    attach_guard(run.trainer, learned=learned or Learned(), on_incident=told, grow_after=grow_after)
 
 
 def builder(model: pathlib.Path, folder: pathlib.Path) -> Start:

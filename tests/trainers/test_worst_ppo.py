@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(
     changes: dict[str, Any], model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    from autotrain_mem.training.longest_batch.run import attach_worst_first
+    from autotrain_mem.training.longest_batch.run import attach_longest_batch
 
     def trained(*, worst_first: bool) -> Any:
         options = dict(changes)
@@ -30,7 +30,7 @@ def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(
         built = trainer(model, config(tmp_path, max_steps=2, **options), use_lora=use_lora)
         told: list[Any] = []
         if worst_first:
-            attach_worst_first(built, told.append)
+            attach_longest_batch(built, told.append)
         built.train()
         assert len(told) == worst_first
         return built
@@ -42,7 +42,7 @@ def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(
 
 
 def test_the_longest_prompts_are_answered_in_full_by_every_model(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from autotrain_mem.training.longest_batch.ppo import run_worst_ppo_batch
+    from autotrain_mem.training.longest_batch.ppo import run_longest_ppo_batch
 
     built = trainer(model, config(tmp_path, response_length=5), prompts(40))
     widest: dict[str, int] = {}
@@ -55,7 +55,7 @@ def test_the_longest_prompts_are_answered_in_full_by_every_model(model: pathlib.
     for name, each in models.items():
         each.model.layers[1].register_forward_hook(seen(name))
     state = torch.get_rng_state()
-    run = run_worst_ppo_batch(built)
+    run = run_longest_ppo_batch(built)
     assert (run.rows, run.longest_tokens, run.why_not) == (4, 6, "")
     assert widest == dict.fromkeys(models, 6 + 5)
     assert torch.equal(torch.get_rng_state(), state)
@@ -64,15 +64,15 @@ def test_the_longest_prompts_are_answered_in_full_by_every_model(model: pathlib.
 
 
 def test_what_it_refuses_is_learned_before_the_first_update(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from autotrain_mem.training.guard.ppo.guard import attach_ppo_guard
-    from autotrain_mem.training.longest_batch.run import attach_worst_first
+    from autotrain_mem.training.guard.attach import attach_guard
+    from autotrain_mem.training.longest_batch.run import attach_longest_batch
 
     built = trainer(model, config(tmp_path))
     steps: list[int] = []
-    guard = attach_ppo_guard(
-        built, learned=Learned(), told=lambda incident, _: steps.append(incident.step), grow_after=9
+    guard = attach_guard(
+        built, learned=Learned(), on_incident=lambda incident, _: steps.append(incident.step), grow_after=9
     )
-    attach_worst_first(built, lambda _: steps.append(-1))
+    attach_longest_batch(built, lambda _: steps.append(-1))
 
     def refuse(_: Any, inputs: Any) -> None:
         if torch.is_grad_enabled() and len(inputs[0]) > 1:

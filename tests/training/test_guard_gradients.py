@@ -18,8 +18,9 @@ from autotrain_mem.training.guard.attach import Guard, attach_guard
 
 UNTIMED = ("step_time",)
 COUNTED = ("_step", "_total_train_tokens")
-TOLERANCE = {"rtol": 2e-4, "atol": 2e-6}
-"""Of fp32 sums in another order; the gradients are of the order of 0.1."""
+RELATIVE, ABSOLUTE = 2e-4, 2e-6
+"""Tolerances of fp32 sums in another order. The absolute one is for gradients of at most 1, and grows with larger ones
+(those of sppo_hard reach 200), since a small sum of large terms is as exact as the terms are."""
 
 
 def fail_in_forward(made: Any, at: list[int], layer: int = 1) -> Faults:
@@ -58,7 +59,7 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     vars(made).update({name: 0 for name in COUNTED if hasattr(made, name)})
     made.state.num_input_tokens_seen = 0
     if guarded:
-        attach_guard(made, learned=learned or Learned(), told=told)
+        attach_guard(made, learned=learned or Learned(), on_incident=told)
     torch.manual_seed(1)
     made.create_optimizer_and_scheduler(1)
     batches, items = made.get_batch_samples(iter(made.get_train_dataloader()), count, torch.device("cpu"))
@@ -76,9 +77,10 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
 def assert_same(one: Outcome, other: Outcome) -> None:
     assert one.gradients.keys() == other.gradients.keys()
     for name, gradient in one.gradients.items():
-        torch.testing.assert_close(
-            gradient, other.gradients[name], msg=lambda text, name=name: f"{name}: {text}", **TOLERANCE
-        )
+        expected = other.gradients[name]
+        absolute = ABSOLUTE * max(1.0, float(expected.abs().max()))
+        message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(gradient, expected, msg=message, rtol=RELATIVE, atol=absolute)
     assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-6)
     assert one.counted == other.counted
     assert one.logged.keys() == other.logged.keys()
@@ -268,6 +270,6 @@ def test_with_several_processes_it_says_why_nothing_is_repeated(
 ) -> None:
     with set_up("sft", qwen, tmp_path_factory.getbasetemp() / "trained") as made:
         fail_in_forward(made, at=[0])
-        attach_guard(made, learned=Learned(), told=Told()).why_not = "2 processes train together"
+        attach_guard(made, learned=Learned(), on_incident=Told()).context.why_not = "2 processes train together"
         with pytest.raises(torch.OutOfMemoryError, match="2 processes train together"):
             made.train()

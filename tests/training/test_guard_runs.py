@@ -33,7 +33,7 @@ def run(
     """Train; returns the trainer and what was told."""
     resume = changes.pop("resume", None)
     made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
-    attach_guard(made, learned=learned or Learned(), told=told, grow_after=grow_after)
+    attach_guard(made, learned=learned or Learned(), on_incident=told, grow_after=grow_after)
     disturb(made)
     made.train(resume_from_checkpoint=resume)
     return made, told
@@ -71,7 +71,7 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
     answers, found = [], []
     for at in ([], [0, 1]):
         made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method), **SIZES), Told()
-        attach_guard(made, learned=Learned(), told=told)
+        attach_guard(made, learned=Learned(), on_incident=told)
         fail_in_evaluation(at)(made)
         answers.append(made.evaluate())
         batch = next(iter(made.get_eval_dataloader()))
@@ -88,7 +88,7 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
 def test_an_evaluation_of_one_row_is_repeated_once(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
     single = {**SIZES, "per_device_eval_batch_size": 1}
     made, told = trainer("sft", qwen, tmp_path, eval_dataset=rows("sft").select(range(2)), **single), Told()
-    attach_guard(made, learned=Learned(), told=told)
+    attach_guard(made, learned=Learned(), on_incident=told)
     whole = made.evaluate()["eval_loss"]
     fail_in_evaluation([0])(made)
     assert made.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
@@ -105,7 +105,7 @@ def test_an_evaluation_of_a_generating_trainer_generates_once(
     found = []
     for at in ([], [0]):
         made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method).select(range(4)), **SIZES), Told()
-        attach_guard(made, learned=Learned(), told=told)
+        attach_guard(made, learned=Learned(), on_incident=told)
         fail_in_scores(at)(made)
         torch.manual_seed(3)
         found.append(made.evaluate()["eval_loss"])

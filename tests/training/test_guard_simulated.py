@@ -51,7 +51,9 @@ def train_on(card: Card, method: str, model: pathlib.Path, folder: pathlib.Path,
     settings = {"per_device_train_batch_size": 4, "max_steps": 3, **changes}
     with watch.cuda_semantics():
         made = trainer(method, model, folder, **settings)
-        attach_guard(made, learned=Learned(), told=lambda *said: (told(*said), card.then.append(card.allocated_bytes)))
+        attach_guard(
+            made, learned=Learned(), on_incident=lambda *said: (told(*said), card.then.append(card.allocated_bytes))
+        )
         watch.train(made)
     return made, told
 

@@ -10,19 +10,15 @@ import pytest
 import torch
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
-from autotrain_mem.training.longest_batch.run import (
-    WorstBatch,
-    _kept_by_adam,
-    _why_not,
-    attach_worst_first,
-    longest_rows,
-)
+from autotrain_mem.training.longest_batch.restore import _kept_by_adam
+from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_rows
+from autotrain_mem.training.longest_batch.run import _why_not, attach_longest_batch
 
 
-def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[WorstBatch]]:
-    told: list[WorstBatch] = []
+def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[LongestBatch]]:
+    told: list[LongestBatch] = []
     if worst_first:
-        attach_worst_first(made, told.append)
+        attach_longest_batch(made, told.append)
     made.train(**options)
     return outcome(made), told
 
@@ -157,7 +153,7 @@ def test_what_is_attached_before_it_sees_the_batch_and_may_split_it(gpt2: pathli
 def test_it_runs_once_and_takes_itself_away(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
     made = trainer("sft", gpt2, tmp_path)
     below = made.training_step
-    attach_worst_first(made, lambda told: None)
+    attach_longest_batch(made, lambda told: None)
     assert made.training_step != below
     made.train()
     assert made.training_step == below
@@ -234,7 +230,7 @@ def test_an_error_is_shown_while_what_stands_in_is_there(gpt2: pathlib.Path, tmp
         shown.append((str(error), has_gradients, len(made.optimizer.optimizer.state)))
 
     made.compute_loss = full
-    attach_worst_first(made, lambda told: None, show)
+    attach_longest_batch(made, lambda told: None, show)
     with pytest.raises(torch.OutOfMemoryError):
         made.train()
     assert shown == [("CUDA out of memory.", True, len(list(made.model.parameters())))]

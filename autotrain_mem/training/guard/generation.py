@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.backoff import Limit
-from autotrain_mem.training.guard.rng_state import Draws
+from autotrain_mem.training.guard.context import REPEATED, GuardContext
+from autotrain_mem.training.guard.rng_state import RngState
 from autotrain_mem.training.out_of_memory import Done, Full, attempt
-
-if TYPE_CHECKING:
-    from autotrain_mem.training.guard.attach import Guard
-
-REPEATED = "repeated after the cache was emptied"
 
 
 class Generation:
-    """Stands in for ``generate`` of the policy.
+    """Stands in for ``generate`` of the policy."""
 
-    Args:
-        limit: Prompts that are answered at once.
-    """
-
-    def __init__(self, guard: Guard, policy: Any, limit: Limit) -> None:
-        self.limit = limit
-        self._guard = guard
+    def __init__(self, context: GuardContext, policy: Any) -> None:
+        self._context = context
+        self._limit = context.limits["generate_rows"]
         self._policy = policy
         self._generate: Callable[..., Any] = policy.generate
         policy.generate = self.generate
@@ -40,31 +31,31 @@ class Generation:
         rows = _rows(kwargs)
         if args or rows is None:
             return self._generate(*args, **kwargs)
-        if self.limit.parts(rows, rows) > 1:
+        if self._limit.parts(rows, rows) > 1:
             return self._in_parts(kwargs, rows)
-        draws = Draws.now()
+        rng_state = RngState.now()
         first = attempt(lambda: self._generate(**kwargs))
         if isinstance(first, Done):
-            self.limit.fitted(rows)
+            self._limit.fitted(rows)
             return first.value
-        if self._guard.why_not:
-            self._guard.give_up(Phase.GENERATE, first, self._guard.why_not)
-        draws.restore()
+        if self._context.why_not:
+            self._context.give_up(Phase.GENERATE, first, self._context.why_not)
+        rng_state.restore()
         second = attempt(lambda: self._generate(**kwargs))
         if isinstance(second, Done):  # free memory lay in pieces: the samples are those of the first try
-            self._guard.tell(Phase.GENERATE, REPEATED, first, rows=rows)
+            self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second.value
         if rows < 2:
-            self._guard.give_up(Phase.GENERATE, second, "a single prompt is too large")
-        draws.restore()
-        self.limit.failed(rows)
+            self._context.give_up(Phase.GENERATE, second, "a single prompt is too large")
+        rng_state.restore()
+        self._limit.failed(rows)
         sizes = " + ".join(str(end - start) for start, end in self._bounds(rows))
         remedy = f"answered in {sizes} prompts, which draw other samples than all at once"
-        self._guard.tell(Phase.GENERATE, remedy, second, rows=rows)
+        self._context.report(Phase.GENERATE, remedy, second, rows=rows)
         return self._in_parts(kwargs, rows)
 
     def _bounds(self, rows: int) -> list[tuple[int, int]]:
-        parts = self.limit.parts(rows, rows)
+        parts = self._limit.parts(rows, rows)
         edges = [rows * number // parts for number in range(parts + 1)]
         return list(itertools.pairwise(edges))
 
@@ -106,17 +97,13 @@ def _as_long_as_all(answers: list[Any], pad_id: int) -> Any:
 
 
 class Scoring:
-    """Stands in for ``_get_per_token_logps_and_entropies`` outside of training: in smaller batches, the same numbers.
+    """Stands in for ``_get_per_token_logps_and_entropies`` outside of training: smaller batches, the same numbers."""
 
-    Args:
-        limit: Completions that are judged at once.
-    """
-
-    def __init__(self, guard: Guard, limit: Limit) -> None:
-        self.limit = limit
-        self._guard = guard
-        self._judge: Callable[..., Any] = guard.trainer._get_per_token_logps_and_entropies
-        guard.trainer._get_per_token_logps_and_entropies = self.judge
+    def __init__(self, context: GuardContext) -> None:
+        self._context = context
+        self._limit = context.limits["score_rows"]
+        self._judge: Callable[..., Any] = context.trainer._get_per_token_logps_and_entropies
+        context.trainer._get_per_token_logps_and_entropies = self.judge
 
     def judge(
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
@@ -129,27 +116,27 @@ class Scoring:
         at_once = min(batch_size or rows, rows)
         if torch.is_grad_enabled() or kwargs.get("compute_aux_loss"):
             return self._judge(*given, batch_size, **kwargs)
-        if self.limit.exceeded_by(at_once):
-            at_once = -(-at_once // self.limit.parts(at_once, at_once))
+        if self._limit.exceeded_by(at_once):
+            at_once = -(-at_once // self._limit.parts(at_once, at_once))
         outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
         if isinstance(outcome, Done):
-            self.limit.fitted(at_once)
+            self._limit.fitted(at_once)
             return outcome.value
         self._make_smaller(at_once, rows, outcome)
         return self.judge(*given, batch_size, **kwargs)
 
     def _make_smaller(self, at_once: int, rows: int, full: Full) -> None:
-        if at_once < 2 or self._guard.why_not:
-            self._guard.give_up(Phase.SCORE, full, self._guard.why_not or "a single completion is too large")
-        self.limit.failed(at_once)
-        self._guard.tell(Phase.SCORE, f"judged {self.limit.most} completions at a time", full, rows=rows)
+        if at_once < 2 or self._context.why_not:
+            self._context.give_up(Phase.SCORE, full, self._context.why_not or "a single completion is too large")
+        self._limit.failed(at_once)
+        self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", full, rows=rows)
 
 
 class RewardModel:
     """Stands in for the forward of a model that judges: repeated once, when nobody holds what the first try took."""
 
-    def __init__(self, guard: Guard, model: Any) -> None:
-        self._guard = guard
+    def __init__(self, context: GuardContext, model: Any) -> None:
+        self._context = context
         self._forward: Callable[..., Any] = model.forward
         model.forward = self.forward
 
@@ -160,7 +147,6 @@ class RewardModel:
             return first.value
         second = attempt(lambda: self._forward(*args, **kwargs))
         if isinstance(second, Full):
-            self._guard.give_up(Phase.SCORE, second, "the reward model has no room for all completions at once")
-            raise AssertionError
-        self._guard.tell(Phase.SCORE, REPEATED, first)
+            self._context.give_up(Phase.SCORE, second, "the reward model has no room for all completions at once")
+        self._context.report(Phase.SCORE, REPEATED, first)
         return second.value

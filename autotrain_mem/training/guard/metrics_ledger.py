@@ -31,7 +31,7 @@ class Entry:
     numbers: Numbers
 
 
-class Books:
+class MetricsLedger:
     """Of one micro-batch, from its first call to its last.
 
     Args:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.backoff import Limit
 from autotrain_mem.training.guard.batch_split import Basis, Piece, count
-from autotrain_mem.training.guard.gradients import Gradients
+from autotrain_mem.training.guard.context import ON_HOST, GuardContext
 from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
-from autotrain_mem.training.guard.metrics_ledger import Books
-from autotrain_mem.training.guard.rng_state import Draws
+from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
+from autotrain_mem.training.guard.rng_state import RngState
 from autotrain_mem.training.out_of_memory import Full, attempt, release
-
-if TYPE_CHECKING:
-    from autotrain_mem.training.guard.attach import Guard
 
 IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there cannot be told"
 
@@ -29,24 +25,19 @@ class MicroSteps:
     """Stands in for ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer.
 
     ``_prepare_inputs`` runs once for each micro-batch, whatever becomes of it: GRPO and RLOO generate there.
-
-    Args:
-        limit: Tokens, with padding, that are trained on at once.
     """
 
-    def __init__(self, guard: Guard, limit: Limit, *, on_host: bool) -> None:
-        trainer = guard.trainer
-        self.limit = limit
-        self.on_host = on_host
-        self.gradients = Gradients()
-        self._guard = guard
+    def __init__(self, context: GuardContext) -> None:
+        trainer = context.trainer
+        self.context = context
+        self.phase = Phase.FORWARD
         self._trainer = trainer
+        self._gradients = context.gradients
         self._training_step: Callable[..., Any] = trainer.training_step
         self._prepare_inputs: Callable[..., Any] = trainer._prepare_inputs
         self._compute_loss: Callable[..., Any] = trainer.compute_loss
         self._prepared = False
         self._weight = 1.0
-        self._phase = Phase.FORWARD
         trainer.training_step = self.training_step
         trainer._prepare_inputs = self.prepare_inputs
         trainer.compute_loss = self.compute_loss
@@ -61,11 +52,11 @@ class MicroSteps:
         """``Trainer.compute_loss``, times the weight of the part that it is given."""
         import torch
 
-        self._phase = Phase.FORWARD
+        self.phase = Phase.FORWARD
         with torch.no_grad() if self._weight == 0 else nullcontext():
             result = self._compute_loss(*args, **kwargs)
-        self.gradients.keep()  # what is computed again in the backward pass must save what the forward pass saved
-        self._phase = Phase.BACKWARD
+        self._gradients.keep()  # what is computed again in the backward pass must save what the forward pass saved
+        self.phase = Phase.BACKWARD
         if not torch.is_grad_enabled():
             return result
         loss, *others = result if isinstance(result, tuple) else (result,)
@@ -82,7 +73,7 @@ class MicroSteps:
         model.train()  # as training_step does before it prepares: GRPO asks whether it trains
         if hasattr(self._trainer.optimizer, "train") and callable(self._trainer.optimizer.train):
             self._trainer.optimizer.train()
-        self.gradients.follow(model)
+        self._gradients.follow(model)
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
         run = _Run(self, model, whole, num_items_in_batch, rule)
@@ -92,7 +83,7 @@ class MicroSteps:
 
     def call(self, model: Any, inputs: dict[str, Any], num_items: Any, *, weight: float, on_host: bool) -> Any:
         """``training_step`` of TRL once, on inputs that are prepared."""
-        with self.prepared(weight), self._waiting_on_host(model) if on_host else nullcontext():
+        with self.prepared(weight), activations_on_host(model) if on_host else nullcontext():
             return self._training_step(model, inputs, num_items)
 
     @contextmanager
@@ -104,20 +95,6 @@ class MicroSteps:
         finally:
             self._prepared, self._weight = False, 1.0
 
-    def _waiting_on_host(self, model: Any) -> AbstractContextManager[Any]:
-        """What backward needs is kept on the host: TRL's own way, one tensor after the other.
-
-        On a plain CPU it is there already.
-        """
-        from trl.models import activation_offloading
-
-        if activation_offloading.torch.accelerator.current_accelerator() is None:
-            return nullcontext()
-        offloading = activation_offloading.OffloadActivations(use_streams=False)
-        offloading.update_model_params(model)
-        context: AbstractContextManager[Any] = offloading
-        return context
-
     def forget_offloaded(self) -> None:
         """The trainer's own offloading lets go of what a failed backward pass left: it does so when it is entered."""
         with getattr(self._trainer, "maybe_activation_offload_context", nullcontext()):
@@ -128,29 +105,20 @@ class MicroSteps:
         """Whether the activations are not sent there anyway."""
         return not getattr(self._trainer.args, "activation_offloading", False)
 
-    @property
-    def failed_in(self) -> Phase:
-        return self._phase
 
-    def tell(self, piece: Piece, remedy: str, full: Full) -> None:
-        """Something was done about it."""
-        self._guard.tell(self._phase, remedy, full, rows=piece.rows, tokens=piece.tokens)
+def activations_on_host(model: Any) -> AbstractContextManager[Any]:
+    """Inside, what the backward pass needs is kept on the host: TRL's own way, one tensor after the other.
 
-    def give_up(self, full: Full, reason: str) -> None:
-        """Raises."""
-        self._guard.give_up(self._phase, full, reason)
+    On a plain CPU it is there already.
+    """
+    from trl.models import activation_offloading
 
-    @property
-    def why_not_at_all(self) -> str | None:
-        return self._guard.why_not
-
-    def basis_of(self, family: str, name: str) -> Basis:
-        """What a number that the trainer logs is over."""
-        return logged_basis(self._trainer, family, name)
-
-    def books(self) -> Books:
-        """For one micro-batch."""
-        return Books(self._trainer, "train")
+    if activation_offloading.torch.accelerator.current_accelerator() is None:
+        return nullcontext()
+    offloading = activation_offloading.OffloadActivations(use_streams=False)
+    offloading.update_model_params(model)
+    context: AbstractContextManager[Any] = offloading
+    return context
 
 
 class _Run:
@@ -158,44 +126,46 @@ class _Run:
 
     def __init__(self, steps: MicroSteps, model: Any, whole: Piece, num_items: Any, rule: Rule) -> None:
         self._steps = steps
+        self._context = steps.context
+        self._limit = steps.context.limits["train_tokens"]
         self._model = model
         self._whole = whole
         self._num_items = num_items
         self._rule = rule
-        self._books = steps.books()
+        self._metrics = MetricsLedger(steps.context.trainer, "train")
         self._losses: list[Any] = []
 
     def loss(self) -> Any:
         """Train on it; gives what ``training_step`` would have given for the whole."""
         self._through(self._whole, is_last=True)
-        self._books.write(lambda name: self._steps.basis_of(self._rule.family, name))
+        self._metrics.write(lambda name: logged_basis(self._context.trainer, self._rule.family, name))
         return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:
-        steps = self._steps
-        parts = steps.limit.parts(piece.tokens, self._units(piece))
+        steps, limit, gradients = self._steps, self._limit, self._context.gradients
+        parts = limit.parts(piece.tokens, self._units(piece))
         if parts > 1:
             for number, part in enumerate(piece.cut(parts), start=1):
                 self._through(part, is_last=is_last and number == parts)
             return
-        on_host = steps.on_host and steps.can_wait_on_host and steps.limit.exceeded_by(piece.tokens)
-        draws = Draws.now()
-        self._books.begin()
-        steps.gradients.begin()
+        on_host = self._context.on_host and steps.can_wait_on_host and limit.exceeded_by(piece.tokens)
+        rng_state = RngState.now()
+        self._metrics.begin()
+        gradients.begin()
         outcome = attempt(lambda: self._once(piece, on_host))
         if not isinstance(outcome, Full):
             if not on_host:
-                steps.limit.fitted(piece.tokens)
-            self._books.keep(piece, is_last=is_last)
+                limit.fitted(piece.tokens)
+            self._metrics.keep(piece, is_last=is_last)
             self._losses.append(outcome.value)
             return
-        self._books.undo()
+        self._metrics.undo()
         steps.forget_offloaded()
         release()
-        draws.restore()
-        done = steps.gradients.done()
+        rng_state.restore()
+        done = gradients.done()
         self._make_smaller(piece, on_host, outcome)
-        with steps.gradients.kept(done):
+        with gradients.kept(done):
             self._through(piece, is_last=is_last)
 
     def _once(self, piece: Piece, on_host: bool) -> Any:
@@ -206,7 +176,7 @@ class _Run:
         return self._steps.call(self._model, inputs, self._num_items, weight=weight, on_host=on_host)
 
     def _units(self, piece: Piece) -> int:
-        return 1 if self._rule.why_not or self._steps.why_not_at_all else piece.units
+        return 1 if self._rule.why_not or self._context.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, on_host: bool, full: Full) -> None:
         """Decide how the next try is smaller, and say so.
@@ -214,19 +184,20 @@ class _Run:
         Raises:
             torch.OutOfMemoryError: it cannot be made smaller without another gradient.
         """
-        steps = self._steps
-        if steps.why_not_at_all:
-            steps.give_up(full, steps.why_not_at_all)
-        if steps.gradients.come_in_parts:
-            steps.give_up(full, IN_PARTS)
+        context, phase = self._context, self._steps.phase
+        if context.why_not:
+            context.give_up(phase, full, context.why_not)
+        if context.gradients.come_in_parts:
+            context.give_up(phase, full, IN_PARTS)
         units = self._units(piece)
         if units > 1:
-            steps.limit.failed(piece.tokens)
-            sizes = [part.units for part in piece.cut(steps.limit.parts(piece.tokens, units))]
-            steps.tell(piece, f"split into {' + '.join(map(str, sizes))} {piece.layout}", full)
-        elif not on_host and steps.can_wait_on_host:
-            steps.limit.failed(piece.tokens)
-            steps.on_host = True
-            steps.tell(piece, "repeated with what backward needs waiting on the host", full)
+            self._limit.failed(piece.tokens)
+            sizes = [part.units for part in piece.cut(self._limit.parts(piece.tokens, units))]
+            remedy = f"split into {' + '.join(map(str, sizes))} {piece.layout}"
+        elif not on_host and self._steps.can_wait_on_host:
+            self._limit.failed(piece.tokens)
+            context.on_host = True
+            remedy = ON_HOST
         else:
-            steps.give_up(full, self._rule.why_not or "a single row is too large")
+            context.give_up(phase, full, self._rule.why_not or "a single row is too large")
+        context.report(phase, remedy, full, rows=piece.rows, tokens=piece.tokens)

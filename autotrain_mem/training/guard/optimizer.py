@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.generation import REPEATED
+from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.out_of_memory import Full, attempt, release
-
-if TYPE_CHECKING:
-    from autotrain_mem.training.guard.attach import Guard
 
 HALF_MADE = "some parameters had their update already: only a checkpoint has all of them as they were"
 HALF_CLIPPED = "some gradients were scaled already: only a checkpoint goes back before them"
@@ -31,16 +28,13 @@ def clips_only_once(accelerator: Any) -> bool:
 
 
 class OptimizerSteps:
-    """Stands in for ``_clip_grad_norm`` of one trainer and, once there is one, for ``step`` of its optimizer."""
+    """Stands in for ``step`` of one optimizer, and for the function that clips its gradients."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, context: GuardContext) -> None:
+        self._context = context
         self._followed: Any = None
         self._guarded: Any = None
         self._own_step: Any = None
-        self._clip: Callable[..., Any] | None = getattr(guard.trainer, "_clip_grad_norm", None)
-        if self._clip is not None:
-            guard.trainer._clip_grad_norm = self.clip
 
     def follow(self, optimizer: Any) -> None:
         """From now on, a step of this optimizer that runs out of memory is repeated. Accelerate has wrapped it."""
@@ -64,23 +58,34 @@ class OptimizerSteps:
                 self._followed.step = self._own_step
         self._followed = self._guarded = None
 
-    def clip(self, model: Any) -> Any:
-        """``Trainer._clip_grad_norm``."""
-        clip = self._clip
-        assert clip is not None
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    def follow_clipping(self, owner: Any, name: str, parameters_of: Callable[[Any], Iterable[Any]]) -> None:
+        """Repeat ``owner.name``, which clips gradients, when its norm's temporaries do not fit.
+
+        Args:
+            parameters_of: Takes the function's first argument; gives the parameters whose gradients it clips.
+        """
+        clip = getattr(owner, name)
+
+        def guarded(clipped: Any, *args: Any, **options: Any) -> Any:
+            gradients = [each.grad for each in parameters_of(clipped) if each.grad is not None]
+            return self._clip(gradients, lambda: clip(clipped, *args, **options))
+
+        setattr(owner, name, guarded)
+
+    def _clip(self, gradients: list[Any], clip: Callable[[], Any]) -> Any:
+        """Clip; once more where the first try changed no gradient: what was scaled cannot be scaled again."""
         before = [gradient._version for gradient in gradients]
-        outcome = attempt(lambda: clip(model))
+        outcome = attempt(clip)
         if not isinstance(outcome, Full):
             return outcome.value
         is_begun = [gradient._version for gradient in gradients] != before
-        is_begun = is_begun or clips_only_once(self._guard.trainer.accelerator)
-        reason = HALF_CLIPPED if is_begun else self._guard.why_not
+        is_begun = is_begun or clips_only_once(self._context.trainer.accelerator)
+        reason = HALF_CLIPPED if is_begun else self._context.why_not
         if reason:
-            self._guard.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
-        value = clip(model)
-        self._guard.tell(Phase.OPTIMIZER_STEP, REPEATED, outcome)
-        return value
+            self._context.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
+        norm = clip()
+        self._context.report(Phase.OPTIMIZER_STEP, REPEATED, outcome)
+        return norm
 
     def _step(self, wrapped: Any, step: Callable[[], Any]) -> Any:
         optimizer = getattr(wrapped, "optimizer", wrapped)
@@ -90,15 +95,15 @@ class OptimizerSteps:
         if not isinstance(outcome, Full):
             return outcome.value
         is_seen_through = not hasattr(optimizer, "_inner")  # ours on the host has copies that it writes first
-        reason = self._guard.why_not if is_seen_through and before.holds_for(optimizer) else HALF_MADE
+        reason = self._context.why_not if is_seen_through and before.holds_for(optimizer) else HALF_MADE
         if reason:
-            self._guard.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
+            self._context.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
         before.take_back_new_state(optimizer)
         one_by_one = _without_foreach(optimizer)
         release()
         value = step()
         remedy = "repeated with one parameter after the other" if one_by_one else REPEATED
-        self._guard.tell(Phase.OPTIMIZER_STEP, remedy, outcome)
+        self._context.report(Phase.OPTIMIZER_STEP, remedy, outcome)
         return value
 
     def _make_state(self, optimizer: Any) -> None:
@@ -111,7 +116,7 @@ class OptimizerSteps:
         optimizer.state.clear()
         release()
         _init_all(optimizer)
-        self._guard.tell(Phase.OPTIMIZER_STEP, REPEATED, outcome)
+        self._context.report(Phase.OPTIMIZER_STEP, REPEATED, outcome)
 
 
 STATE_ARGUMENTS = 7

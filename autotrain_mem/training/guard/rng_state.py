@@ -7,14 +7,14 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draws:
+class RngState:
     """Of the CPU's generator and of the current device's, where CUDA is in use."""
 
     cpu: Any
     device: Any
 
     @classmethod
-    def now(cls) -> Draws:
+    def now(cls) -> RngState:
         import torch
 
         device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None

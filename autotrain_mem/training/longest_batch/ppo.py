@@ -1,7 +1,7 @@
-"""PPO's longest prompts run once through an update, answered in full length, before TRL's loop begins its first.
+"""Runs PPO's longest prompts once through an update, answered in full length, before TRL's loop begins its first.
 
 Everything but the optimizer's step is done as TRL's loop does it (``trl/experimental/ppo/ppo_trainer.py: train``), by
-the same methods of the trainer, guarded or not. Nothing of it stays: see :mod:`untouched`.
+the same methods of the trainer, guarded or not. Nothing of it stays: see :mod:`restore`.
 """
 
 from __future__ import annotations
@@ -14,49 +14,45 @@ import torch
 from transformers import GenerationConfig, TrainerCallback
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.training.longest_batch.restore import untouched
-from autotrain_mem.training.longest_batch.run import Failed, WorstBatch, as_later, longest_rows
+from autotrain_mem.training.longest_batch.restore import untouched, with_memory_of_later_steps
+from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, longest_rows, repeated
 
 
-def _nothing(_: BaseException) -> None:
-    """Who asks for no word of an error gets none."""
-
-
-def attach_worst_ppo_first(trainer: Any, told: Callable[[WorstBatch], None], failed: Failed = _nothing) -> None:
+def attach_longest_ppo_batch(trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None) -> None:
     """Have the longest prompts run when training begins, with a checkpoint's weights where it goes on from one.
 
     An out-of-memory error of it passes through. A guard is attached before this.
     """
-    trainer.add_callback(_WorstFirst(trainer, told, failed))
+    trainer.add_callback(_LongestBatchFirst(trainer, on_result, on_error))
 
 
-class _WorstFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    def __init__(self, trainer: Any, told: Callable[[WorstBatch], None], failed: Failed) -> None:
-        self._trainer, self._told, self._failed = trainer, told, failed
+class _LongestBatchFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    def __init__(self, trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None) -> None:
+        self._trainer, self._on_result, self._on_error = trainer, on_result, on_error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """TRL's loop has its models in training mode, and nothing drawn yet."""
-        self._told(run_worst_ppo_batch(self._trainer, self._failed))
+        self._on_result(run_longest_ppo_batch(self._trainer, self._on_error))
 
 
-def run_worst_ppo_batch(trainer: Any, failed: Failed = _nothing) -> WorstBatch:
+def run_longest_ppo_batch(trainer: Any, on_error: OnError | None = None) -> LongestBatch:
     """One rollout of the longest prompts, and a micro-batch of it forward and backward; everything is put back."""
     dataset = trainer.train_dataset
     if "input_ids" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
-        return WorstBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
+        return LongestBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
     started = time.perf_counter()
     lengths = list_lengths(dataset, "input_ids")
-    longest = longest_rows(lengths, trainer.args.local_batch_size)
-    repeated = (longest * -(-trainer.args.local_batch_size // len(longest)))[: trainer.args.local_batch_size]
+    count = trainer.args.local_batch_size
+    longest = repeated(longest_rows(lengths, count), count)
     with untouched(trainer):
-        queries = trainer._collate([dataset[number] for number in repeated])["input_ids"]
+        queries = trainer._collate([dataset[number] for number in longest])["input_ids"]
         queries = queries.to(trainer.accelerator.device)
-        with as_later(trainer, failed):
+        with with_memory_of_later_steps(trainer, on_error):
             rows, logits = _rollout(trainer, queries)
             _micro_batches(trainer, rows, queries.shape[1])
         del queries, rows, logits  # TRL's loop holds the logits of all steps until the update is done
     seconds = time.perf_counter() - started
-    return WorstBatch(rows=len(repeated), longest_tokens=lengths[longest[0]], seconds=seconds)
+    return LongestBatch(rows=count, longest_tokens=lengths[longest[0]], seconds=seconds)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is untyped to mypy here

@@ -1,4 +1,4 @@
-"""What a training step changes of a trainer beside its gradients, put back as it was: the run never knows of it."""
+"""Puts back what a training step changed of a trainer, and lets a first step meet the memory that later ones hold."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autotrain_mem.training.longest_batch.rows import OnError
+
 _KEPT_BY_VALUE = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
 ``_metrics``): the step gets copies."""
@@ -20,6 +22,10 @@ _KEPT_BY_VALUE = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs"
 _PLAIN = (bool, int, float, str, type(None), list, tuple, dict, set, deque, torch.Tensor)
 """Kinds of values that a step may leave in a trainer under a name: counters, buffers of completions, running entropies.
 Everything else, such as a method that somebody replaced, was put there for good."""
+
+SMALLEST_8BIT_ELEMENTS = 4096
+"""bitsandbytes keeps the state of smaller parameters in 32 bits (``bitsandbytes/optim/optimizer.py: Optimizer2State``,
+``min_8bit_size``)."""
 
 _NUMBERS = (bool, int, float, type(None))
 
@@ -141,3 +147,51 @@ def _gradients(model: torch.nn.Module) -> Undo:
             parameter.grad = gradient
 
     return back
+
+
+# -- the memory of later steps -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
+    """Inside, optimizer state, and gradients of a micro-step before, are there where there will be some.
+
+    A first step has less beside it than the steps after it. They are as large as the real ones will be, tensor by
+    tensor, so that these find blocks that fit them.
+    """
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    try:
+        for parameter, dtype in _kept_by_adam(optimizer):
+            moments = {name: torch.empty_like(parameter, dtype=dtype) for name in ("first", "second")}
+            stand_ins[parameter] = optimizer.state[parameter] = moments
+        if trainer.args.gradient_accumulation_steps > 1:
+            for parameter in trainer.model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        yield
+    except BaseException as error:
+        if on_error is not None:
+            on_error(error)
+        raise
+    finally:
+        for parameter in stand_ins:
+            del optimizer.state[parameter]
+        stand_ins.clear()
+        for parameter in trainer.model.parameters():
+            parameter.grad = None
+
+
+def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
+    """Parameters of which an optimizer will keep two moments on the device, and in which dtype.
+
+    Adam is known as torch and bitsandbytes have it; of other optimizers nothing is, and nothing stands in.
+    """
+    if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
+        return []
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    if type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
+        return [(each, each.dtype) for each in trained]
+    if type(optimizer).__module__ not in ("bitsandbytes.optim.adam", "bitsandbytes.optim.adamw"):
+        return []
+    few_bits = torch.uint8 if optimizer.args.optim_bits == 8 else torch.float32
+    return [(each, few_bits if each.numel() >= SMALLEST_8BIT_ELEMENTS else torch.float32) for each in trained]

@@ -1,51 +1,23 @@
-"""The longest rows run once before the first step, forward and backward: a misfit shows now, and not in hour five.
+"""Runs the longest rows once before the first step, forward and backward: a misfit shows now, and not in hour five.
 
 Nothing of it stays: no weight moves, no random number is drawn from the run, no row is taken from its order.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from autotrain_mem.columns import row_lengths
-from autotrain_mem.training.longest_batch.restore import models_of, untouched
+from autotrain_mem.training.longest_batch.restore import models_of, untouched, with_memory_of_later_steps
+from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, longest_rows, repeated
 
 CANDIDATES = 64
 """Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
 minutes."""
-SMALLEST_8BIT_ELEMENTS = 4096
-"""bitsandbytes keeps the state of smaller parameters in 32 bits (``bitsandbytes/optim/optimizer.py: Optimizer2State``,
-``min_8bit_size``)."""
-
-
-Failed = Callable[[BaseException], None]
-"""Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
-
-
-def _nothing(error: BaseException) -> None:
-    pass
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorstBatch:
-    """What was run before the first step, or why nothing was."""
-
-    rows: int = 0
-    longest_tokens: int = 0
-    """Of the longest row; of the longest prompt where completions are sampled."""
-    seconds: float = 0.0
-    why_not: str = ""
-    """Why nothing was run; empty where it was."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +28,9 @@ class _Rows:
     longest_tokens: int
 
 
-def attach_worst_first(trainer: Any, told: Callable[[WorstBatch], None], failed: Failed = _nothing) -> None:
+def attach_longest_batch(
+    trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None = None
+) -> None:
     """Have the longest rows run before the first micro-step of this trainer. A guard is attached before this.
 
     Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
@@ -68,9 +42,9 @@ def attach_worst_first(trainer: Any, told: Callable[[WorstBatch], None], failed:
     are not called, reward models are.
     """
     if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.longest_batch.ppo import attach_worst_ppo_first
+        from autotrain_mem.training.longest_batch.ppo import attach_longest_ppo_batch
 
-        attach_worst_ppo_first(trainer, told, failed)
+        attach_longest_ppo_batch(trainer, on_result, on_error)
         return
     step = trainer.training_step
 
@@ -79,30 +53,32 @@ def attach_worst_first(trainer: Any, told: Callable[[WorstBatch], None], failed:
             pending.clear()
             if vars(trainer).get("training_step") is first_step:  # else somebody wrapped it, and it passes through
                 trainer.training_step = step
-            told(run_worst_batch(trainer, model, step, failed))
+            on_result(run_longest_batch(trainer, model, step, on_error))
         return step(model, *args, **kwargs)
 
     pending = [True]
     trainer.training_step = first_step
 
 
-def run_worst_batch(trainer: Any, model: Any, step: Callable[..., Any], failed: Failed = _nothing) -> WorstBatch:
+def run_longest_batch(
+    trainer: Any, model: Any, step: Callable[..., Any], on_error: OnError | None = None
+) -> LongestBatch:
     """Run the longest rows once through ``step``, and put everything back."""
     why_not = _why_not(trainer)
     if why_not:
-        return WorstBatch(why_not=why_not)
+        return LongestBatch(why_not=why_not)
     started = time.perf_counter()
     with untouched(trainer), _quiet(trainer):
-        found = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
-        batch = trainer.data_collator(found.rows)
+        longest = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+        batch = trainer.data_collator(longest.rows)
         if not _is_online(trainer):
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
-        with as_later(trainer, failed), _sampling_to_the_end(trainer):
+        with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
             step(model, batch, items)
         del batch
-    rows, seconds = len(found.rows), time.perf_counter() - started
-    return WorstBatch(rows=rows, longest_tokens=found.longest_tokens, seconds=seconds)
+    rows, seconds = len(longest.rows), time.perf_counter() - started
+    return LongestBatch(rows=rows, longest_tokens=longest.longest_tokens, seconds=seconds)
 
 
 def _is_online(trainer: Any) -> bool:
@@ -139,11 +115,6 @@ def _steps_in_backward(trainer: Any) -> bool:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
-    """Numbers of the longest rows, longest first; of equal ones the first in the data."""
-    return heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
-
-
 def _rows(trainer: Any) -> _Rows:
     lengths = row_lengths(trainer.train_dataset)
     assert lengths is not None, "asked before"
@@ -161,10 +132,9 @@ def _online_rows(trainer: Any) -> _Rows:
     """What one process gets of a generation: each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
     group, args = trainer.num_generations, trainer.args
-    numbers, tokens = _longest_prompts(trainer, args.generation_batch_size // group)
     wanted = args.generation_batch_size // group
-    groups = (numbers * -(-wanted // len(numbers)))[:wanted]
-    everyone = [number for number in groups for _ in range(group)]
+    numbers, tokens = _longest_prompts(trainer, wanted)
+    everyone = [number for number in repeated(numbers, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     mine = everyone[own * args.process_index :][:own]
     return _Rows(rows=_fetched(trainer, mine), longest_tokens=tokens)
@@ -188,49 +158,6 @@ def _characters(prompt: Any) -> int:
     if isinstance(prompt, dict):
         return sum(_characters(prompt[name]) for name in ("content", "text") if prompt.get(name))
     return sum(map(_characters, prompt)) if isinstance(prompt, list) else 0
-
-
-# -- as it will be later ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def as_later(trainer: Any, failed: Failed = _nothing) -> Iterator[None]:
-    """Optimizer state, and gradients of a micro-step before, where there will be some: a first step has less beside it
-    than the steps after it. They are as large as the real ones will be, tensor by tensor, so that these find blocks
-    that fit them."""
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-    try:
-        for parameter, dtype in _kept_by_adam(optimizer):
-            moments = {name: torch.empty_like(parameter, dtype=dtype) for name in ("first", "second")}
-            stand_ins[parameter] = optimizer.state[parameter] = moments
-        if trainer.args.gradient_accumulation_steps > 1:
-            for parameter in trainer.model.parameters():
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        yield
-    except BaseException as error:
-        failed(error)
-        raise
-    finally:
-        for parameter in stand_ins:
-            del optimizer.state[parameter]
-        stand_ins.clear()
-        for parameter in trainer.model.parameters():
-            parameter.grad = None
-
-
-def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
-    """Parameters of which it will keep two moments on the device, and in which dtype. Of Adam as torch and bitsandbytes
-    have it; of other optimizers nothing is known here, and nothing stands in."""
-    if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
-        return []
-    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    if type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
-        return [(each, each.dtype) for each in trained]
-    if type(optimizer).__module__ not in ("bitsandbytes.optim.adam", "bitsandbytes.optim.adamw"):
-        return []
-    few_bits = torch.uint8 if optimizer.args.optim_bits == 8 else torch.float32
-    return [(each, few_bits if each.numel() >= SMALLEST_8BIT_ELEMENTS else torch.float32) for each in trained]
 
 
 # -- online methods --------------------------------------------------------------------------------------------------

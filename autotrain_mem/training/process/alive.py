@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.spec import Incident, Learned
 from autotrain_mem.spec.shortage import Shortage
-from autotrain_mem.training.longest_batch.run import WorstBatch
+from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.training.process.oom_report import shortage_of
 from autotrain_mem.training.request import Request
@@ -25,13 +25,13 @@ class Alive:
 
     def __init__(self, trainer: Any, request: Request, device: Device, send: Send) -> None:
         from autotrain_mem.training.guard.attach import attach_guard
-        from autotrain_mem.training.longest_batch.run import attach_worst_first
+        from autotrain_mem.training.longest_batch.run import attach_longest_batch
         from autotrain_mem.training.watch.callback import MemoryWatch
 
         self._trainer, self._device, self._send = trainer, device, send
         self._shortage: Shortage | None = None
-        attach_guard(trainer, learned=request.learned, told=self._tell_incident)
-        attach_worst_first(trainer, self._tell_worst_batch, failed=self._keep_shortage)
+        attach_guard(trainer, learned=request.learned, on_incident=self._tell_incident)
+        attach_longest_batch(trainer, self._tell_worst_batch, on_error=self._keep_shortage)
         watch = MemoryWatch(
             read=device.read,
             phases=device.phase_peaks,
@@ -59,7 +59,7 @@ class Alive:
     def _tell_incident(self, incident: Incident, learned: Learned) -> None:
         self._send({"event": "incident", "incident": incident.to_json(), "learned": learned.to_json()})
 
-    def _tell_worst_batch(self, batch: WorstBatch) -> None:
+    def _tell_worst_batch(self, batch: LongestBatch) -> None:
         self._send({"event": "worst_batch", **batch.to_json()})
 
     def _tell_sign(self, sign: Sign) -> None:

@@ -1,21 +1,19 @@
-"""A PPO rollout that goes on when the device is full: fewer prompts are answered, or completions judged, at once."""
+"""Keeps a PPO rollout going when the device is full: fewer prompts are answered, or completions judged, at once."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.generation import REPEATED
-from autotrain_mem.training.guard.rng_state import Draws
+from autotrain_mem.training.guard.context import REPEATED
+from autotrain_mem.training.guard.ppo.batches import Batches, Finished
+from autotrain_mem.training.guard.rng_state import RngState
 from autotrain_mem.training.out_of_memory import Full, attempt
-
-if TYPE_CHECKING:
-    from autotrain_mem.training.guard.ppo.guard import Held, PpoGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +26,30 @@ class _Logits:
 class Rollouts:
     """Stands in for the methods by which one PPO trainer generates and judges."""
 
-    def __init__(self, guard: PpoGuard) -> None:
-        trainer = guard.trainer
-        self._guard = guard
+    def __init__(self, batches: Batches) -> None:
+        trainer = batches.context.trainer
+        self._batches, self._context = batches, batches.context
         self._trl_generate, trainer._generate_rollout = trainer._generate_rollout, self.generate
         self._trl_judge, trainer._judge = trainer._judge, self.judge
         self._trl_forward, trainer._forward = trainer._forward, self.forward
 
     def generate(self, model: Any, queries: torch.Tensor, at_once: int, pad: int, config: Any) -> Any:
-        """Once more with the same random numbers; then with fewer prompts at once, which draw others."""
-        guard, draws, repeated = self._guard, Draws.now(), False
-        limit, length = guard.limits["generate_rows"], queries.shape[1] + (config.max_new_tokens or 0)
+        """Generate once more with the same random numbers; then for fewer prompts at once, which draw others."""
+        rng_state, is_repeated = RngState.now(), False
+        limit, length = self._context.limits["generate_rows"], queries.shape[1] + (config.max_new_tokens or 0)
         wanted = min(at_once, len(queries))
         while True:
             rows = -(-wanted // limit.parts(wanted, wanted))
-            made = attempt(functools.partial(self._trl_generate, model, queries, rows, pad, config))
-            if not isinstance(made, Full):
+            rollout = attempt(functools.partial(self._trl_generate, model, queries, rows, pad, config))
+            if not isinstance(rollout, Full):
                 limit.fitted(rows)
-                return made.value
-            draws.restore()
-            if repeated:
-                guard.halve("generate_rows", Phase.GENERATE, rows, length, made)
+                return rollout.value
+            rng_state.restore()
+            if is_repeated:
+                self._batches.halve("generate_rows", Phase.GENERATE, rows, length, rollout)
             else:
-                guard.tell(Phase.GENERATE, REPEATED, made, rows=rows, tokens=rows * length)
-            repeated = True
+                self._context.report(Phase.GENERATE, REPEATED, rollout, rows=rows, tokens=rows * length)
+            is_repeated = True
 
     def judge(self, model: Any, rows: torch.Tensor, pad: int, context_length: int) -> Any:
         """Values or rewards, which no row shares with another."""
@@ -59,8 +57,8 @@ class Rollouts:
         return scored[0] if len(scored) == 1 else tuple(torch.cat(parts) for parts in zip(*scored, strict=True))
 
     def forward(self, model: Any, rows: torch.Tensor, pad: int) -> Any:
-        """The reference's; the policy's training forward passes."""
-        if torch.is_grad_enabled() or model is self._guard.trainer.model:
+        """The reference's output; the policy's training forward is left as it is."""
+        if torch.is_grad_enabled() or model is self._context.trainer.model:
             return self._trl_forward(model, rows, pad)
         scored = self._scored(rows, lambda part: self._trl_forward(model, part, pad))
         return scored[0] if len(scored) == 1 else _Logits(torch.cat([each.logits for each in scored]))
@@ -68,8 +66,8 @@ class Rollouts:
     def _scored(self, rows: torch.Tensor, score: Callable[[torch.Tensor], Any]) -> list[Any]:
         scored: list[Any] = []
 
-        def work(part: slice, _: Held) -> None:
+        def work(part: slice, _: Finished) -> None:
             scored.append(score(rows[part]))
 
-        self._guard.in_parts("score_rows", Phase.SCORE, rows.shape[1], range(len(rows)), work)
+        self._batches.in_parts("score_rows", Phase.SCORE, rows.shape[1], range(len(rows)), work)
         return scored

@@ -1,9 +1,9 @@
-"""A PPO micro-batch that goes on when the device is full: only the models see it in parts.
+"""Keeps a PPO micro-batch going when the device is full: only the models see it in parts.
 
 TRL's loop computes its loss over a whole micro-batch and cannot be entered again in its middle, so the graph is cut at
-the models' outputs (:mod:`cut`), and the loss is made of all rows at once, as ever. Gradients are those of the whole
-micro-batch, to rounding. They are not where a model draws random numbers in its training forward: TRL turns dropout
-modules off, a config's ``attention_dropout`` it leaves.
+the models' outputs (:mod:`detached_backward`), and the loss is computed of all rows at once, as ever. Gradients are
+those of the whole micro-batch, to rounding. They are not where a model draws random numbers in its training forward:
+TRL turns dropout modules off, a config's ``attention_dropout`` it leaves.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.generation import REPEATED
+from autotrain_mem.training.guard.context import REPEATED
+from autotrain_mem.training.guard.micro_step import activations_on_host
+from autotrain_mem.training.guard.ppo.batches import Batches, Finished, WorkOnRows
 from autotrain_mem.training.guard.ppo.detached_backward import backward_from, cut
 from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
-
-if TYPE_CHECKING:
-    from autotrain_mem.training.guard.ppo.guard import Held, PpoGuard, Work
 
 LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)
 """With these, the loss's graph holds the logits and little else; with others, log-probabilities as large as they
@@ -63,9 +62,10 @@ class _MicroBatch:
 class MicroBatches:
     """Stands in for forward and backward of one PPO trainer, for its ``train``, and for the larger part of its loss."""
 
-    def __init__(self, guard: PpoGuard) -> None:
-        trainer = guard.trainer
-        self._guard, self._trainer, self._limit = guard, trainer, guard.limits["train_tokens"]
+    def __init__(self, batches: Batches) -> None:
+        context, trainer = batches.context, batches.context.trainer
+        self._batches, self._context, self._trainer = batches, context, trainer
+        self._limit = context.limits["train_tokens"]
         self._micro: _MicroBatch | None = None
         self._last_output: weakref.ref[_Output] | None = None
         self._trl_forward, trainer._forward = trainer._forward, self.forward
@@ -92,12 +92,12 @@ class MicroBatches:
         """The policy's output, where all rows may be done at once and nothing is refused."""
         if self._limit.exceeded_by(micro.rows.numel()):
             return None
-        made = attempt(lambda: self._trl_forward(micro.model, micro.rows, micro.pad))
-        if isinstance(made, Full):
+        outcome = attempt(lambda: self._trl_forward(micro.model, micro.rows, micro.pad))
+        if isinstance(outcome, Full):
             self._let_go(micro)
-            self._halve(Phase.FORWARD, micro, made)
+            self._halve(Phase.FORWARD, micro, outcome)
             return None
-        output, values = made.value
+        output, values = outcome.value
         micro.outputs = (output.logits, values)
         return output
 
@@ -105,7 +105,7 @@ class MicroBatches:
         """Logits and values of all rows, with no graph."""
         whole: list[torch.Tensor] = []
 
-        def put(rows: slice, _: Held) -> None:
+        def put(rows: slice, _: Finished) -> None:
             with torch.no_grad():
                 parts = self._outputs(micro, rows)
             if not whole:
@@ -122,13 +122,13 @@ class MicroBatches:
 
     def log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
         """The largest part of the loss; once it needed the memory of the graph, the backward goes in parts."""
-        made = attempt(lambda: self._trl_log_probabilities(logits, index))
-        if not isinstance(made, Full):
-            return made.value
+        outcome = attempt(lambda: self._trl_log_probabilities(logits, index))
+        if not isinstance(outcome, Full):
+            return outcome.value
         if self._micro is not None:
-            self._without_graph(Phase.FORWARD, self._micro, made)
+            self._without_graph(Phase.FORWARD, self._micro, outcome)
         else:
-            self._tell(Phase.SCORE, index, REPEATED, made)
+            self._report(Phase.SCORE, index, REPEATED, outcome)
         return self._trl_log_probabilities(logits, index)
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class MicroBatches:
         if micro.outputs is None:
             self._through_parts(micro, ())
             return
-        self._guard.gradients.begin()
+        self._context.gradients.begin()
         full = self._through_whole(micro)
         if full is not None:
             self._go_on(micro, full, functools.partial(self._into_outputs, micro, loss, options))
@@ -156,7 +156,7 @@ class MicroBatches:
             self._without_graph(Phase.BACKWARD, micro, full)
             full = attempt(lambda: self._trl_backward(loss, **options)) if micro.is_repeatable else full
         if isinstance(full, Full):
-            self._guard.give_up(Phase.BACKWARD, full, AT_ONCE if micro.is_repeatable else HALF_PRECISION)
+            self._context.give_up(Phase.BACKWARD, full, AT_ONCE if micro.is_repeatable else HALF_PRECISION)
 
     def _without_graph(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
         """What did not fit beside the graph is tried without it; the next micro-batches are done in parts at once."""
@@ -164,7 +164,7 @@ class MicroBatches:
         self._let_go(micro)
         if had_graph and len(micro.rows) > 1:
             self._shrink(micro)
-        self._tell(phase, micro.rows, WITHOUT_GRAPH, full)
+        self._report(phase, micro.rows, WITHOUT_GRAPH, full)
 
     def _through_whole(self, micro: _MicroBatch) -> Full | None:
         outputs, micro.outputs = micro.outputs or (), None
@@ -176,46 +176,39 @@ class MicroBatches:
 
     def _go_on(self, micro: _MicroBatch, full: Full, into_outputs: Callable[[], None]) -> None:
         """After a backward through the whole graph that was refused, wherever it was."""
-        held = self._guard.gradients.done()
+        finished = self._context.gradients.done()
         self._let_go(micro)
         self._halve(Phase.BACKWARD, micro, full)
         if not micro.caught:
             into_outputs()
-        self._through_parts(micro, held)
+        self._through_parts(micro, finished)
 
-    def _through_parts(self, micro: _MicroBatch, held: Held) -> None:
-        def through(rows: slice, held: Held) -> None:
-            with self._guard.gradients.kept(list(held)), self._waiting_on_host(micro, rows):
+    def _through_parts(self, micro: _MicroBatch, finished: Finished) -> None:
+        def through(rows: slice, finished: Finished) -> None:
+            # What the backward of a single row needs is kept on the host, where it would not fit otherwise.
+            is_on_host = self._context.on_host and rows.stop - rows.start == 1
+            memory = activations_on_host(micro.model) if is_on_host else nullcontext()
+            with self._context.gradients.kept(list(finished)), memory:
                 outputs = self._outputs(micro, rows)
                 self._trainer.phase_began(Phase.BACKWARD)
                 backward_from(outputs, [gradient[rows] for gradient in micro.caught])
 
-        self._in_parts(Phase.BACKWARD, micro, through, held)
+        self._in_parts(Phase.BACKWARD, micro, through, finished)
 
-    def _waiting_on_host(self, micro: _MicroBatch, rows: slice) -> AbstractContextManager[Any]:
-        """What the backward of a single row needs is kept on the host, where it would not fit otherwise."""
-        if not self._guard.on_host or rows.stop - rows.start > 1 or torch.accelerator.current_accelerator() is None:
-            return nullcontext()
-        from trl.models.activation_offloading import OffloadActivations
-
-        context: Any = OffloadActivations(use_streams=False)
-        context.update_model_params(micro.model)
-        return context  # type: ignore[no-any-return]
-
-    def _in_parts(self, phase: Phase, micro: _MicroBatch, work: Work, held: Held = ()) -> None:
+    def _in_parts(self, phase: Phase, micro: _MicroBatch, work: WorkOnRows, finished: Finished = ()) -> None:
         rows, length = micro.rows.shape
-        self._guard.in_parts("train_tokens", phase, length, range(rows), work, held)
+        self._batches.in_parts("train_tokens", phase, length, range(rows), work, finished)
 
     def _halve(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
         rows, length = micro.rows.shape
-        self._guard.halve("train_tokens", phase, rows, length, full)
+        self._batches.halve("train_tokens", phase, rows, length, full)
 
     def _shrink(self, micro: _MicroBatch) -> None:
         rows, length = micro.rows.shape
-        self._guard.shrink("train_tokens", rows, length)
+        self._batches.shrink("train_tokens", rows, length)
 
-    def _tell(self, phase: Phase, rows: torch.Tensor, remedy: str, full: Full) -> None:
-        self._guard.tell(phase, remedy, full, rows=len(rows), tokens=rows.numel())
+    def _report(self, phase: Phase, rows: torch.Tensor, remedy: str, full: Full) -> None:
+        self._context.report(phase, remedy, full, rows=len(rows), tokens=rows.numel())
 
     def _let_go(self, micro: _MicroBatch | None) -> None:
         """Drop the graph, and what TRL's loop still holds of it, or of the one before."""
@@ -227,7 +220,8 @@ class MicroBatches:
         release()
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """A refusal between forward and backward passes; the next process makes parts from its first step on."""
+        """Train; a refusal between forward and backward ends it. The next process works in parts from its start."""
+        self._context.gradients.follow(self._trainer.model)
         try:
             return self._trl_train(*args, **options)
         except Exception as error:
@@ -235,5 +229,5 @@ class MicroBatches:
             if micro is not None and is_out_of_memory(error):
                 self._shrink(micro)
                 full = Full(error=error, message=str(error).partition("\n")[0])
-                self._tell(Phase.FORWARD, micro.rows, PASSED, full)
+                self._report(Phase.FORWARD, micro.rows, PASSED, full)
             raise
