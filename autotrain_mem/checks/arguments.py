@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import difflib
 import functools
 import pathlib
@@ -13,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.checks.flags import refuse
+from autotrain_mem.checks import table
+from autotrain_mem.checks.collect import refuse
+from autotrain_mem.checks.flags import Flags
 from autotrain_mem.errors import MissingExtraError, UsageError
-from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
@@ -93,8 +93,9 @@ def parse(
         raise _unknown_tokens(method, extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
     given |= dict.fromkeys(switches, True)
-    refuse(method, given, own or {})
-    _check(method, given)
+    flags = Flags(method=method, given=given, own=own or {})
+    refuse(table.FLAGS, flags)
+    refuse(table.TRL_ARGUMENTS, flags)
     return Parsed(given=given, defaults=_knobs(defaults))
 
 
@@ -108,7 +109,7 @@ def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Kno
     Raises:
         UsageError: all that contradicts itself or cannot be rehearsed, at once.
     """
-    refuse(method, given, own)
+    refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in _actions(_parser(method)).items()})
 
 
@@ -230,13 +231,11 @@ def _help(method: str) -> str:
 
 
 def _unknown_tokens(method: str, extra: Sequence[str], known: Sequence[str]) -> UsageError:
-    """Flags that nobody knows, or else words that belong to no flag."""
+    """Flags that nobody knows, or else arguments that belong to no flag."""
     unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
     if unknown:
         return _unknown_names(method, unknown, known, "flag", "--")
-    return UsageError(
-        f"These words belong to no flag: {' '.join(extra)}.", hint="A value with spaces stands in quotes."
-    )
+    return UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="A value with spaces stands in quotes.")
 
 
 def _unknown_names(method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str) -> UsageError:
@@ -275,46 +274,3 @@ def _methods_with(name: str) -> list[str]:
             if any(action.dest == name for action in method_of(method).make_parser()._actions):
                 found.append(method)
     return found
-
-
-def _check(name: str, given: Mapping[str, Any]) -> None:
-    """Let TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
-
-    Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
-    """
-    method = method_of(name)
-    values = copy.deepcopy(undivided(given))
-    try:
-        filled = method.configs({**on_cpu(values), "report_to": "none"})
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        reason = str(error).strip().rstrip(".")
-        raise UsageError(
-            f"TRL refuses these arguments: {reason}.", hint=f"See {_help(name)} for what each of them takes."
-        ) from error
-    method.check(filled, to_train=False)
-    _check_reporters(given.get("report_to") or [])
-    _check_resume(given)
-
-
-def _check_resume(given: Mapping[str, Any]) -> None:
-    """``true`` takes the last checkpoint of the output folder; none there would end the run after it was planned."""
-    folder = given.get("output_dir")
-    if given.get("resume_from_checkpoint") is True and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
-        raise UsageError(
-            f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
-            hint="Leave the flag away to begin anew, or give it a checkpoint's folder.",
-        )
-
-
-def _check_reporters(report_to: str | Sequence[str]) -> None:
-    """A tracker that is not installed would end the run when it starts, after the plan was made."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    asked = [report_to] if isinstance(report_to, str) else report_to
-    available = ["none", "all", *get_available_reporting_integrations()]
-    missing = [name for name in asked if name not in available]
-    if missing:
-        raise UsageError(
-            f"--report_to {' '.join(missing)} is not installed here.",
-            hint=f"Install it, or give --report_to one of {', '.join(available)}.",
-        )

@@ -1,69 +1,76 @@
-"""What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
+"""Checks that a job's arguments go with its model, with the card, and with the installed TRL and packages.
+
+They refuse before minutes of planning what would fail, or be mispredicted, in every rehearsal.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from autotrain_mem.checks.collect import Problems
+from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import check_reward_model
-from autotrain_mem.errors import MissingExtraError, UnsupportedModelError, UsageError
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.preflight import Finding
 
 
-def check_compatible(job: Job, config: Any, compute_capability: tuple[int, int]) -> None:
-    """Refuse before minutes of planning what would fail, or be mispredicted, in every rehearsal.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOnCard:
+    """A job, the config of its model, and the card that it is planned for."""
 
-    Raises:
-        UsageError: kernels that do not run on this card or with this dtype, or are not rehearsed.
-        UnsupportedModelError: a model that is quantized already, in a way that is not rehearsed or twice.
-        ModelError: a reward model that is not there, or cannot judge.
-    """
-    check_reward_model(job)
-    _check_quantization(job, config)
-    _check_attention(job, config, compute_capability)
-    if job.arguments.get("use_liger_kernel"):
-        _check_liger(job, config)
+    job: Job
+    config: Any
+    compute_capability: tuple[int, int]
+
+
+def reward_model(subject: ModelOnCard) -> None:
+    """A reward model must be there, and be able to judge. Raises ModelError."""
+    check_reward_model(subject.job)
 
 
 _PACKAGES = {"use_liger_kernel": ("liger_kernel", "pip install 'autotrain_mem[liger]'")}
 """Argument -> the package that it needs to train, though not to be rehearsed, and how to install it."""
 
 
-def check_installed(given: Mapping[str, Any]) -> None:
-    """A plan can be made without a package that the training needs.
-
-    Raises:
-        MissingExtraError: names it.
-    """
+def packages(flags: Flags) -> Problems:
+    """A plan can be made without a package that the training needs."""
     for name, (package, command) in _PACKAGES.items():
-        if given.get(name) and importlib.util.find_spec(package) is None:
-            raise MissingExtraError(
-                f"--{name} needs the package {package} to train.", hint=f"{command}, or leave it away."
+        if flags.given.get(name) and importlib.util.find_spec(package) is None:
+            yield Finding(
+                kind="error",
+                error="MissingExtraError",
+                message=f"--{name} needs the package {package} to train.",
+                cure=f"{command}, or remove it.",
             )
 
 
-def _check_quantization(job: Job, config: Any) -> None:
+def quantization(subject: ModelOnCard) -> Problems:
+    """A checkpoint that is quantized already may be so in a way that is not rehearsed, or be quantized twice."""
     from trl import ModelConfig, get_quantization_config
 
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization, refuse_unrehearsed
 
+    job, config = subject.job, subject.config
     names = {field.name for field in fields(ModelConfig)}
     model = ModelConfig(**{name: value for name, value in job.arguments.items() if name in names})
     refuse_unrehearsed(config, get_quantization_config(model))
     if checkpoint_quantization(config) and not job.arguments.get("use_peft"):
-        raise UnsupportedModelError(
-            "The checkpoint is quantized, and rounded weights take no gradient steps.",
-            hint="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
+        yield Finding(
+            kind="error",
+            error="UnsupportedModelError",
+            message="The checkpoint is quantized, and rounded weights take no gradient steps.",
+            cure="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
         )
 
 
-def _check_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> None:
-    name = job.arguments.get("attn_implementation")
-    reason = None if name is None else _why_not(name, job, config, compute_capability)
+def attention(subject: ModelOnCard) -> Problems:
+    """Kernels may not run on this card or with this dtype, or not be rehearsed."""
+    name = subject.job.arguments.get("attn_implementation")
+    reason = None if name is None else _why_not(name, subject.job, subject.config, subject.compute_capability)
     if reason is not None:
-        raise UsageError(f"--attn_implementation {name}: {reason}.", hint="--attn_implementation sdpa runs everywhere.")
+        yield f"--attn_implementation {name}: {reason}.", "--attn_implementation sdpa runs everywhere."
 
 
 FLASH = "flash_attention_2"
@@ -117,18 +124,19 @@ def _head_size(config: Any) -> int:
     return int(size or config.hidden_size // config.num_attention_heads)
 
 
-def _check_liger(job: Job, config: Any) -> None:
+def liger(subject: ModelOnCard) -> Problems:
     """The model's own kernels are rehearsed; of TRL's chunked losses, only those that it computes itself (1.16)."""
     import trl
     from packaging.version import Version
 
     from autotrain_mem.rehearsal.cuda.liger import why_not_liger
 
+    job, config = subject.job, subject.config
+    if not job.arguments.get("use_liger_kernel"):
+        return
     reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
     since = job.method_facts.liger_since
     if since and Version(trl.__version__) < Version(since):
-        reason = f"Liger's loss for {job.method} is not rehearsed with trl {trl.__version__}"
+        reason = f"Liger's loss for {job.method} is not supported yet with trl {trl.__version__}"
     if reason is not None:
-        raise UsageError(
-            f"--use_liger_kernel: {reason}, so that no plan can be made with it.", hint="Leave --use_liger_kernel away."
-        )
+        yield f"--use_liger_kernel: {reason}.", "Remove --use_liger_kernel."

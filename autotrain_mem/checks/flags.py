@@ -1,48 +1,35 @@
-"""What the user's words say against each other: every contradiction of one command line, named at once.
+"""Checks what the user's words say against each other, by flags and keys alone; model, card and data come later.
 
-Only what flags and keys say by themselves is here; what the model, the card or the data forbid is found later. A pin is
-law, so no lever that ``--fit`` stops short of contradicts it: ``--fit lossless --use_peft`` trains an adapter, and the
-plan changes nothing but speed. ``--forbid`` names a lever itself, so what it forbids may not be asked for.
+A pin is law, so no lever that ``--fit`` stops short of contradicts it: ``--fit lossless --use_peft`` trains an adapter,
+and the plan changes nothing but speed. ``--forbid`` names a lever itself, so what it forbids may not be asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.checks.unsupported import unrehearsed
+from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 
-Problems = Iterator[tuple[str, str]]
-"""What is wrong, and what to do about it."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flags:
+    """The user's words."""
+
+    method: str
+    given: Mapping[str, Any]
+    """The arguments of TRL's that the user gave."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Our own flags that the user gave, by name."""
 
 
-def refuse(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise UsageError, once, for all that contradicts itself and all that no plan can be made with.
-
-    Args:
-        given: The arguments of TRL's that the user gave.
-        own: Our own flags that the user gave, by name.
-    """
-    problems = [
-        *_device(given, own),
-        *_needs_a_card(given, own),
-        *_precision(given),
-        *_quantization(given),
-        *_batch(given, own),
-        *_lengths(method, own),
-        *_forbidden(given, own),
-        *_offload(method, given),
-        *_vllm(given),
-        *unrehearsed(given),
-    ]
-    findings = (Finding(kind="error", message=message, cure=cure) for message, cure in problems)
-    settle((*findings, *_product(given, own)))
-
-
-def _device(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+def device(flags: Flags) -> Problems:
+    """Where it runs must be one place, and a simulated card must be named."""
+    given, own = flags.given, flags.own
     if given.get("use_cpu") and own.get("gpu") is not None:
         yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."
     if own.get("simulate") and own.get("gpu") is None:
@@ -53,7 +40,7 @@ def _device(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
     if own.get("simulate") and own.get("plan_only"):
         yield (
             "--simulate trains under a simulated card, and --plan_only stops before training.",
-            "Leave one of them away: a plan for --gpu NAME needs no --simulate.",
+            "Remove one of them: a plan for --gpu NAME needs no --simulate.",
         )
 
 
@@ -65,19 +52,21 @@ _ON_A_CARD_ONLY = {
 """Argument -> why it needs a GPU to train on, even under a simulated card."""
 
 
-def _needs_a_card(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+def levers_of_a_gpu(flags: Flags) -> Problems:
+    """Some levers work on a GPU only, or on a GPU and under a simulated one."""
+    given, own = flags.given, flags.own
     if given.get("use_cpu") or own.get("simulate"):
         for name in filter(given.get, _ON_A_CARD_ONLY):
             yield (
                 f"--{name} needs a GPU to train on: {_ON_A_CARD_ONLY[name]}.",
-                f"Leave --{name} away, or plan for a card with --plan_only.",
+                f"Remove --{name}, or plan for a card with --plan_only.",
             )
     if not given.get("use_cpu"):
         return
     if given.get("activation_offloading"):
         yield (
             "--activation_offloading with --use_cpu: activations are on the host already.",
-            "Leave --activation_offloading away.",
+            "Remove --activation_offloading.",
         )
     if "flash" in str(given.get("attn_implementation")):
         name = given["attn_implementation"]
@@ -85,12 +74,13 @@ def _needs_a_card(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
     if given.get("fp16"):
         yield (
             "--fp16 with --use_cpu: mixed precision on a CPU is in bfloat16.",
-            "Give --bf16 true, or leave --fp16 away.",
+            "Give --bf16 true, or remove --fp16.",
         )
 
 
-def _precision(given: Mapping[str, Any]) -> Problems:
+def precision(flags: Flags) -> Problems:
     """``torch/amp/grad_scaler.py: _unscale_grads_`` refuses gradients in float16, CUDA's kernel those in bfloat16."""
+    given = flags.given
     if given.get("fp16") and given.get("bf16"):
         yield (
             "--fp16 and --bf16 exclude each other.",
@@ -109,29 +99,33 @@ def _precision(given: Mapping[str, Any]) -> Problems:
         )
 
 
-def _quantization(given: Mapping[str, Any]) -> Problems:
+def quantization(flags: Flags) -> Problems:
     """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
+    given = flags.given
     quantized = [name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
     if len(quantized) == 2:
         yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
     if quantized and not given.get("use_peft"):
         yield (
             f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
-            f"Add --use_peft to train an adapter on the quantized base, or leave --{quantized[0]} away.",
+            f"Add --use_peft to train an adapter on the quantized base, or remove --{quantized[0]}.",
         )
 
 
-def _batch(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+def generations(flags: Flags) -> Problems:
     """One of two that exclude each other. What does not divide has an error of its own, with the next sum done
     (``planner.division``)."""
+    given = flags.given
     if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
         yield (
             "--generation_batch_size and --steps_per_generation exclude each other: one follows from the other.",
-            "Leave --steps_per_generation away.",
+            "Remove --steps_per_generation.",
         )
 
 
-def _product(given: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
+def effective_batch(flags: Flags) -> Problems:
+    """Rows times steps must be the effective batch where all three are given."""
+    given, own = flags.given, flags.own
     rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     effective = own.get("effective_batch_size")
     if rows is not None and steps is not None and effective is not None and rows * steps != effective:
@@ -145,7 +139,9 @@ def _product(given: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Findi
         )
 
 
-def _lengths(method: str, own: Mapping[str, Any]) -> Problems:
+def prompt_length(flags: Flags) -> Problems:
+    """Only methods whose data are prompts take the length of a prompt."""
+    method, own = flags.method, flags.own
     tokens = own.get("prompt_length")
     if tokens is not None and not METHODS[method].is_online:
         online = [name for name, row in METHODS.items() if row.is_online]
@@ -171,23 +167,26 @@ _MOVES = {
 """Lever -> the argument and the value that ask for what it does (``planner.ladder.LADDER``)."""
 
 
-def _forbidden(given: Mapping[str, Any], own: Mapping[str, Any]) -> Problems:
+def forbidden_levers(flags: Flags) -> Problems:
+    """A lever that is forbidden may not be asked for."""
+    given, own = flags.given, flags.own
     for lever in sorted(set(own.get("forbid", ())) & _MOVES.keys()):
         name, value = _MOVES[lever]
         if given.get(name) == value:
             asked = f"--{name}" if value is True else f"--{name} {value}"
             yield (
                 f"--forbid {lever} and {asked} contradict each other.",
-                f"Leave {asked} away, or take {lever} out of --forbid: what is given is never changed.",
+                f"Remove {asked}, or take {lever} out of --forbid: what is given is never changed.",
             )
 
 
-def _offload(method: str, given: Mapping[str, Any]) -> Problems:
-    if given.get("optimizer_offload") and METHODS[method].makes_optimizer_early:
+def optimizer_offload(flags: Flags) -> Problems:
+    """Only some optimizers, and trainers that make theirs late, can have it on the host."""
+    method, given = METHODS[flags.method], flags.given
+    if given.get("optimizer_offload") and method.makes_optimizer_early:
         yield (
-            f"--optimizer_offload does not work with {METHODS[method].title}, whose trainer makes its optimizer as it "
-            "is built.",
-            "Leave it away; --optim adamw_8bit keeps a quarter of the state.",
+            f"--optimizer_offload does not work with {method.title}, whose trainer makes its optimizer as it is built.",
+            "Remove it; --optim adamw_8bit keeps a quarter of the state.",
         )
     elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
         yield (
@@ -196,10 +195,11 @@ def _offload(method: str, given: Mapping[str, Any]) -> Problems:
         )
 
 
-def _vllm(given: Mapping[str, Any]) -> Problems:
+def vllm(flags: Flags) -> Problems:
     """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
+    given = flags.given
     if given.get("use_vllm") and given.get("expandable_segments"):
         yield (
             "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
-            "Leave --expandable_segments away.",
+            "Remove --expandable_segments.",
         )

@@ -1,4 +1,4 @@
-"""Whether LoRA finds the modules that it is to adapt, in the model that the trainer will build."""
+"""Checks that LoRA finds the modules that it is to adapt, in the model that the trainer will build."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
-from autotrain_mem.methods.configs import EXPERTS, Configs, peft_config, trusts_remote_code
+from autotrain_mem.checks.collect import Problems
+from autotrain_mem.checks.preflight import Setup
+from autotrain_mem.methods.configs import EXPERTS, peft_config, trusts_remote_code
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -15,12 +17,17 @@ NAMED_AT_MOST = 12
 """Kinds of modules that an error lists; a transformer layer has seven."""
 
 
-def unmatched_targets(job: Job, filled: Configs, config: Any) -> Iterator[Finding]:
-    """An error when ``--lora_target_modules`` matches nothing, a warning for names of a list that match nothing.
+def unmatched_targets(setup: Setup) -> Problems:
+    """Yields an error when ``--lora_target_modules`` matches nothing, a warning for names of a list that match nothing.
 
     A mixture of experts is passed over where a name may be that of fused experts, which PEFT adapts as parameters.
     """
-    asked = filled.model.lora_target_modules
+    job, filled, config = setup.job, setup.filled, setup.config
+    if job.handed is not None:
+        return  # PEFT looks at the script's own config, and at its model
+    asked = filled.model.lora_target_modules if job.arguments.get("use_peft") else None
+    if not asked:
+        return
     if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
         return
     layers = dict(_adaptable(_meta_model(job, config)))

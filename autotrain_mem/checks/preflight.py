@@ -1,32 +1,36 @@
-"""All that can be known to go wrong before anything is rehearsed, looked for at once.
+"""Checks of model, tokenizer and data before anything is rehearsed, all looked at in one go.
 
-Each check answers with findings and never raises: what it cannot find out, such as a hub id that was not downloaded,
-it passes over. What is not looked at, because it hurts nobody: the padding side, which every trainer sets where it pads
-(on the right ``trl/trainer/sft_trainer.py: DataCollatorForLanguageModeling``, on the left ``grpo_trainer.py:
-_generate_single_turn`` and our PPO's tokenizer).
+What a check cannot find out, such as a hub id that was not downloaded, it passes over. What is not looked at, because
+it hurts nobody: the padding side, which every trainer sets where it pads (on the right ``trl/trainer/sft_trainer.py:
+DataCollatorForLanguageModeling``, on the left ``grpo_trainer.py: _generate_single_turn`` and our PPO's tokenizer).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import pathlib
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.compatibility import flash_package_missing
-from autotrain_mem.checks.lora_targets import unmatched_targets
-from autotrain_mem.checks.tokenizer import tokenizer_findings
 from autotrain_mem.data import load
+from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.errors import AutofitError, DatasetError
-from autotrain_mem.methods.configs import Configs, on_cpu, undivided
+from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.python_call.capture import tokenizer_of
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
+UNFORESEEN = (Exception,)
+"""A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows will say what."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flight:
-    """What the checks look at."""
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A job with its model's config, and where it will run."""
 
     job: Job
     filled: Configs
@@ -41,75 +45,90 @@ class Flight:
     """The training runs on the CPU, with or without a simulated card: packages for GPUs are not needed."""
     reads_data: bool
 
+    @functools.cached_property
+    def _data(self) -> tuple[Any, AutofitError | None]:
+        """The training data, or why there are none; neither where they are not read."""
+        if not self.reads_data:
+            return None, None
+        try:
+            return load.load(self.job, self.filled)[self.filled.script.dataset_train_split], None
+        except AutofitError as error:
+            return None, error
 
-def preflight(flight: Flight) -> tuple[Finding, ...]:
-    """Every finding, errors and warnings, in the order of the checks."""
-    findings: list[Finding] = []
-    for check in (_precision, _attention, _data_and_tokenizer, _lora):
-        with contextlib.suppress(*_UNEXPECTED):
-            findings += check(flight)
-    return tuple(findings)
+    @property
+    def rows(self) -> Any:
+        """The training data; None where they are not read, or cannot be."""
+        return self._data[0]
+
+    @property
+    def data_error(self) -> AutofitError | None:
+        """Why the training data cannot be read."""
+        return self._data[1]
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The job's own, or its model's; None where none can be loaded, which counting tokens will say."""
+        tokenizer = tokenizer_of(self.job)
+        if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
+            return None
+        with contextlib.suppress(*UNFORESEEN):
+            tokenizer = tokenizer or load_tokenizer(self.job.model, trust_remote_code=trusts_remote_code(self.filled))
+        return getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
 
 
-_UNEXPECTED = (Exception,)
-"""A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows will say what."""
+def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
+    """Fills TRL's dataclasses with a job's arguments.
 
-_Check = Callable[[Flight], Iterator[Finding]]
-
-
-def make_flight(job: Job, config: Any, output_dir: str, **facts: Any) -> Flight:
-    """Args: ``facts``: the rest of :class:`Flight`."""
+    Args:
+        facts: The rest of :class:`Setup`.
+    """
     arguments = {**on_cpu(undivided(job.arguments)), "output_dir": output_dir, "report_to": "none"}
-    return Flight(job=job, filled=method_of(job.method).configs(arguments), config=config, **facts)
+    return Setup(job=job, filled=method_of(job.method).configs(arguments), config=config, **facts)
 
 
 BF16_FROM = (8, 0)
 """``planner.precision.BF16_FROM``, where the source stands."""
 
 
-def _precision(flight: Flight) -> Iterator[Finding]:
+def emulated_bf16(setup: Setup) -> Problems:
     """transformers takes bf16 on every card that can emulate it (``training_args.py: _validate_args`` asks
     ``torch.cuda.is_bf16_supported()``, which counts emulation)."""
-    given = flight.job.arguments
-    if given.get("bf16") and flight.compute_capability < BF16_FROM and not given.get("use_cpu"):
-        major, minor = flight.compute_capability
+    given = setup.job.arguments
+    if given.get("bf16") and setup.compute_capability < BF16_FROM and not given.get("use_cpu"):
+        major, minor = setup.compute_capability
         yield Finding(
             kind="warning",
             message=f"--bf16 is emulated on this card (compute capability {major}.{minor}): no tensor cores compute "
             "it, and no fused attention kernel takes it.",
-            cure="Leave --bf16 away, or give --fp16.",
+            cure="Remove --bf16, or give --fp16.",
         )
 
 
-def _attention(flight: Flight) -> Iterator[Finding]:
-    name = str(flight.job.arguments.get("attn_implementation") or "")
+def flash_attention_package(setup: Setup) -> Problems:
+    """Flash-attention is planned for without its package, and needs it to train."""
+    name = str(setup.job.arguments.get("attn_implementation") or "")
     command = flash_package_missing(name)
-    if command and flight.to_train and not flight.on_cpu:
+    if command and setup.to_train and not setup.on_cpu:
         yield Finding(
             kind="error",
             error="MissingExtraError",
             message=f"--attn_implementation {name} needs a package to train that is not installed here.",
-            cure=f"{command}, or leave it away: sdpa, the default, has a flash kernel of its own.",
+            cure=f"{command}, or remove it: sdpa, the default, has a flash kernel of its own.",
         )
 
 
-def _data_and_tokenizer(flight: Flight) -> Iterator[Finding]:
-    rows = None
-    if flight.reads_data:
-        try:
-            splits = load.load(flight.job, flight.filled)
-            rows = splits[flight.filled.script.dataset_train_split]
-        except DatasetError as error:
-            yield _unseen(flight.job) if _does_without(flight, error) else Finding.of(error)
-        except AutofitError as error:
-            yield Finding.of(error)
-    with contextlib.suppress(*_UNEXPECTED):
-        yield from tokenizer_findings(flight.job, flight.filled, flight.config, rows)
+def data(setup: Setup) -> Problems:
+    """Data that cannot be read, or that a plan does without."""
+    error = setup.data_error
+    if isinstance(error, DatasetError) and _does_without(setup, error):
+        yield _unseen(setup.job)
+    elif error is not None:
+        yield Finding.of(error)
 
 
-def _does_without(flight: Flight, error: DatasetError) -> bool:
+def _does_without(setup: Setup, error: DatasetError) -> bool:
     """Whether a plan can be made all the same: nothing is trained here, and the tokens of a row are given."""
-    return not flight.to_train and flight.job.row_tokens is not None and load.was_out_of_reach(error)
+    return not setup.to_train and setup.job.row_tokens is not None and load.was_out_of_reach(error)
 
 
 def _unseen(job: Job) -> Finding:
@@ -121,10 +140,3 @@ def _unseen(job: Job) -> Finding:
         f"planned for {rows}.",
         cure="Where it can be reached, the plan heeds how long the rows are.",
     )
-
-
-def _lora(flight: Flight) -> Iterator[Finding]:
-    if flight.job.handed is not None:
-        return  # PEFT looks at the script's own config, and at its model
-    if flight.job.arguments.get("use_peft") and flight.job.arguments.get("lora_target_modules"):
-        yield from unmatched_targets(flight.job, flight.filled, flight.config)

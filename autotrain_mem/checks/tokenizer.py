@@ -1,60 +1,37 @@
-"""Whether the tokenizer goes with the model, the data and the trainer: padding, vocabulary, chat template."""
+"""Checks that the tokenizer goes with the model, the data and the trainer: padding, vocabulary, chat template."""
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from autotrain_mem.checks.collect import Problems
+from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.data.formats import columns_read
-from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
-from autotrain_mem.errors import UsageError
-from autotrain_mem.methods.configs import Configs, trusts_remote_code
-from autotrain_mem.rehearsal.python_call.capture import tokenizer_of
-from autotrain_mem.spec import Job
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.spec.preflight import Finding
 
 LOOKED_AT_ROWS = 4
 """Rows in which a conversation is looked for: the trainers look at the first alone."""
 
 
-def tokenizer_findings(job: Job, filled: Configs, config: Any, rows: Any) -> Iterator[Finding]:
-    """What is wrong with the job's tokenizer; nothing where there is none, which counting tokens will say.
-
-    Args:
-        config: The model's.
-        rows: The training data; None when they are not read.
-    """
-    tokenizer = tokenizer_of(job)
-    if tokenizer is None and lacks_tokenizer(pathlib.Path(job.model)):
-        return
-    tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of text and images holds one
-    yield from _named_tokens(filled, tokenizer)
-    if job.method == "ppo":
-        yield from _of_ppo(filled, tokenizer)
-    elif job.method == "reward":
-        yield from _of_reward(filled, tokenizer)
-    yield from _vocabulary(job, filled, config, tokenizer)
-    if rows is not None:
-        yield from _template(job, filled, tokenizer, rows)
-
-
 # -- padding -------------------------------------------------------------------------------------------------------
 
 
-def _named_tokens(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+def special_tokens(setup: Setup) -> Problems:
     """What the trainers refuse as they are built (``trl/trainer/sft_trainer.py: __init__``, and those of reward and
     DPO): an end or a padding token that is not in the vocabulary, for padding that of a template taken from elsewhere
     included. The last resort for padding is the end token."""
+    filled, tokenizer = setup.filled, setup.tokenizer
+    if tokenizer is None:
+        return
     for name in ("eos_token",) if _resizes(filled) else ("eos_token", "pad_token"):
         token = getattr(filled.training, name, None)
         if token is not None and token not in tokenizer.get_vocab():
             yield Finding(
                 kind="error",
                 message=f"--{name} {token!r} is not in the vocabulary of the tokenizer.",
-                cure=f"Leave --{name} away, which takes {getattr(tokenizer, name)!r}, or give a token that it holds.",
+                cure=f"Remove --{name}, which takes {getattr(tokenizer, name)!r}, or give a token that it holds.",
             )
     given = getattr(filled.training, "pad_token", None) or getattr(filled.training, "eos_token", None)
     if not given and tokenizer.pad_token is None and tokenizer.eos_token is None:
@@ -73,16 +50,19 @@ def _name_one(filled: Configs) -> str:
     return saved[0].upper() + saved[1:]
 
 
-def _of_ppo(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    from autotrain_mem.trainers import ppo_checks
+def padding_of_method(setup: Setup) -> Problems:
+    """Trainers that tell padding from text by its id need a padding token of its own."""
+    if setup.tokenizer is None:
+        return
+    if setup.job.method_facts.has_value_model:
+        from autotrain_mem.trainers import ppo_checks
 
-    try:
-        ppo_checks.refuse(filled.training, tokenizer)
-    except UsageError as error:
-        yield Finding.of(error)
+        yield from ppo_checks.problems(setup.filled.training, setup.tokenizer)
+    elif setup.job.method_facts.has_score_head:
+        yield from _padding_of_reward(setup.filled, setup.tokenizer)
 
 
-def _of_reward(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+def _padding_of_reward(filled: Configs, tokenizer: Any) -> Problems:
     """The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
     GenericForSequenceClassification.forward``). TRL ends every sequence with the end token."""
     padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
@@ -99,15 +79,16 @@ def _of_reward(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 # -- vocabulary ----------------------------------------------------------------------------------------------------
 
 
-def _vocabulary(job: Job, filled: Configs, config: Any, tokenizer: Any) -> Iterator[Finding]:
+def vocabulary(setup: Setup) -> Problems:
     """Ids without a row in the embeddings: on a GPU an assertion within a kernel, which names nothing.
 
     Some tokenizers hold special tokens that no text has (Gemma 3's, that of an image, which the text models have no row
     for): of these only those count that padding, ends or the chat template would use.
     """
-    if _resizes(filled):
+    tokenizer = setup.tokenizer
+    if tokenizer is None or _resizes(setup.filled):
         return
-    rows = config.get_text_config().vocab_size
+    rows = setup.config.get_text_config().vocab_size
     added = {str(token.content): token.special for token in tokenizer.added_tokens_decoder.values()}
     numbers = tokenizer.get_vocab()
     beyond = sorted((token for token, number in numbers.items() if number >= rows), key=numbers.__getitem__)
@@ -120,8 +101,8 @@ def _vocabulary(job: Job, filled: Configs, config: Any, tokenizer: Any) -> Itera
     yield Finding(
         kind="error" if sure else "warning",
         error="TokenizerError",
-        message=f"The embeddings of {job.model} have {rows} rows, and {len(beyond)} of the tokenizer's tokens are "
-        f"beyond them ({_first(sure or perhaps)}): the first batch that holds one ends the training.",
+        message=f"The embeddings of {setup.job.model} have {rows} rows, and {len(beyond)} of the tokenizer's tokens "
+        f"are beyond them ({_first(sure or perhaps)}): the first batch that holds one ends the training.",
         cure="Take the tokenizer that the model was trained with, or call "
         f"model.resize_token_embeddings({enough}) once, save model and tokenizer in a folder, and give it to --model.",
     )
@@ -147,12 +128,16 @@ def _first(tokens: list[str]) -> str:
 # -- chat template -------------------------------------------------------------------------------------------------
 
 
-def _template(job: Job, filled: Configs, tokenizer: Any, rows: Any) -> Iterator[Finding]:
+def chat_template(setup: Setup) -> Problems:
+    """Conversations need a chat template, of the tokenizer or given."""
     from trl import is_conversational
 
+    filled, tokenizer, rows = setup.filled, setup.tokenizer, setup.rows
+    if tokenizer is None or rows is None:
+        return
     if tokenizer.chat_template is not None or getattr(filled.training, "chat_template_path", None):
         return
-    columns = columns_read(job.method, rows.column_names, filled)
+    columns = columns_read(setup.job.method, rows.column_names, filled)
     looked_at = [{name: rows[index][name] for name in columns} for index in range(min(LOOKED_AT_ROWS, len(rows)))]
     if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
         return
@@ -160,7 +145,7 @@ def _template(job: Job, filled: Configs, tokenizer: Any, rows: Any) -> Iterator[
     yield Finding(
         kind="error",
         error="DatasetFormatError",
-        message=f"The data hold conversations, and the tokenizer of {job.model} has no chat template.",
+        message=f"The data hold conversations, and the tokenizer of {setup.job.model} has no chat template.",
         cure=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a model tuned for chat, or data as "
         "plain text.",
     )

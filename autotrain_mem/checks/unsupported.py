@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: leave it away"
-_ONE_GPU = "plans are for one GPU so far: leave it away"
+from autotrain_mem.checks.collect import Problems
+from autotrain_mem.checks.flags import Flags
+
+_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
+_ONE_GPU = "plans are for one GPU so far: remove it"
 REFUSED = {
     "deepspeed": _ONE_GPU,
     "fsdp": _ONE_GPU,
@@ -15,33 +17,25 @@ REFUSED = {
     "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
     "use_transformers_paged": _NOT_SAMPLED,
     "use_transformers_continuous_batching": _NOT_SAMPLED,
-    "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: leave it away",
+    "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: remove it",
 }
 """Argument -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
 
 
-Problems = Iterator[tuple[str, str]]
-"""What is wrong, and what to do about it."""
-
-
-def unrehearsed(given: Mapping[str, Any]) -> Problems:
-    """All arguments that a rehearsal would mispredict or a run could not use."""
-    yield from _padding_free(given)
-    yield from _rows(given)
-    yield from _optimizer(given)
-    yield from _arguments(given)
-
-
-def _arguments(given: Mapping[str, Any]) -> Problems:
+def arguments(flags: Flags) -> Problems:
+    """Arguments that a rehearsal passes over, or that end it."""
+    given = flags.given
     refused = [name for name in REFUSED if given.get(name)]
     if refused:
         yield (
-            f"Not rehearsed yet, so that no plan can be made with {', '.join(f'--{name}' for name in refused)}.",
+            f"{', '.join(f'--{name}' for name in refused)} {'is' if len(refused) == 1 else 'are'} not supported yet.",
             "\n".join(f"--{name}  {REFUSED[name]}" for name in refused),
         )
 
 
-def _padding_free(given: Mapping[str, Any]) -> Problems:
+def padding_free(flags: Flags) -> Problems:
+    """Rows in one sequence must be of a length that TRL limits."""
+    given = flags.given
     if given.get("padding_free") and not given.get("packing"):
         yield (
             "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
@@ -49,20 +43,21 @@ def _padding_free(given: Mapping[str, Any]) -> Problems:
         )
 
 
-def _rows(given: Mapping[str, Any]) -> Problems:
+def rows(flags: Flags) -> Problems:
     """Batches whose rows are not those that a worst batch is made of."""
+    given = flags.given
     packing, eval_packing = bool(given.get("packing")), given.get("eval_packing")
     evaluates = str(given.get("eval_strategy", "no")) != "no"
     if evaluates and eval_packing is not None and bool(eval_packing) is not packing:
         yield (
             "--eval_packing other than --packing evaluates on other rows than it trains on, which no plan allows for.",
-            "Leave --eval_packing away: it follows --packing.",
+            "Remove --eval_packing: it follows --packing.",
         )
     options = given.get("dataset_kwargs")
     if isinstance(options, Mapping) and options.get("skip_prepare_dataset"):
         yield (
             "--dataset_kwargs skip_prepare_dataset trains on rows that TRL does not truncate: no plan allows for them.",
-            "Leave it away; rows that are tokenized already (input_ids) are taken as they are.",
+            "Remove it; rows that are tokenized already (input_ids) are taken as they are.",
         )
     if given.get("train_sampling_strategy") == "batch_rebalance":
         yield (
@@ -79,9 +74,11 @@ _UNREHEARSED_OPTIMIZERS = (
 )
 
 
-def _optimizer(given: Mapping[str, Any]) -> Problems:
+def optimizer(flags: Flags) -> Problems:
+    """Some optimizers cannot be rehearsed."""
+    given = flags.given
     if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
         yield (
-            f"Not rehearsed yet, so that no plan can be made with it: --optim {given['optim']}.",
+            f"--optim {given['optim']} is not supported yet.",
             "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
         )

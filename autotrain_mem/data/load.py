@@ -52,7 +52,7 @@ def load(job: Job, filled: Configs) -> Any:
     if filled.script.dataset_streaming or filled.dataset.streaming:
         raise UsageError(
             "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",
-            hint="Leave --dataset_streaming away.",
+            hint="Remove --dataset_streaming.",
         )
     datasets.disable_progress_bars()
     name = dataset_name(job)

@@ -63,7 +63,7 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     if len(errors) == 1:
         raise _raised(errors[0].error, errors[0].message, errors[0].cure)
     hint = "\n".join(_numbered(number, finding) for number, finding in enumerate(errors, 1))
-    raise _raised(errors[0].error, f"{len(errors)} things are wrong, each with its cure:", hint)
+    raise _raised(errors[0].error, f"{len(errors)} problems:", hint)
 
 
 def _numbered(number: int, finding: Finding) -> str:

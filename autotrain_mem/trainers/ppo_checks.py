@@ -1,11 +1,12 @@
-"""What PPO refuses before anything is built, and what is checked once it is: that each promise took effect."""
+"""Refuses what PPO cannot do before anything is built, and checks once it is that each promise took effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
+from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError
+from autotrain_mem.spec.preflight import Finding, settle
 
 SHARDING = ("deepspeed", "fsdp", "parallelism_config")
 """Arguments that TRL's PPOTrainer takes and never hands to its accelerator (``ppo_trainer.py: __init__``)."""
@@ -18,13 +19,15 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
         UsageError: sharding, saving by epoch, or a padding token that cannot be told from the end token.
         DatasetFormatError: prompts that are not tokenized.
     """
-    problems = [*_unusable_arguments(args), *_unusable_padding(tokenizer)]
-    if problems:
-        raise UsageError(
-            " ".join(message for message, _ in problems), hint="\n".join(dict.fromkeys(hint for _, hint in problems))
-        )
+    settle(Finding(kind="error", message=message, cure=cure) for message, cure in problems(args, tokenizer))
     for dataset in datasets:
         _refuse_untokenized(dataset)
+
+
+def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """Yields what would run and do something else than it says, each with its cure."""
+    yield from _unusable_arguments(args)
+    yield from _unusable_padding(tokenizer)
 
 
 def _unusable_arguments(args: Any) -> Iterator[tuple[str, str]]:
@@ -32,7 +35,7 @@ def _unusable_arguments(args: Any) -> Iterator[tuple[str, str]]:
         if getattr(args, name, None):
             yield (
                 f"PPO cannot be sharded, and --{name} would be ignored.",
-                "Drop the flag; with several GPUs each holds all four models. LoRA needs less: --use_peft.",
+                "Remove the flag; with several GPUs each holds all four models. LoRA needs less: --use_peft.",
             )
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
     if strategy not in ("no", "steps"):
@@ -74,7 +77,7 @@ def verify(trainer: Any) -> None:
     if broken:
         raise TrainingError(
             "PPO cannot keep what its config promises: " + "; ".join(broken) + ".",
-            hint="Nothing was trained by this call. Drop the flag, or leave the trainer's parts as they were built.",
+            hint="Nothing was trained by this call. Remove the flag, or leave the trainer's parts as they were built.",
         )
     if len(trainer.dataloader) == 0:
         raise EmptyDatasetError(

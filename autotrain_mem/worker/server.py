@@ -63,7 +63,9 @@ def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job and a card -> what its model's config says; refuses what cannot go together."""
-    from autotrain_mem.checks.compatibility import check_compatible, why_no_flash_attention
+    from autotrain_mem.checks import table
+    from autotrain_mem.checks.collect import refuse
+    from autotrain_mem.checks.compatibility import ModelOnCard, why_no_flash_attention
     from autotrain_mem.checks.model import config_digest, read_config
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
@@ -72,7 +74,7 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     job = Job.from_json(request["job"])
     config = read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
-    check_compatible(job, config, capability)
+    refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=capability))
     pattern = pattern_of(job, config)
     return {
         "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
@@ -86,28 +88,27 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> nothing, when it has all that training needs beside a device, weights and data."""
-    from autotrain_mem.checks.compatibility import check_installed
-    from autotrain_mem.methods.configs import on_cpu, undivided
-    from autotrain_mem.methods.interface import method_of
+    from autotrain_mem.checks import table
+    from autotrain_mem.checks.collect import refuse
+    from autotrain_mem.checks.flags import Flags
 
-    method, given = method_of(request["job"]["method"]), undivided(request["job"]["arguments"])
-    method.check(method.configs({**on_cpu(given), "report_to": "none"}), to_train=True)
-    check_installed(given)
+    refuse(table.TRAINING, Flags(method=request["job"]["method"], given=request["job"]["arguments"]))
     return {}
 
 
 def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> what can be known to go wrong with it, and how many parameters its weights' files hold."""
+    from autotrain_mem.checks import table
+    from autotrain_mem.checks.collect import collect
     from autotrain_mem.checks.model import parameters_on_disk, read_config
-    from autotrain_mem.checks.preflight import make_flight
-    from autotrain_mem.checks.preflight import preflight as look
+    from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
 
     job = Job.from_json(request["job"])
     config = read_config(job, **request["options"])
     facts = {name: request[name] for name in ("to_train", "on_cpu", "reads_data")}
-    flight = make_flight(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
+    setup = setup_of(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
     return {
-        "findings": [finding.to_json() for finding in look(flight)],
+        "findings": [finding.to_json() for finding in collect(table.PREFLIGHT, setup, UNFORESEEN)],
         "parameters": parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision")),
     }
 

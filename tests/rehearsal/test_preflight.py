@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.checks import compatibility
-from autotrain_mem.checks import tokenizer as tokenizer_checks
+from autotrain_mem.checks import compatibility, table
+from autotrain_mem.checks import preflight as preflight_checks
+from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.compatibility import why_no_flash_attention
 from autotrain_mem.checks.model import parameters_on_disk
-from autotrain_mem.checks.preflight import Flight, make_flight, preflight
-from autotrain_mem.checks.tokenizer import tokenizer_findings
+from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
 from autotrain_mem.quickstart import data
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.spec import Job
@@ -32,16 +32,16 @@ def chat(tmp_path: pathlib.Path) -> str:
     return str(tmp_path / "chat.jsonl")
 
 
-def flight(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **words: Any) -> Flight:
+def setup(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **words: Any) -> Setup:
     facts = {name: words.pop(name, False) for name in ("to_train", "on_cpu")}
     dataset = words.pop("dataset", None)
     job = Job(method=method, model=str(folder), dataset=dataset, arguments=words)
     config = load_config(str(folder))
-    return make_flight(job, config, "out", compute_capability=card, reads_data=dataset is not None, **facts)
+    return setup_of(job, config, "out", compute_capability=card, reads_data=dataset is not None, **facts)
 
 
 def found(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **words: Any) -> list[Finding]:
-    return list(preflight(flight(folder, method, card, **words)))
+    return list(collect(table.PREFLIGHT, setup(folder, method, card, **words), UNFORESEEN))
 
 
 # -- the whole -----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_what_raises_unforeseen_is_passed_over(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a model's own code")
 
-    monkeypatch.setattr(tokenizer_checks, "load_tokenizer", broken)
+    monkeypatch.setattr(preflight_checks, "load_tokenizer", broken)
     (finding,) = found(model_folder("qwen2"), dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
     assert "nope never match no module" in finding.message
 
@@ -85,9 +85,9 @@ def test_a_plan_does_without_data_that_the_hub_does_not_give(model_folder: Folde
 
 
 def test_for_prompts_it_takes_the_length_that_is_given(model_folder: Folder) -> None:
-    one = flight(model_folder("qwen2"), "grpo", dataset=ELSEWHERE)
-    assert [finding.kind for finding in preflight(one)] == ["error"]
-    (finding,) = preflight(replace(one, job=replace(one.job, prompt_length=64)))
+    one = setup(model_folder("qwen2"), "grpo", dataset=ELSEWHERE)
+    assert [finding.kind for finding in collect(table.PREFLIGHT, one)] == ["error"]
+    (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=64)))
     assert finding.kind == "warning"
     assert "prompts of 64 tokens" in finding.message
 
@@ -143,7 +143,7 @@ def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def why(card: tuple[int, int], **words: Any) -> str:
-        one = flight(model_folder("qwen2"), card=card, **words)
+        one = setup(model_folder("qwen2"), card=card, **words)
         return why_no_flash_attention(one.job, one.config, card)
 
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
@@ -220,10 +220,10 @@ class FakeTokenizer:
 def judged(
     monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, tokenizer: Any, rows: int = 6, **words: Any
 ) -> list[Finding]:
-    monkeypatch.setattr(tokenizer_checks, "load_tokenizer", lambda *_, **__: tokenizer)
-    one = flight(folder, words.pop("method", "sft"), **words)
+    monkeypatch.setattr(preflight_checks, "load_tokenizer", lambda *_, **__: tokenizer)
+    one = setup(folder, words.pop("method", "sft"), **words)
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=rows))
-    return list(tokenizer_findings(one.job, one.filled, config, None))
+    return list(collect(table.PREFLIGHT, replace(one, config=config), UNFORESEEN))
 
 
 @pytest.mark.parametrize(

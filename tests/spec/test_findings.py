@@ -26,7 +26,7 @@ def test_a_single_error_is_raised_as_it_is() -> None:
 def test_several_errors_are_one_of_the_class_of_the_first() -> None:
     with pytest.raises(UsageError) as raised:
         settle([USAGE, WARNING, TOKENS, USAGE])
-    assert raised.value.message == "2 things are wrong, each with its cure:"
+    assert raised.value.message == "2 problems:"
     assert raised.value.hint == "1. Both.\n   Give one.\n   Or none.\n2. No end.\n   Give --end."
 
 

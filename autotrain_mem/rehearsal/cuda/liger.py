@@ -69,7 +69,7 @@ def _apply(model: Any, switches: dict[str, Any], multiprocessors: int, stack: Ex
     if reason is None and not isinstance(next(model.parameters()), FakeTensor):
         reason = "Liger's kernels run on a GPU only"
     if reason is not None:
-        raise UsageError(f"--use_liger_kernel: {reason}.", hint="Leave --use_liger_kernel away.")
+        raise UsageError(f"--use_liger_kernel: {reason}.", hint="Remove --use_liger_kernel.")
     if switches["rope"]:
         modeling = importlib.import_module(type(model).__module__)
         stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", _rotate))

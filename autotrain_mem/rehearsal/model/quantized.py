@@ -16,7 +16,7 @@ import torch
 
 from autotrain_mem.errors import UnsupportedModelError
 
-_LEAVE_IT = "Leave --load_in_4bit and --load_in_8bit away, or take the checkpoint that it was quantized from."
+_LEAVE_IT = "Remove --load_in_4bit and --load_in_8bit, or take the checkpoint that it was quantized from."
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:

@@ -55,7 +55,7 @@ def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError
 def _hint(error: Exception, from_python: bool) -> str:
     asks = "argument" if from_python else "flag"
     if isinstance(error, ImportError):
-        return f"Install what it names, or leave away the {asks} that asks for it."
+        return f"Install what it names, or remove the {asks} that asks for it."
     return f"Change the {asks} that it names, if it names one." + (
         "" if from_python else " --debug shows the traceback."
     )

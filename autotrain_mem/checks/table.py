@@ -1,0 +1,63 @@
+"""Every check, in the order in which a user reads what is wrong: what is refused, and at which point of a run.
+
+To add a check, write a function that yields its problems (``checks.collect``), and give it a line here.
+"""
+
+from __future__ import annotations
+
+from autotrain_mem.checks import compatibility, flags, lora_targets, preflight, tokenizer, trl_arguments, unsupported
+from autotrain_mem.checks.collect import Check
+from autotrain_mem.checks.compatibility import ModelOnCard
+from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.preflight import Setup
+
+FLAGS: tuple[Check[Flags], ...] = (
+    flags.device,
+    flags.levers_of_a_gpu,
+    flags.precision,
+    flags.quantization,
+    flags.generations,
+    flags.prompt_length,
+    flags.forbidden_levers,
+    flags.optimizer_offload,
+    flags.vllm,
+    unsupported.padding_free,
+    unsupported.rows,
+    unsupported.optimizer,
+    unsupported.arguments,
+    flags.effective_batch,
+)
+"""What the user's words say against each other, and what no plan can be made with."""
+
+TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
+    trl_arguments.accepted_by_trl,
+    trl_arguments.trackers,
+    trl_arguments.checkpoint_to_resume,
+)
+"""What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
+
+MODEL: tuple[Check[ModelOnCard], ...] = (
+    compatibility.reward_model,
+    compatibility.quantization,
+    compatibility.attention,
+    compatibility.liger,
+)
+"""What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
+
+TRAINING: tuple[Check[Flags], ...] = (
+    trl_arguments.ready_to_train,
+    compatibility.packages,
+)
+"""What training needs where a plan can be made without."""
+
+PREFLIGHT: tuple[Check[Setup], ...] = (
+    preflight.emulated_bf16,
+    preflight.flash_attention_package,
+    preflight.data,
+    tokenizer.special_tokens,
+    tokenizer.padding_of_method,
+    tokenizer.vocabulary,
+    tokenizer.chat_template,
+    lora_targets.unmatched_targets,
+)
+"""What can be known to go wrong with model, tokenizer and data before anything is rehearsed."""
