@@ -1,6 +1,6 @@
 """Plans in other tools' keys: the texts, and that every key exists and nothing the user said is lost.
 
-``AUTOFIT_UPDATE_GOLDEN=1`` writes the golden texts anew.
+``AUTOFIT_UPDATE_GOLDEN=1 scripts/test tests/exports`` writes the golden texts again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from allowed_keys import AXOLOTL, AXOLOTL_DATASET, AXOLOTL_TRL, AXOLOTL_VLLM, LLAMAFACTORY
 from export_examples import FULL, HOST, QLORA, job, plan
 
 from autotrain_mem.errors import UsageError
@@ -22,8 +21,12 @@ from autotrain_mem.exports.tools import EXPORTERS, check_method, export
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.knobs import OWN_KNOBS
+from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
+KEYS = {
+    tool: set(keys) for tool, keys in yaml.safe_load((Path(__file__).parent / "allowed_keys.yaml").read_text()).items()
+}
 PAIRS = [(name, method) for name, exporter in EXPORTERS.items() for method in exporter.methods]
 EVERYTHING_ON = dataclasses.replace(
     QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
@@ -62,10 +65,8 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_the_golden_one(name: str) -> None:
-    text, golden = TEXTS[name](), GOLDEN / f"{name}.yaml"
-    if os.environ.get("AUTOFIT_UPDATE_GOLDEN") == "1":
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    text = TEXTS[name]()
+    assert text == kept(GOLDEN / f"{name}.yaml", text)
 
 
 def test_every_golden_file_is_still_written() -> None:
@@ -99,10 +100,10 @@ def _unlike(default: Any) -> Any:
 def test_axolotl_has_every_key(method: str, knobs: Knobs) -> None:
     said = keys("axolotl", job(method, arguments=told(method)), knobs)
     datasets = [*said.pop("datasets"), *said.pop("test_datasets", [])]
-    assert sorted(said.keys() - AXOLOTL) == []
-    assert all(dataset.keys() <= AXOLOTL_DATASET for dataset in datasets)
-    assert said.get("trl", {}).keys() <= AXOLOTL_TRL
-    assert said.get("vllm", {}).keys() <= AXOLOTL_VLLM
+    assert sorted(said.keys() - KEYS["axolotl"]) == []
+    assert all(dataset.keys() <= KEYS["axolotl_dataset"] for dataset in datasets)
+    assert said.get("trl", {}).keys() <= KEYS["axolotl_trl"]
+    assert said.get("vllm", {}).keys() <= KEYS["axolotl_vllm"]
 
 
 @pytest.mark.parametrize("method", EXPORTERS["llamafactory"].methods)
@@ -110,7 +111,7 @@ def test_axolotl_has_every_key(method: str, knobs: Knobs) -> None:
 def test_llamafactory_has_every_key(method: str, knobs: Knobs) -> None:
     from transformers import TrainingArguments
 
-    known = LLAMAFACTORY | {field.name for field in dataclasses.fields(TrainingArguments)}
+    known = KEYS["llamafactory"] | {field.name for field in dataclasses.fields(TrainingArguments)}
     assert sorted(keys("llamafactory", job(method, arguments=told(method)), knobs).keys() - known) == []
 
 
@@ -234,10 +235,11 @@ def test_a_files_rows_are_a_mixture_to_trl() -> None:
     assert keys("trl", job(dataset="a/b.jsonl"))["datasets"] == [{"path": "json", "data_files": "a/b.jsonl"}]
 
 
-def test_segments_are_set_for_axolotl_either_way() -> None:
+@pytest.mark.parametrize("knobs", [FULL, QLORA])
+def test_segments_are_set_for_axolotl_either_way(knobs: Knobs) -> None:
     """It grows them unless it is told not to, and the plan's peak is that of the other."""
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:False axolotl train" in written("axolotl", job(), FULL)
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True axolotl train" in written("axolotl", job(), QLORA)
+    setting = f"PYTORCH_ALLOC_CONF=expandable_segments:{knobs.expandable_segments}"
+    assert f"{setting} axolotl train" in written("axolotl", job(), knobs)
 
 
 @pytest.mark.parametrize(
@@ -297,16 +299,7 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
 # -- what a tool does not have -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("axolotl", "rloo"),
-        ("axolotl", "ppo"),
-        ("llamafactory", "grpo"),
-        ("llamafactory", "rloo"),
-        ("accelerate", "ppo"),
-    ],
-)
+@pytest.mark.parametrize(("name", "method"), [("axolotl", "rloo"), ("llamafactory", "grpo"), ("accelerate", "ppo")])
 def test_a_method_that_a_tool_lacks_is_an_error_with_what_there_is(name: str, method: str) -> None:
     with pytest.raises(UsageError, match=method.upper()) as caught:
         check_method(name, method)
