@@ -5,19 +5,15 @@ After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from autotrain_mem.allocator import expandable
 from autotrain_mem.allocator.blocks import Block, Pool
-
-if TYPE_CHECKING:
-    from autotrain_mem.allocator.simulator import CachingAllocator
+from autotrain_mem.allocator.state import AllocatorState
 
 
-def free_block_for(allocator: CachingAllocator, pool: Pool, size: int, stream: int) -> Block | None:
+def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
     """``get_free_block``: the smallest free block that holds ``size``, out of its pool; None if there is none."""
-    settings = allocator.settings
-    if allocator.allowed_bytes is not None and _collects_garbage(allocator):
+    settings = state.settings
+    if state.allowed_bytes is not None and _collects_garbage(state):
         pool.get_free_blocks_calls += 1
     block = pool.at_least(size, stream)
     if block is None:
@@ -50,19 +46,19 @@ def _expandable_size(block: Block) -> int:
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
-def release_available_blocks(allocator: CachingAllocator, pool: Pool, size: int, stream: int) -> bool:
+def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
     """``release_available_cached_blocks``: give back oversized blocks, no more than the request needs.
 
     Only whole segments: with a limit below ``large_segment_size_mb`` the rest of a split one may be oversized too, and
     torch would hand the device an address in its middle.
     """
-    limit = allocator.settings.max_split_bytes
+    limit = state.settings.max_split_bytes
     if limit is None:
         return False
     wanted = max(size, limit)
     block = pool.at_least(wanted, stream)
     if block is not None and _is_whole_segment(block):
-        release_block(allocator, block)
+        release_block(state, block)
         return True
     released = 0
     for smaller in list(pool.below(wanted, stream)):
@@ -70,7 +66,7 @@ def release_available_blocks(allocator: CachingAllocator, pool: Pool, size: int,
             break
         if _is_whole_segment(smaller):
             released += smaller.size
-            release_block(allocator, smaller)
+            release_block(state, smaller)
     return released >= wanted
 
 
@@ -78,47 +74,49 @@ def _is_whole_segment(block: Block) -> bool:
     return block.segment is None and not block.is_split
 
 
-def release_cached_blocks(allocator: CachingAllocator) -> None:
-    """Wait for all streams, then give back every segment and page that is wholly free."""
-    allocator.synchronize()
-    for pool in (allocator.large, allocator.small):
+def release_cached_blocks(state: AllocatorState) -> None:
+    """``release_cached_blocks``: give back every segment and page that is wholly free.
+
+    torch waits for all streams first, as the callers do here (``synchronize_and_free_events``).
+    """
+    for pool in (state.large, state.small):
         grown = []
         for block in pool.free_blocks():
             if block.segment is not None:
                 grown.append(block)
             elif not block.is_split:
-                release_block(allocator, block)
-        expandable.release_blocks(allocator, grown)
+                release_block(state, block)
+        expandable.release_blocks(state, grown)
 
 
-def release_block(allocator: CachingAllocator, block: Block) -> None:
+def release_block(state: AllocatorState, block: Block) -> None:
     """``release_block``: a whole segment goes back to the device."""
     pool, size = block.pool, block.size
     pool.remove(block)
-    allocator.device.give_back(size)
-    allocator.num_device_free += 1
-    for tally in (allocator.all, pool.tally):
+    state.device.give_back(size)
+    state.num_device_free += 1
+    for tally in (state.all, pool.tally):
         tally.segment.change(-1)
         tally.reserved_bytes.change(-size)
-    limit = allocator.settings.max_split_bytes
+    limit = state.settings.max_split_bytes
     if limit is not None and size >= limit:
-        allocator.oversize_segments.change(-1)
-    if allocator.tell is not None:
-        allocator.tell("segment_free", block.address, size, block.stream)
+        state.oversize_segments.change(-1)
+    if state.on_action is not None:
+        state.on_action("segment_free", block.address, size, block.stream)
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
+def collect_garbage(state: AllocatorState) -> None:
     """``garbage_collect_cached_blocks``: above the threshold, give back cached segments older than their average.
 
     A block's age is the number of requests to its pool since it became free.
     """
-    if not _collects_garbage(allocator):
+    if not _collects_garbage(state):
         return
-    assert allocator.allowed_bytes is not None
-    threshold = int(allocator.settings.garbage_collection_threshold * allocator.allowed_bytes)
-    to_reclaim = allocator.reserved_bytes - threshold
-    calls = allocator.large.get_free_blocks_calls
-    freeable = [block for block in allocator.large.free_blocks() if _is_whole_segment(block)]
+    assert state.allowed_bytes is not None
+    threshold = int(state.settings.garbage_collection_threshold * state.allowed_bytes)
+    to_reclaim = state.reserved_bytes - threshold
+    calls = state.large.get_free_blocks_calls
+    freeable = [block for block in state.large.free_blocks() if _is_whole_segment(block)]
     total_age = sum(calls - block.gc_count_base for block in freeable)
     reclaimed, freed = 0, True
     while freeable and freed and reclaimed < to_reclaim:
@@ -131,8 +129,8 @@ def collect_garbage(allocator: CachingAllocator) -> None:
                 reclaimed += block.size
                 total_age -= age
                 freeable.remove(block)
-                release_block(allocator, block)
+                release_block(state, block)
 
 
-def _collects_garbage(allocator: CachingAllocator) -> bool:
-    return allocator.allowed_bytes is not None and allocator.settings.garbage_collection_threshold > 0.0
+def _collects_garbage(state: AllocatorState) -> bool:
+    return state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0

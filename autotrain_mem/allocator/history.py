@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from autotrain_mem.allocator.blocks import Block
-
-if TYPE_CHECKING:
-    from autotrain_mem.allocator.simulator import CachingAllocator
+from autotrain_mem.allocator.state import AllocatorState
 
 
-def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def segments(state: AllocatorState, active: Iterable[Block]) -> list[dict[str, Any]]:
     """``torch.cuda.memory._snapshot()["segments"]``: one entry for each stretch of memory, lowest address first.
 
     ``DeviceCachingAllocator::snapshot``; an expandable segment is one entry for each stretch that is mapped.
+
+    Args:
+        active: Blocks that are allocated, or still in use by another stream.
     """
-    blocks = (*allocator.active_blocks(), *allocator.small.free_blocks(), *allocator.large.free_blocks())
+    blocks = (*active, *state.small.free_blocks(), *state.large.free_blocks())
     heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
     return [_segment(head) for head in sorted(heads, key=lambda head: head.address)]
 

@@ -11,13 +11,12 @@ known to be done, which is said by :meth:`CachingAllocator.complete_events` and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.allocator import cached, expandable, history
 from autotrain_mem.allocator.blocks import Block, Pool, merge
-from autotrain_mem.allocator.device_memory import DeviceMemory
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
 from autotrain_mem.allocator.rounding import (
     MIN_BLOCK_BYTES,
@@ -26,15 +25,13 @@ from autotrain_mem.allocator.rounding import (
     segment_size,
 )
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.tally import Stat, Tally, memory_stats
+from autotrain_mem.allocator.state import AllocatorState, OnAction
+from autotrain_mem.allocator.tally import memory_stats
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 
-Tell = Callable[[str, int, int, int], None]
-"""Hears of every action: ``tell(action, address, size, stream)``, with the actions' names in torch's history."""
 
-
-class CachingAllocator:
+class CachingAllocator(AllocatorState):
     """Requests and frees in torch's terms; sizes and addresses are bytes.
 
     Args:
@@ -42,7 +39,7 @@ class CachingAllocator:
         settings: As ``PYTORCH_ALLOC_CONF`` would set them.
         total_bytes: The device's whole memory, of which a fraction is a share; by default the capacity.
         outside_bytes: What the process holds beside, for the message of a refusal; None leaves it out.
-        tell: Hears of everything that happens, for a history; None for speed.
+        on_action: Hears of everything that happens, for a history; None for speed.
     """
 
     def __init__(
@@ -52,19 +49,9 @@ class CachingAllocator:
         *,
         total_bytes: int | None = None,
         outside_bytes: int | None = None,
-        tell: Tell | None = None,
+        on_action: OnAction | None = None,
     ) -> None:
-        self.settings = settings or AllocatorSettings()
-        self.device = DeviceMemory(capacity_bytes)
-        self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
-        self.tell = tell
-        self.all = Tally()
-        self.small = Pool(is_small=True)
-        self.large = Pool(is_small=False)
-        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
-        self.num_device_alloc = self.num_device_free = self.num_oom_rejections = 0
-        self.oversize_allocations, self.oversize_segments = Stat(), Stat()
-        self.allowed_bytes: int | None = None
+        super().__init__(capacity_bytes, settings, total_bytes, on_action)
         self._outside_bytes = outside_bytes
         self._allocated: dict[int, Block] = {}
         self._pending: dict[int, deque[tuple[int, Block]]] = {}
@@ -104,8 +91,8 @@ class CachingAllocator:
         block = self._allocated.pop(address)
         block.allocated = False
         size = block.size
-        if self.tell is not None:
-            self.tell("free_requested", address, block.requested, block.stream)
+        if self.on_action is not None:
+            self.on_action("free_requested", address, block.requested, block.stream)
         if self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes:
             self.oversize_allocations.change(-1)
         if block.stream_uses:
@@ -129,6 +116,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give back to the device whatever is cached and not split (``emptyCache``)."""
+        self.synchronize()
         cached.release_cached_blocks(self)
 
     def set_memory_fraction(self, fraction: float) -> None:
@@ -143,11 +131,6 @@ class CachingAllocator:
     def allocated_bytes(self) -> int:
         """``torch.cuda.memory_allocated``."""
         return self.all.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """``torch.cuda.memory_reserved``."""
-        return self.all.reserved_bytes.current
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -184,7 +167,7 @@ class CachingAllocator:
 
     def segments(self) -> list[dict[str, Any]]:
         """``torch.cuda.memory._snapshot()["segments"]``."""
-        return history.segments(self)
+        return history.segments(self, self.active_blocks())
 
     def active_blocks(self) -> Iterable[Block]:
         """Blocks that are allocated, or still in use by another stream."""
@@ -202,6 +185,7 @@ class CachingAllocator:
         if block is None and cached.release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
         if block is None:
+            self.synchronize()
             cached.release_cached_blocks(self)
             self.num_alloc_retries += 1
             block = self._allocate_block(pool, size, stream, asked)
@@ -224,8 +208,8 @@ class CachingAllocator:
         if self.settings.max_split_bytes is not None and asked >= self.settings.max_split_bytes:
             self.oversize_segments.change(1)
         self.num_device_alloc += 1
-        if self.tell is not None:
-            self.tell("segment_alloc", block.address, asked, stream)
+        if self.on_action is not None:
+            self.on_action("segment_alloc", block.address, asked, stream)
         return block
 
     def _reject_hopeless(self, requested_bytes: int, asked: int) -> None:
@@ -240,8 +224,8 @@ class CachingAllocator:
     def _refused(self, requested_bytes: int, size: int, asked: int, stream: int) -> OutOfMemory:
         refusal = self._refusal(requested_bytes, asked)
         self.num_ooms += 1
-        if self.tell is not None:
-            self.tell("oom", refusal.free_bytes, size, stream)
+        if self.on_action is not None:
+            self.on_action("oom", refusal.free_bytes, size, stream)
         return OutOfMemory(refusal)
 
     def _refusal(self, requested_bytes: int, asked: int) -> Refusal:
@@ -281,8 +265,8 @@ class CachingAllocator:
         pool.tally.allocate(size, requested_bytes)
         if self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes:
             self.oversize_allocations.change(1)
-        if self.tell is not None:
-            self.tell("alloc", block.address, requested_bytes, block.stream)
+        if self.on_action is not None:
+            self.on_action("alloc", block.address, requested_bytes, block.stream)
         return block.address
 
     def _may_split(self, pool: Pool, size: int, surplus: int) -> bool:
@@ -302,8 +286,8 @@ class CachingAllocator:
     def _free_block(self, block: Block) -> None:
         """``free_block``: merged with free neighbours, it goes back to its pool."""
         pool = block.pool
-        if self.tell is not None:
-            self.tell("free_completed", block.address, block.requested, block.stream)
+        if self.on_action is not None:
+            self.on_action("free_completed", block.address, block.requested, block.stream)
         merged, absorbed = 0, 0
         for neighbour in (block.prev, block.next):
             if neighbour is not None and not neighbour.allocated and (subsumed := merge(block, neighbour)):

@@ -8,7 +8,8 @@ from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory, Tell
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.allocator.state import OnAction
 from autotrain_mem.spec import ReservedEstimate, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
@@ -63,11 +64,15 @@ class Replay:
     the least that is reserved for them.
     """
 
-    def __init__(self, trace: Trace, settings: AllocatorSettings, room: Room, *, tell: Tell | None = None) -> None:
+    def __init__(
+        self, trace: Trace, settings: AllocatorSettings, room: Room, *, on_action: OnAction | None = None
+    ) -> None:
         self._trace = trace
         self._requests = [(block.size_bytes, block.stream) for block in trace.blocks]
         self._addresses = [0] * len(trace.blocks)
-        self.allocator = CachingAllocator(room.capacity_bytes, settings, total_bytes=room.total_bytes, tell=tell)
+        self.allocator = CachingAllocator(
+            room.capacity_bytes, settings, total_bytes=room.total_bytes, on_action=on_action
+        )
         self.largest_refused_bytes: int | None = None
         self._slack_bytes = 0
 

@@ -42,7 +42,7 @@ def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, settin
     """
     settings = replace(room.settings, expandable_segments=expandable_segments)
     history = History(trace)
-    replay = Replay(trace, settings, room, tell=history.hear)
+    replay = Replay(trace, settings, room, on_action=history.hear)
     replay.run(history.events())
     allocator = replay.allocator
     segments = allocator.segments()

@@ -197,7 +197,7 @@ class DryCard:
         self._events: list[Event] = []
         self._addresses: dict[int, int] = {}
         self._capability = compute_capability
-        self._allocator = CachingAllocator(None, parse_settings(settings), tell=self._told)
+        self._allocator = CachingAllocator(None, parse_settings(settings), on_action=self._told)
         self._watch = Watch(self, compute_capability)
 
     def open(self) -> None: ...

@@ -51,7 +51,7 @@ def replay(history: History, allocator: str) -> Replay:
     simulator = CachingAllocator(
         None,
         parse_settings(allocator),
-        tell=lambda action, address, size, stream: told.append((now, action, size)),
+        on_action=lambda action, address, size, stream: told.append((now, action, size)),
     )
     addresses: dict[int, int] = {}
     strangers, emptying = 0, False

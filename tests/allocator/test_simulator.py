@@ -579,7 +579,7 @@ def test_a_request_beyond_a_whole_segment_is_refused() -> None:
 def test_everything_that_happens_is_told_in_the_words_of_torchs_history() -> None:
     told: list[tuple[str, float, float, int]] = []
     allocator = CachingAllocator(
-        24 * MIB, tell=lambda action, address, size, stream: told.append((action, address, size, stream))
+        24 * MIB, on_action=lambda action, address, size, stream: told.append((action, address, size, stream))
     )
     address = allocator.malloc(12 * MIB)
     allocator.free(address)

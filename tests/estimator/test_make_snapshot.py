@@ -178,7 +178,7 @@ def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_las
         ((0, Phase.FORWARD), (2, Phase.BACKWARD)),
     )
     history = History(run)
-    allocator = CachingAllocator(tell=history.hear)
+    allocator = CachingAllocator(on_action=history.hear)
     events = history.events()
     assert next(events) == 1
     address = allocator.malloc(3 * MIB)
