@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,6 +26,20 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
     forge = Forge(tmp_path_factory.mktemp("forge"))
     yield forge
     forge.end()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
+    """``model_folder("llama")``: a tiny model that is only to be read, made once for all tests that want it."""
+    from tiny import tiny_folder
+
+    root = tmp_path_factory.mktemp("models")
+
+    def made(family: str) -> pathlib.Path:
+        path = root / family
+        return path if path.exists() else tiny_folder(path, family)
+
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,21 +1,13 @@
-"""Tiny models, each made once for all tests that want it."""
+"""Its folder holds what the tests in the folders below share: ``real_run``, ``object_trainer``, ``small_card``."""
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
-from tiny import tiny_folder
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
-    """``model_folder("llama")``: a folder that is only to be read."""
-    root = tmp_path_factory.mktemp("models")
+@pytest.fixture(autouse=True)
+def _no_precision_is_left_behind() -> None:
+    """accelerate keeps the mixed precision of a process's last trainer, and refuses another with the next one."""
+    from accelerate.state import AcceleratorState
 
-    def made(family: str) -> pathlib.Path:
-        path = root / family
-        return path if path.exists() else tiny_folder(path, family)
-
-    return made
+    AcceleratorState._reset_state(reset_partial_state=True)

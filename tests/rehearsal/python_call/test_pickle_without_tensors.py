@@ -26,7 +26,7 @@ from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
 from autotrain_mem.spec import Trace
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def model_of(family: str) -> Any:
