@@ -1,4 +1,4 @@
-"""The parent's side of a training run: starts the process, passes on what it tells, and names how it ended."""
+"""Starts a training process from the parent, passes on its events, and names how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.exit_causes import Ending
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.request import Request, interrupted_before_training
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
 LOG_NAME = "train.log"
@@ -52,10 +52,7 @@ def prepare_folder(output_dir: str, *, resuming: bool) -> pathlib.Path:
         probe.write_bytes(b"\0" * 4096)
         probe.unlink()
     except OSError as error:
-        raise OutputFolderError(
-            f"Cannot write to the output folder {output_dir}: {error.strerror}.",
-            hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
-        ) from error
+        raise unwritable(folder, str(error.strerror)) from error
     if not resuming:
         _check_holds_no_run(folder)
     return folder
@@ -98,12 +95,17 @@ def check_folder(output_dir: str, *, resuming: bool) -> None:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "may not be written to" if nearest.is_dir() else "is a file"
-        raise OutputFolderError(
-            f"Cannot write to the output folder {output_dir}: {nearest} {reason}.",
-            hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
-        )
+        raise unwritable(output_dir, f"{nearest} {reason}")
     if not resuming:
         _check_holds_no_run(pathlib.Path(output_dir))
+
+
+def unwritable(folder: str | pathlib.Path, reason: str) -> OutputFolderError:
+    """The error of an output folder that cannot be written to."""
+    return OutputFolderError(
+        f"Cannot write to the output folder {folder}: {reason}.",
+        hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
+    )
 
 
 def _holds(folder: pathlib.Path) -> list[str]:
@@ -114,18 +116,18 @@ def _holds(folder: pathlib.Path) -> list[str]:
 
 
 def _check_holds_no_run(folder: pathlib.Path) -> None:
-    if found := _holds(folder):
-        has_checkpoint = any(name.startswith("checkpoint-") for name in found)
+    if names := _holds(folder):
+        has_checkpoint = any(name.startswith("checkpoint-") for name in names)
         go_on = "\nTo go on with it, add --resume_from_checkpoint." if has_checkpoint else ""
         raise OutputFolderError(
-            f"The output folder {folder} already holds a run ({', '.join(found[:3])}).",
+            f"The output folder {folder} already holds a run ({', '.join(names[:3])}).",
             hint="Give another --output_dir, or add --overwrite_output_dir: "
             f"that run is then renamed, and nothing of it is lost.{go_on}",
         )
 
 
-class _Heard:
-    """What a process told on its way, for the case that it does not tell its end."""
+class _Progress:
+    """Follows a process's events, to say how far it came where it ends without an ``end`` event."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -136,7 +138,7 @@ class _Heard:
         self._saving = ""
         self._peak_reserved_bytes: int | None = None
 
-    def hear(self, event: Event) -> None:
+    def follow(self, event: Event) -> None:
         match event["event"]:
             case "start":
                 self._began_at = self._step = event["step"]
@@ -169,6 +171,10 @@ class _Heard:
             peak_reserved_bytes=self._peak_reserved_bytes,
         )
 
+    def ending_by_death(self, death: ChildDied, log: pathlib.Path) -> Ending:
+        error = died_early("The training process", death, log)
+        return self.ending(error, code=death.code, log_tail=death.log_tail)
+
 
 def train(
     request: Request, environment: Mapping[str, str], log: pathlib.Path, on_event: Callable[[Event], None]
@@ -179,49 +185,49 @@ def train(
 
     Args:
         log: Where everything goes that the trainer and its libraries print.
-        on_event: Told of every event on the way.
+        on_event: Is called with every event on the way.
 
     Raises:
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
             and so does this function.
     """
-    heard = _Heard(on_event)
+    progress = _Progress(on_event)
     child = Child(RUN_PROCESS, environment, log, has_children=True)
     try:
         child.send(request.to_json())
-        return _listen(child, child.messages(), log, heard)
+        return _listen(child, child.messages(), log, progress)
     except KeyboardInterrupt:
-        return _end_after_step(child, log, heard)
+        return _end_after_step(child, log, progress)
     except ChildDied as death:
-        return heard.ending(_ended(death, log), code=death.code, log_tail=death.log_tail)
+        return progress.ending_by_death(death, log)
     finally:
         child.stop()
 
 
-def _listen(child: Child, messages: Iterable[Event], log: pathlib.Path, heard: _Heard) -> Event | Ending:
+def _listen(child: Child, messages: Iterable[Event], log: pathlib.Path, progress: _Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
-            error = errors.from_json(message)
+            error = error_of(message, log)
             if isinstance(error, InterruptedByUser):
                 raise error
-            if isinstance(error, (TrainingError, RewardFunctionError)):
-                error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
-            return heard.ending(error)
+            return progress.ending(error)
         if message["event"] == "end":
             child.wait(LAST_WORDS_SECONDS)
             return message
-        heard.hear(message)
+        progress.follow(message)
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(child: Child, log: pathlib.Path, heard: _Heard) -> Event:
+def _end_after_step(child: Child, log: pathlib.Path, progress: _Progress) -> Event:
     """Ctrl-C: let the child end its step and write what it must. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
-        heard.hear({"event": "interrupted"})
-        ended = _listen(child, _until_it_ends(child), log, heard)
+        progress.follow({"event": "interrupted"})
+        ended = _listen(child, _until_it_ends(child), log, progress)
     except ChildDied as death:
-        ended = heard.ending(_ended(death, log), code=death.code, log_tail=death.log_tail)
+        ended = progress.ending(
+            died_early("The training process", death, log), code=death.code, log_tail=death.log_tail
+        )
     except KeyboardInterrupt as again:
         child.kill()
         raise InterruptedByUser(
@@ -253,20 +259,32 @@ def _until_it_ends(child: Child) -> Iterator[Event]:
 
 def _cut_short(ending: Ending) -> InterruptedByUser:
     if ending.step == ending.began_at:  # before training it has no step to end
-        return InterruptedByUser(
-            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
-        )
+        return interrupted_before_training()
     return InterruptedByUser(
         f"Interrupted after step {ending.step}, and ended before it could save: {ending.error.message}",
         hint="Checkpoints that were complete before stay valid.",
     )
 
 
-def _ended(death: ChildDied, log: pathlib.Path) -> TrainingError:
+def error_of(message: Event, log: pathlib.Path) -> AutofitError:
+    """The error that a process sent; one of the trainer's own names the log."""
+    error = errors.from_json(message)
+    if isinstance(error, (TrainingError, RewardFunctionError)):
+        error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
+    return error
+
+
+def died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
+    """The error of a process that ended without a word, with the end of its log.
+
+    Args:
+        what: Begins the message: ``The training process``.
+    """
     status = f"exit status {death.code}"
     if death.code is not None and death.code < 0:
         status = f"it was killed by signal {-death.code}"
-    often = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
+    likely = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
     words = death.log_tail[-LAST_WORDS_CHARACTERS:].strip()
-    said = f"Its last words are below; all of them are in {log}.\n{words}" if words else f"Its log, {log}, is empty."
-    return TrainingError(f"The training process ended before its time: {status}.", hint=often + said)
+    where = f"Its last words are below; all of them are in {log}." if words else f"Its log, {log}, is empty."
+    hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
+    return TrainingError(f"{what} ended before its time: {status}.", hint=hint)

@@ -1,23 +1,20 @@
-"""The parent's side of a probe: starts its process, waits for the one answer, and leaves nothing of it behind."""
+"""Starts a probe's process from the parent, waits for the one answer, and leaves nothing of it behind."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem import errors
-from autotrain_mem.errors import InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
 from autotrain_mem.processes import Child, ChildDied
 from autotrain_mem.spec.experience import Probe
-from autotrain_mem.training.launch import LAST_WORDS_CHARACTERS, RUN_PROCESS
+from autotrain_mem.training.launch import RUN_PROCESS, died_early, error_of, unwritable
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.request import Request, interrupted_before_training
 
 LOG_NAME = "probe.log"
 SCRATCH_NAME = ".probe"
@@ -45,11 +42,9 @@ def run_probe(
             child.send(replace(request, output_dir=str(scratch)).to_json())
             probe = _answer(child, log)
         except KeyboardInterrupt as interrupt:
-            raise InterruptedByUser(
-                "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
-            ) from interrupt
+            raise interrupted_before_training() from interrupt
         except ChildDied as death:
-            probe = _of_death(request, death, log)
+            probe = _probe_of_death(request, death, log)
         finally:
             child.kill()  # it has told all that it had to tell, and its card is wanted
             child.stop()
@@ -60,27 +55,22 @@ def _answer(child: Child, log: pathlib.Path) -> Probe:
     while True:
         message: dict[str, Any] = child.receive()
         if "error" in message:
-            error = errors.from_json(message)
-            if isinstance(error, (TrainingError, RewardFunctionError)):
-                error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
-            raise error
+            raise error_of(message, log)
         if message["event"] == "probe":
             return Probe.from_json(message["probe"])
 
 
-def _of_death(request: Request, death: ChildDied, log: pathlib.Path) -> Probe:
-    """Where the device was full and a library ended the process for it, that is an answer. Raises TrainingError."""
+def _probe_of_death(request: Request, death: ChildDied, log: pathlib.Path) -> Probe:
+    """Answer that the settings do not fit, where a library ended the process since the device was full.
+
+    Raises:
+        TrainingError: it ended otherwise.
+    """
     lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
     if lines:
         return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
-    killed = death.code is not None and death.code < 0
-    status = f"it was killed by signal {-death.code}" if killed and death.code else f"exit status {death.code}"
-    often = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
-    raise TrainingError(
-        f"The probe before the training ended before its time: {status}.",
-        hint=f"{often}Its last words are below; all of them are in {log}. --no_probe trains without a probe.\n"
-        f"{death.log_tail[-LAST_WORDS_CHARACTERS:].strip()}",
-    ) from death
+    advice = " --no_probe trains without a probe."
+    raise died_early("The probe before the training", death, log, advice) from death
 
 
 @contextlib.contextmanager
@@ -96,9 +86,6 @@ def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         scratch.mkdir()
         yield scratch
     except OSError as error:
-        raise OutputFolderError(
-            f"Cannot write to the output folder {folder}: {error.strerror}.",
-            hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
-        ) from error
+        raise unwritable(folder, str(error.strerror)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,14 +1,25 @@
-"""What a run's process is asked for."""
+"""Carries what the parent and a run's process say to each other: the request, and events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotrain_mem.errors import InterruptedByUser
 from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Phase
 
 Task = Literal["train", "probe"]
+
+SendEvent = Callable[[Mapping[str, Any]], None]
+"""Sends one event from a run's process to its parent."""
+
+
+def interrupted_before_training() -> InterruptedByUser:
+    """The error of a Ctrl-C that came before the first step."""
+    return InterruptedByUser(
+        "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -212,13 +212,13 @@ def test_the_smaller_of_max_steps_and_total_episodes_counts(
 def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    from autotrain_mem.training.process.progress_callback import Narrator
+    from autotrain_mem.training.process.progress_callback import ProgressCallback
 
     events: list[Any] = []
     built = trainer(model, config(tmp_path, max_steps=5, save_strategy="steps", save_steps=100))
-    narrator = Narrator(events.append, lambda: None)
+    narrator = ProgressCallback(events.append, lambda: None)
 
-    class Interruption(Narrator):
+    class Interruption(ProgressCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             narrator.interrupted = state.global_step == 1  # as Ctrl-C would, in the second update
 

@@ -37,7 +37,7 @@ def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """So many of them, from the first on again where there are fewer.
+    """Take so many of them, from the first on again where there are fewer.
 
     >>> repeated([1, 0], 3)
     [1, 0, 1]

@@ -1,4 +1,4 @@
-"""What a real run stands on: the device that it trains on, real or simulated, and the trainer that TRL's script builds.
+"""Builds what a real run needs: the device that it trains on, real or simulated, and the trainer of TRL's script.
 
 With a simulated card it trains on the CPU under a recorder, so that the card is full when a real one would be.
 """
@@ -100,7 +100,7 @@ def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:
     return PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
 
 
-def built(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
+def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
     """The trainer exactly as TRL's script builds it, with the plan's knobs in its config.
 
     Args:

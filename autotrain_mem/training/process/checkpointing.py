@@ -1,16 +1,17 @@
-"""Checkpoints as they are written: each ends with its manifest, and a full disk costs a checkpoint, not the run."""
+"""Writes checkpoints so that each ends with its manifest, and a full disk costs a checkpoint, not the run."""
 
 from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import discard, newest_whole, write_manifest
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
+from autotrain_mem.training.request import SendEvent
 from autotrain_mem.units import MIB, format_bytes
 
 FULL_DISK_BYTES = MIB
@@ -18,32 +19,30 @@ FULL_DISK_BYTES = MIB
 inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SAID = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
 """What safetensors, whose writer is Rust, has in its message (``std::io::Error``'s form)."""
-
-Send = Callable[[Mapping[str, Any]], None]
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
     """Whether it was the disk, or the user's part of it, that had no room."""
-    if getattr(error, "errno", None) in _FULL or any(said in str(error) for said in _SAID):
+    if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return True
     return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
-def watch_saving(trainer: Any, send: Send) -> None:
-    """From now on this trainer tells of every checkpoint, and trains on where the disk had no room for one.
+def follow_saving(trainer: Any, send: SendEvent) -> None:
+    """Have a trainer send an event for every checkpoint, and train on where the disk had no room for one.
 
     ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well.
     What was written of one that failed is removed, and the next one is tried as if nothing had been.
     """
     save = trainer._save_checkpoint
 
-    def saved(*args: Any, **options: Any) -> None:
+    def save_checkpoint(*args: Any, **options: Any) -> None:
         step, best = trainer.state.global_step, trainer.state.best_model_checkpoint
         path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
-        told = {"step": step, "path": str(path)}
-        send({"event": "saving", **told})
+        place = {"step": step, "path": str(path)}
+        send({"event": "saving", **place})
         try:
             _twice_if_full(lambda: save(*args, **options))
             write_manifest(path)
@@ -52,11 +51,11 @@ def watch_saving(trainer: Any, send: Send) -> None:
                 raise
             discard(path)
             trainer.state.best_model_checkpoint = best
-            send({"event": "save_failed", **told, "message": " ".join(str(error).split())})
+            send({"event": "save_failed", **place, "message": " ".join(str(error).split())})
         else:
-            send({"event": "checkpoint", **told})
+            send({"event": "checkpoint", **place})
 
-    trainer._save_checkpoint = saved
+    trainer._save_checkpoint = save_checkpoint
 
 
 def _twice_if_full(save: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The longest real rows of a trainer's data, as the trainer itself prepared them: what a probe trains on.
+"""Leaves a probe's trainer nothing but the longest rows of its data, as the trainer itself prepared them.
 
 Chosen after the trainer has tokenized, cut, dropped and packed, so that they are rows that the training will meet. What
 the datasets library makes on the way lies in its cache, and the training that follows finds it there.
@@ -13,6 +13,7 @@ from autotrain_mem.columns import row_lengths
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS
 from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
+from autotrain_mem.training.longest_batch.rows import longest_rows, repeated
 
 
 def take_longest(trainer: Any) -> int:
@@ -25,22 +26,13 @@ def take_longest(trainer: Any) -> int:
     lengths = _lengths(trainer.train_dataset, trainer)
     if trainer.eval_dataset is not None and not is_ppo(trainer):
         _take_evaluated(trainer)
-    chosen = longest(lengths, _rows_at_once(trainer))
+    count = _rows_at_once(trainer)
+    chosen = repeated(longest_rows(lengths, count), count)
     if is_ppo(trainer):
         _give_rollout(trainer, trainer.train_dataset.select(chosen))
     else:
         _give_rows(trainer, trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS)))
-    return _told(max(lengths), trainer)
-
-
-def longest(lengths: Sequence[int], rows: int) -> list[int]:
-    """The places of so many rows, longest first; of rows of one length those that come first.
-
-    >>> longest([5, 9, 2, 9], 3), longest([4, 7], 3)
-    ([1, 3, 0], [1, 0, 1])
-    """
-    places = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))[:rows]
-    return (places * -(-rows // len(places)))[:rows]
+    return _trained_tokens(max(lengths), trainer)
 
 
 def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
@@ -58,7 +50,7 @@ def is_ppo(trainer: Any) -> bool:
     return hasattr(trainer, "value_model")
 
 
-def _told(tokens: int, trainer: Any) -> int:
+def _trained_tokens(tokens: int, trainer: Any) -> int:
     """DPO cuts its rows only as it makes a batch (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``)."""
     limit: int | None = getattr(trainer.args, "max_length", None)
     return tokens if limit is None else min(tokens, limit)
@@ -75,7 +67,7 @@ def _rows_at_once(trainer: Any) -> int:
 
 
 def _give_rows(trainer: Any, rows: Any) -> None:
-    """In their order, whatever the config says of it."""
+    """Have it train on these rows in their order, whatever the config says of it."""
     trainer.train_dataset = rows
     if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO: a sampler of their own, which repeats each prompt
         trainer.shuffle_dataset = False
@@ -86,18 +78,19 @@ def _give_rows(trainer: Any, rows: Any) -> None:
 
 
 def _give_rollout(trainer: Any, rows: Any) -> None:
-    """One batch is all the data, so every rollout has all of these prompts; TRL shuffles them
+    """Make all the data one batch, so that every rollout has all of these prompts; TRL shuffles them
     (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader)."""
     from torch.utils.data import DataLoader
 
-    made = DataLoader(rows, batch_size=len(rows), shuffle=True, collate_fn=trainer._collate, drop_last=True)
-    trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(made)
+    loader = DataLoader(rows, batch_size=len(rows), shuffle=True, collate_fn=trainer._collate, drop_last=True)
+    trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(loader)
 
 
 def _take_evaluated(trainer: Any) -> None:
-    """Two batches: the second meets what the first left behind."""
+    """Leave two batches to evaluate: the second meets what the first left behind."""
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)
-    chosen = longest(_lengths(trainer.eval_dataset, trainer), batch)
+    lengths = _lengths(trainer.eval_dataset, trainer)
+    chosen = repeated(longest_rows(lengths, batch), batch)
     trainer.eval_dataset = trainer.eval_dataset.select((chosen * EVALUATED_BATCHES)[:rows])

@@ -1,4 +1,4 @@
-"""A run's process: ``python -m autotrain_mem.training.process.main`` reads one request, does it, tells and ends."""
+"""Runs one request in a process of its own (``python -m autotrain_mem.training.process.main``), answers and ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import shutil
 import signal
 import traceback
 
-from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError
 from autotrain_mem.processes import Channel
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.units import format_bytes
 
 _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -30,10 +30,7 @@ def main() -> None:
         channel.send(tasks[request.task](request, channel.send))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
-        interrupted = InterruptedByUser(
-            "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
-        )
-        channel.send(interrupted.to_json())
+        channel.send(interrupted_before_training().to_json())
     except Exception as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
         channel.send(_failure(error, request.output_dir).to_json())
         with contextlib.suppress(OSError):  # the log is on the disk that may be full

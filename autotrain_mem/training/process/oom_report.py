@@ -1,4 +1,4 @@
-"""What there was to see of a device when it was full: read off the error, the allocator and the trainer.
+"""Reports who held a device when it was full: read off the error, the allocator and the trainer.
 
 Nothing is allocated on the device. On a real card an error of torch's allocator says how much was held at the moment of
 the request; what the allocator says afterwards is less, since tensors die while the error passes through.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import Refused
 from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from autotrain_mem.rehearsal.fake_run import Watch
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
 """``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns are of ``DeviceCachingAllocator::malloc`` there."""
@@ -40,48 +44,33 @@ _PHASE_OF = {
 first counts, since evaluation has forwards of its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
-    """The device at the moment of the request."""
-
-    requested_bytes: int | None
-    segment_bytes: int | None
-    total_bytes: int
-    free_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    outside_bytes: int
-
-
 def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
-    """The error in figures.
+    """Report an error in figures.
 
     Args:
         trainer: Whose step it was; its models and its optimizer are looked at.
     """
+    phase = phase_of(error) or (None if device.watch is None else device.watch.phase)
+    step = trainer.state.global_step
     refused = _refused(error, device)
-    held = _read(str(error), device) if refused is None else _told(refused)
-    return Shortage(
-        phase=phase_of(error) or (None if device.watch is None else device.watch.phase),
-        step=trainer.state.global_step,
-        measured=_of_a_real_card(trainer) if device.watch is None else _of_a_ledger(trainer, device, refused, held),
-        requested_bytes=held.requested_bytes,
-        segment_bytes=held.segment_bytes,
-        total_bytes=held.total_bytes,
-        free_bytes=held.free_bytes,
-        allocated_bytes=held.allocated_bytes,
-        reserved_bytes=held.reserved_bytes,
-        outside_bytes=held.outside_bytes,
-    )
+    if refused is None:
+        shortage = _from_message(str(error), device, phase, step)
+    else:
+        shortage = _from_refusal(refused.refusal, phase, step)
+    if device.watch is None:
+        measured = _measured_on_a_real_card(trainer)
+    else:
+        measured = _measured_by_the_ledger(trainer, device.watch, refused, shortage.allocated_bytes)
+    return replace(shortage, measured=measured)
 
 
 def phase_of(error: BaseException) -> Phase | None:
     """Where in the run an error was raised, by the functions that it passed through, or the error that led to it; None
     where none is known."""
     names = set(_functions(error.__traceback__))
-    found = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
+    phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
     before = error.__cause__ or error.__context__
-    return found if found is not None or before is None else phase_of(before)
+    return phase if phase is not None or before is None else phase_of(before)
 
 
 def _functions(traceback: TracebackType | None) -> Iterator[str]:
@@ -101,9 +90,11 @@ def _refused(error: BaseException, device: Device) -> Refused | None:
     return refused if refused is not None and refused.refusal.message() in str(error) else None
 
 
-def _told(refused: Refused) -> _Held:
-    refusal = refused.refusal
-    return _Held(
+def _from_refusal(refusal: Refusal, phase: Phase | None, step: int) -> Shortage:
+    return Shortage(
+        phase=phase,
+        step=step,
+        measured={},
         requested_bytes=refusal.requested_bytes,
         segment_bytes=refusal.segment_bytes,
         total_bytes=refusal.total_bytes,
@@ -114,8 +105,8 @@ def _told(refused: Refused) -> _Held:
     )
 
 
-def _read(message: str, device: Device) -> _Held:
-    """From torch's message; what it leaves out, as cuBLAS and others do, from the allocator as it is now."""
+def _from_message(message: str, device: Device, phase: Phase | None, step: int) -> Shortage:
+    """Read torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
     hardware, reading = device.hardware, device.read()
     asked, held = _REQUESTED.search(message), _HELD.search(message)
     requested = None if asked is None else _bytes(asked[1])
@@ -128,7 +119,10 @@ def _read(message: str, device: Device) -> _Held:
     process = _THIS_PROCESS.search(message)
     outside = hardware.non_torch_bytes if process is None else max(0, _bytes(process[1]) - reserved)
     total, free = _capacity(message, device, reserved + outside)
-    return _Held(
+    return Shortage(
+        phase=phase,
+        step=step,
+        measured={},
         requested_bytes=requested,
         segment_bytes=requested,
         total_bytes=total,
@@ -141,9 +135,9 @@ def _read(message: str, device: Device) -> _Held:
 
 def _capacity(message: str, device: Device, taken_bytes: int) -> tuple[int, int]:
     """Total and free; without a word of either, what was free before less what the process took since."""
-    found = _CAPACITY.search(message)
-    if found is not None:
-        return _bytes(found[1]), _bytes(found[2])
+    capacity = _CAPACITY.search(message)
+    if capacity is not None:
+        return _bytes(capacity[1]), _bytes(capacity[2])
     return device.hardware.total_bytes, max(0, device.hardware.free_bytes - taken_bytes)
 
 
@@ -154,22 +148,24 @@ def _bytes(text: str) -> int:
 # -- the owners ------------------------------------------------------------------------------------------------------
 
 
-def _of_a_ledger(trainer: Any, device: Device, refused: Refused | None, held: _Held) -> dict[Owner, int]:
-    """All that was recorded as alive; what blocks are larger than their tensors is other."""
-    if device.watch is None or refused is None:
+def _measured_by_the_ledger(
+    trainer: Any, watch: Watch, refused: Refused | None, allocated_bytes: int
+) -> dict[Owner, int]:
+    """Bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
+    if refused is None:
         return {}
-    recorder = device.watch.recorder
+    recorder = watch.recorder
     for owner, tensors in _named(trainer).items():  # gradients are marked after a backward only, state after a step
         for tensor in tensors:
             if recorder.block_of(tensor) is not None:
                 recorder.mark(tensor, owner, "")
     owned = recorder.ledger.owned(refused.blocks)
-    rounding = held.allocated_bytes - sum(owned.values())
+    rounding = allocated_bytes - sum(owned.values())
     return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
 
 
-def _of_a_real_card(trainer: Any) -> dict[Owner, int]:
-    """What has a name, each storage once."""
+def _measured_on_a_real_card(trainer: Any) -> dict[Owner, int]:
+    """Bytes of what has a name, each storage once."""
     seen: set[int] = set()
     return {owner: _size(tensors, seen) for owner, tensors in _named(trainer).items()}
 
@@ -202,7 +198,7 @@ def _state(wrapped: Any) -> Iterator[Any]:
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:
     """Bytes of the storages that lie on a card and were not seen before. The state of a paged optimizer says that it
     lies on the host (``bitsandbytes/functional.py: get_paged``)."""
-    found = 0
+    size_bytes = 0
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)  # torch/distributed/tensor/_api.py: DTensor
         if not local.is_cuda:
@@ -210,5 +206,5 @@ def _size(tensors: Iterable[Any], seen: set[int]) -> int:
         storage = local.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
-            found += storage.nbytes()
-    return found
+            size_bytes += storage.nbytes()
+    return size_bytes

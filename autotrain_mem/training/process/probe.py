@@ -1,4 +1,4 @@
-"""The probe: two real optimizer steps on the longest rows, an evaluation, a save, in a process that then ends.
+"""Probes a plan: two real optimizer steps on the longest rows, an evaluation, a save, in a process that then ends.
 
 The trainer is the one that will train, but for what would be seen from outside: nothing is pushed to a hub or told to a
 tracker, and what it saves goes to a scratch folder. Where rewards are functions of the user's, they are called.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,14 @@ from autotrain_mem.spec import Job, Knobs, Phase
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.out_of_memory import is_out_of_memory
-from autotrain_mem.training.process.build import Device, built, device_of
+from autotrain_mem.training.process.build import Device, build, device_of
 from autotrain_mem.training.process.longest_rows import take_longest
 from autotrain_mem.training.process.phase_peaks import PhasePeaks
-from autotrain_mem.training.request import Request
-
-Send = Callable[[Mapping[str, Any]], None]
+from autotrain_mem.training.request import Request, SendEvent
 
 
 @dataclass(slots=True)
-class _Course:
+class _ProbeProgress:
     """How far a probe came."""
 
     row_tokens: int | None = None
@@ -40,34 +38,34 @@ class _Course:
     refused: str = ""
 
 
-def probe(request: Request, send: Send) -> dict[str, Any]:
+def probe(request: Request, send: SendEvent) -> dict[str, Any]:
     """Try a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the budget.
 
     Raises:
         AutofitError, OSError and whatever the trainer raises, but for a full device, which is an answer.
     """
     with device_of(request) as device:
-        peaks, course = device.peaks, _Course()
+        peaks, progress = device.peaks, _ProbeProgress()
         assert peaks is not None, "where nothing measures nothing is probed (engine.probe.confirm: is_probed)"
         try:
-            _play(request, device, peaks, course)
+            _run(request, device, peaks, progress)
         except Exception as error:
-            course.refused = _refusal(error)
-            if not course.refused:
+            progress.refused = _refusal(error)
+            if not progress.refused:
                 raise
         refused_in, reading = peaks.phase, peaks.reading()
-        made = Probe(
+        answer = Probe(
             knobs=request.knobs,
-            fits=not course.refused and reading.num_alloc_retries == 0,
+            fits=not progress.refused and reading.num_alloc_retries == 0,
             measured=reading,
             phases=peaks.peaks(),
-            row_tokens=course.row_tokens,
+            row_tokens=progress.row_tokens,
             non_torch_bytes=_non_torch_bytes(device, reading),
-            step_seconds=course.step_seconds,
-            refused=course.refused,
-            refused_in=refused_in if course.refused else None,
+            step_seconds=progress.step_seconds,
+            refused=progress.refused,
+            refused_in=refused_in if progress.refused else None,
         )
-    return {"event": "probe", "probe": made.to_json()}
+    return {"event": "probe", "probe": answer.to_json()}
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
@@ -91,15 +89,15 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
     }
 
 
-def _play(request: Request, device: Device, peaks: PhasePeaks, course: _Course) -> None:
+def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbeProgress) -> None:
     """From the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with _scores_at_hand(job):
-        trainer = built(request, device.placed, changes)
-    course.row_tokens = take_longest(trainer)
+        trainer = build(request, device.placed, changes)
+    progress.row_tokens = take_longest(trainer)
     _complete_to_the_end(trainer, knobs.completion_length)
-    trainer.add_callback(_stopwatch(course))
+    trainer.add_callback(_stopwatch(progress))
     filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
     with method_of(job.method).training_patches(trainer, filled, knobs):
         device.train(trainer)
@@ -162,18 +160,18 @@ def _scores_at_hand(job: Job) -> Iterator[None]:
         yield
 
 
-def _stopwatch(course: _Course) -> Any:
+def _stopwatch(progress: _ProbeProgress) -> Any:
     """Writes down how long each optimizer step took; the last one stays."""
     import torch
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            course.began = time.perf_counter()
+            progress.began = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # a step is done when the card is, not when Python is
-            course.step_seconds = time.perf_counter() - course.began
+            progress.step_seconds = time.perf_counter() - progress.began
 
     return Stopwatch()

@@ -1,4 +1,4 @@
-"""What a training process tells its parent while it runs. Imported only where transformers already is."""
+"""Sends a training process's progress to its parent while it runs. Imported only where transformers already is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
+from autotrain_mem.training.request import SendEvent
 
-Send = Callable[[Mapping[str, Any]], None]
 
-
-class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Sends ``start``, ``step`` and ``loss`` events, and ends the training after the step in which Ctrl-C came.
 
     Args:
@@ -22,7 +21,7 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         read: Reads the device's allocator; gives None where nothing measures.
     """
 
-    def __init__(self, send: Send, read: Callable[[], MemoryReading | None]) -> None:
+    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None]) -> None:
         self._send = send
         self._read = read
         self.interrupted = False
@@ -59,7 +58,7 @@ class Narrator(TrainerCallback):  # type: ignore[misc]  # transformers is untype
         self.interrupted = True
 
 
-class NothingLeft(TrainerCallback):  # type: ignore[misc]
+class NoStepAfterTheLast(TrainerCallback):  # type: ignore[misc]
     """Ends a training that goes on from its last step before it makes another.
 
     transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its

@@ -1,59 +1,57 @@
-"""The training itself: builds the trainer, trains, saves, and tells how it went."""
+"""Trains: builds the trainer, guards it, trains, saves, and reports how it went."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+import traceback
 from typing import Any
 
 from autotrain_mem.data import load
 from autotrain_mem.errors import GpuOutOfMemoryError
+from autotrain_mem.spec import Incident, Learned
+from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.out_of_memory import HOST, kind_of
-from autotrain_mem.training.process.build import SMALLER, Device, built, device_of
-from autotrain_mem.training.process.checkpointing import save_trained, watch_saving
-from autotrain_mem.training.process.oom_report import phase_of
-from autotrain_mem.training.process.order import keep_order
-from autotrain_mem.training.request import Request
-
-Send = Callable[[Mapping[str, Any]], None]
+from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
+from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
+from autotrain_mem.training.process.oom_report import phase_of, shortage_of
+from autotrain_mem.training.request import Request, SendEvent
+from autotrain_mem.training.watch.diagnose import Sign
 
 
-def train(request: Request, send: Send) -> dict[str, Any]:
+def train(request: Request, send: SendEvent) -> dict[str, Any]:
     """Train once; returns the ``end`` event."""
-    from autotrain_mem.training.process.progress_callback import Narrator, NothingLeft
+    from autotrain_mem.training.process.progress_callback import NoStepAfterTheLast, ProgressCallback
 
     with device_of(request) as device:
-        trainer = built(request, device.placed)
+        trainer = build(request, device.placed)
         keep_order(trainer)
-        narrator = Narrator(send, device.read)
-        trainer.add_callback(narrator)
-        trainer.add_callback(NothingLeft(trainer))
-        watch_saving(trainer, send)
+        progress = ProgressCallback(send, device.read)
+        trainer.add_callback(progress)
+        trainer.add_callback(NoStepAfterTheLast(trainer))
+        follow_saving(trainer, send)
         started = time.perf_counter()
         _run(trainer, device, request, send)
     seconds = time.perf_counter() - started
     reading = device.read()
-    interrupted = narrator.interrupted
-    if not interrupted:
+    if not progress.interrupted:
         save_trained(trainer, request.output_dir)
         if trainer.args.push_to_hub:
             trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
     return {
         "event": "end",
-        "interrupted": interrupted,
+        "interrupted": progress.interrupted,
         "steps": trainer.state.global_step,
-        "losses": narrator.losses,
-        "rewards": narrator.rewards,
+        "losses": progress.losses,
+        "rewards": progress.rewards,
         "memory": None if reading is None else reading.to_json(),
         "seconds": seconds,
     }
 
 
-def _run(trainer: Any, device: Device, request: Request, send: Send) -> None:
-    """To the end, or to an error that says what was held when the device was full."""
-    from autotrain_mem.training.process.alive import Alive
-
-    alive = Alive(trainer, request, device, send) if request.guarded else None
+def _run(trainer: Any, device: Device, request: Request, send: SendEvent) -> None:
+    """Train to the end, or to an error that says what was held when the device was full."""
+    safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
     resume = request.job.arguments.get("resume_from_checkpoint")
     try:
         device.train(trainer, resume_from_checkpoint=resume)
@@ -62,9 +60,81 @@ def _run(trainer: Any, device: Device, request: Request, send: Send) -> None:
             raise
         phase = phase_of(error)
         where = f" during {phase.value}" if phase is not None else ""
-        shortage = None if alive is None else alive.shortage(error)
+        shortage = None if safeguards is None else safeguards.shortage(error)
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint=SMALLER,
             details=None if shortage is None else shortage.to_json(),
         ) from error
+
+
+class Safeguards:
+    """Puts the guard, the longest rows before the first step, and the watch around one trainer; their news are events.
+
+    The guard is innermost: it splits the longest rows as it splits every other batch.
+    """
+
+    def __init__(self, trainer: Any, request: Request, device: Device, send: SendEvent) -> None:
+        from autotrain_mem.training.guard.attach import attach_guard
+        from autotrain_mem.training.longest_batch.run import attach_longest_batch
+        from autotrain_mem.training.watch.callback import MemoryWatch
+
+        self._trainer, self._device, self._send = trainer, device, send
+        self._shortage: Shortage | None = None
+        attach_guard(trainer, learned=request.learned, on_incident=self._on_incident)
+        attach_longest_batch(trainer, self._on_longest_batch, on_error=self._keep_shortage)
+        watch = MemoryWatch(
+            read=device.read,
+            phases=device.phase_peaks,
+            predicted=request.predicted,
+            total_bytes=request.hardware.total_bytes,
+            on_sign=self._on_sign,
+        )
+        trainer.add_callback(watch)
+
+    def shortage(self, error: BaseException) -> Shortage | None:
+        """What there was to see when the error came. Of the longest rows it was noted then: since, all was put back.
+
+        None where it could not be read, which is no reason to lose the error itself: it decides what comes next.
+        """
+        if self._shortage is None:
+            self._keep_shortage(error)
+        return self._shortage
+
+    def _keep_shortage(self, error: BaseException) -> None:
+        try:
+            self._shortage = shortage_of(error, self._trainer, self._device)
+        except Exception:  # the log has it; what ends the training is the other one
+            traceback.print_exc()
+
+    def _on_incident(self, incident: Incident, learned: Learned) -> None:
+        self._send({"event": "incident", "incident": incident.to_json(), "learned": learned.to_json()})
+
+    def _on_longest_batch(self, batch: LongestBatch) -> None:
+        self._send({"event": "worst_batch", **batch.to_json()})
+
+    def _on_sign(self, sign: Sign) -> None:
+        self._send({"event": "sign", "message": sign.message})
+
+
+def keep_order(trainer: Any) -> None:
+    """Let each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
+
+    With ``train_sampling_strategy group_by_length`` transformers draws it from what random numbers are next
+    (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that goes on in a later epoch would meet some of
+    its rows twice and others never.
+    """
+    get_sampler = trainer._get_train_sampler
+
+    def get_ordered_sampler(*args: Any, **kwargs: Any) -> Any:
+        import torch
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
+        sampler, arguments = get_sampler(*args, **kwargs), trainer.args
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+            sampler.generator = torch.Generator().manual_seed(seed)
+            sampler.set_epoch = lambda epoch: sampler.generator.manual_seed(seed + epoch)
+        return sampler
+
+    trainer._get_train_sampler = get_ordered_sampler

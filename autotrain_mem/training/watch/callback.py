@@ -66,7 +66,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         phases: Tells the measured peak of each phase so far, where somebody measures them (``run.phase_peaks`` does, by
             resetting the peaks; ``read`` must then be of the same).
         file: Of the record, relative to ``output_dir``; of other ranks than 0 with the rank in its name.
-        told: Gets each sign; by default transformers' logger warns of it.
+        on_sign: Gets each sign; by default transformers' logger warns of it.
         host: Reads the host's memory.
     """
 
@@ -78,7 +78,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         total_bytes: int | None = None,
         phases: Callable[[], Mapping[Phase, PhasePeak]] | None = None,
         file: str | pathlib.Path = RECORD_NAME,
-        told: Callable[[Sign], None] | None = None,
+        on_sign: Callable[[Sign], None] | None = None,
         host: Callable[[], HostMemory] = host_memory,
     ) -> None:
         self._read = read or cuda_reading
@@ -86,7 +86,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._total_bytes = total_bytes
         self._phases = phases or dict
         self._file = file
-        self._told = told or (lambda sign: logger.warning(sign.message))
+        self._on_sign = on_sign or (lambda sign: logger.warning(sign.message))
         self._host = _Seldom(host)
         self._rows = Rows()
         self._clock = _Clock()
@@ -141,7 +141,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         for sign in self._lookout.see(sample):
             self._write("sign", **sign.to_json())
             if state.is_world_process_zero:
-                self._told(sign)
+                self._on_sign(sign)
 
     @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -291,8 +291,8 @@ def _callbacks_of_caller() -> list[Any]:
         frame = frame and frame.f_back
         caller = frame.f_locals.get("self") if frame else None
         if isinstance(caller, CallbackHandler):
-            found: list[Any] = caller.callbacks
-            return found
+            callbacks: list[Any] = caller.callbacks
+            return callbacks
     return []
 
 

@@ -14,8 +14,8 @@ from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, why_torn
-from autotrain_mem.training.process.checkpointing import save_trained, watch_saving
-from autotrain_mem.training.process.progress_callback import NothingLeft
+from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
+from autotrain_mem.training.process.progress_callback import NoStepAfterTheLast
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""
@@ -25,8 +25,8 @@ SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": STEPS, "per_de
 def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
     made = tiny_trainers.trainer("sft", model, folder, **SAVING | changes)
     told: list[dict[str, Any]] = []
-    made.add_callback(NothingLeft(made))
-    watch_saving(made, lambda event: told.append(dict(event)))
+    made.add_callback(NoStepAfterTheLast(made))
+    follow_saving(made, lambda event: told.append(dict(event)))
     return made, told
 
 

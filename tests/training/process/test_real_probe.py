@@ -16,7 +16,6 @@ from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Job, Phase, Probe
 from autotrain_mem.training.process import probe as probing
-from autotrain_mem.training.process.longest_rows import longest
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import MIB
@@ -65,7 +64,7 @@ def probed(
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Rows and tokens of every batch that a probed trainer computes a loss of."""
     seen: list[tuple[int, int]] = []
-    build = probing.built
+    build = probing.build
 
     def watched(*args: Any) -> Any:
         trainer = build(*args)
@@ -78,7 +77,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         trainer.compute_loss = compute_loss
         return trainer
 
-    monkeypatch.setattr(probing, "built", watched)
+    monkeypatch.setattr(probing, "build", watched)
     return seen
 
 
@@ -170,8 +169,3 @@ def test_whatever_else_goes_wrong_is_raised(place: Path, tmp_path: Path, monkeyp
 def test_nothing_of_a_probe_is_seen_outside(said: dict[str, Any], changed: str, becomes: Any) -> None:
     job = Job(method="sft", model="m", dataset=None, arguments=said)
     assert probe_changes(job, KNOBS)[changed] == becomes
-
-
-def test_rows_of_one_length_come_in_their_order_and_too_few_come_again() -> None:
-    assert longest([5, 9, 2, 9], 3) == [1, 3, 0]
-    assert longest([4, 7], 5) == [1, 0, 1, 0, 1]

@@ -195,7 +195,7 @@ def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_non
 
 def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: pathlib.Path) -> None:
     told: list[Sign] = []
-    made = watch(told=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
+    made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
     args.__dict__["distributed_state"].process_index, before = 3, args.process_index
     try:
@@ -340,7 +340,7 @@ def broken(*_: Any) -> Any:
     raise RuntimeError("no such device")
 
 
-@pytest.mark.parametrize("part", ["read", "host", "phases", "told"])
+@pytest.mark.parametrize("part", ["read", "host", "phases", "on_sign"])
 def test_nothing_that_fails_in_a_watch_ends_a_training(tmp_path: pathlib.Path, part: str, warned: list[str]) -> None:
     empty = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
     trainer = toy_trainer(tmp_path, watch(**{**empty, part: broken}))

@@ -14,10 +14,10 @@ from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Hardware, Owner, Phase
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.process.alive import Alive
 from autotrain_mem.training.process.build import Device
-from autotrain_mem.training.process.oom_report import _of_a_real_card, phase_of, shortage_of
+from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, phase_of, shortage_of
 from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.process.train import Safeguards
 from autotrain_mem.units import GIB, MIB
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
@@ -165,7 +165,7 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     wrapped = SimpleNamespace(optimizer=optimizer)
-    assert _of_a_real_card(trainer(model=model, optimizer=wrapped)) == {
+    assert _measured_on_a_real_card(trainer(model=model, optimizer=wrapped)) == {
         Owner.WEIGHTS: 4 * 64 + 4 * 4,
         Owner.GRADIENTS: 4 * 64,
         Owner.OPTIMIZER_STATE: 2 * 4 * 64 + 4,
@@ -173,7 +173,7 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
 
 
 def test_what_lies_on_the_host_is_not_counted() -> None:
-    assert set(_of_a_real_card(trainer()).values()) == {0}
+    assert set(_measured_on_a_real_card(trainer()).values()) == {0}
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
@@ -224,6 +224,6 @@ def test_of_all_functions_called_step_only_an_optimizers_is_the_optimizer_step()
 
 
 def test_what_cannot_be_read_of_a_shortage_hides_no_error() -> None:
-    alive = Alive.__new__(Alive)
-    alive._trainer, alive._device, alive._shortage = SimpleNamespace(), FakeDevice(reading(0, 0)), None
-    assert alive.shortage(torch.OutOfMemoryError(MESSAGE)) is None
+    safeguards = Safeguards.__new__(Safeguards)
+    safeguards._trainer, safeguards._device, safeguards._shortage = SimpleNamespace(), FakeDevice(reading(0, 0)), None
+    assert safeguards.shortage(torch.OutOfMemoryError(MESSAGE)) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import tiny_trainers
 
-from autotrain_mem.training.process.order import keep_order
+from autotrain_mem.training.process.train import keep_order
 
 STEPS = 9
 """Two more than an epoch has."""
