@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from autotrain_mem import errors
+from autotrain_mem.methods.interface import Method
+from autotrain_mem.methods.table import METHODS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "autotrain_mem"
@@ -91,7 +93,7 @@ LAYERS = {
     ),
     "training": part(
         7,
-        "allocator columns data errors files host machine methods processes rehearsal spec units",
+        "allocator columns data errors files host machine methods methods.table processes rehearsal spec units",
         "torch transformers trl",
     ),
     "worker": part(8, "checks data errors host methods processes rehearsal spec units", "torch trl"),
@@ -215,6 +217,52 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     declared = {called.get(name, name) for name in names} | of_transformers
     used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}
     assert sorted(used - set(sys.stdlib_module_names) - declared) == []
+
+
+# -- one place for each method -------------------------------------------------------------------------------------
+
+
+def method_names_asked(tree: ast.AST) -> Iterator[int]:
+    """The lines where a method is told from another by its name: in a comparison, or as the keys of a mapping."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            constants = {inner.value for side in sides for inner in ast.walk(side) if isinstance(inner, ast.Constant)}
+            if constants & METHODS.keys():
+                yield node.lineno
+        elif isinstance(node, ast.Dict):
+            keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            if len(keys & METHODS.keys()) > 1:
+                yield node.lineno
+
+
+def test_a_method_is_compared_by_name_in_its_own_folder_alone() -> None:
+    """Elsewhere a fact of its row is asked, so that a new method needs one row and one module of ``methods``."""
+    others = [module for module in MODULES if not module.startswith("autotrain_mem.methods.")]
+    assert not [f"{module}:{line}" for module in others for line in method_names_asked(TREES[module])]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['job.method == "sft"', 'method not in ("grpo", "rloo")', 'if job.method != "ppo": ...', '{"sft": 1, "dpo": 2}'],
+)
+def test_each_way_of_asking_for_a_method_is_seen(text: str) -> None:
+    assert [*method_names_asked(ast.parse(text))]
+
+
+def test_every_method_has_a_module_with_the_same_functions_in_the_same_order() -> None:
+    offered = [name for name in vars(Method) if not name.startswith("_")]
+    assert "build_trainer" in offered
+    for method in METHODS:
+        body = TREES[f"autotrain_mem.methods.{method}"].body
+        assert [name for node in body for name in names_bound(node) if name in offered] == offered, method
+
+
+def names_bound(node: ast.stmt) -> list[str]:
+    """``def f``: f; ``f = defaults.f``: f."""
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    return [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
 
 
 # -- cold start ----------------------------------------------------------------------------------------------------

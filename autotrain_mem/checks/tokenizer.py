@@ -9,6 +9,7 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.data.formats import columns_read
 from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.spec.preflight import Finding
 
 LOOKED_AT_ROWS = 4
@@ -52,28 +53,8 @@ def _name_one(filled: Configs) -> str:
 
 def padding_of_method(setup: Setup) -> Problems:
     """Trainers that tell padding from text by its id need a padding token of its own."""
-    if setup.tokenizer is None:
-        return
-    if setup.job.method_facts.has_value_model:
-        from autotrain_mem.trainers import ppo_checks
-
-        yield from ppo_checks.problems(setup.filled.training, setup.tokenizer)
-    elif setup.job.method_facts.has_score_head:
-        yield from _padding_of_reward(setup.filled, setup.tokenizer)
-
-
-def _padding_of_reward(filled: Configs, tokenizer: Any) -> Problems:
-    """The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
-    GenericForSequenceClassification.forward``). TRL ends every sequence with the end token."""
-    padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
-    end = filled.training.eos_token or tokenizer.eos_token
-    if padding is not None and padding == end:
-        yield Finding(
-            kind="warning",
-            message=f"The padding token is the end token ({end!r}): a reward model reads its score at the last token "
-            "that is no padding, so it never sees that a response has ended.",
-            cure="Give --pad_token TOKEN, one of the vocabulary that no text uses.",
-        )
+    if setup.tokenizer is not None:
+        yield from method_of(setup.job.method).tokenizer_findings(setup.filled, setup.tokenizer)
 
 
 # -- vocabulary ----------------------------------------------------------------------------------------------------

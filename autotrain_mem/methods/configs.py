@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,11 @@ def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
         model=model_arguments(arguments),
         dataset=_filled(DatasetMixtureConfig, arguments),
     )
+
+
+def script_parser(method: str) -> Any:
+    """TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
+    return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:

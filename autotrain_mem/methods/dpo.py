@@ -9,19 +9,18 @@ from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods.configs import Configs, fill, trainer_arguments
+from autotrain_mem.methods import defaults
+from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
 from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
-from autotrain_mem.methods.small import smallest_model
+from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
 from autotrain_mem.spec import Knobs
 
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl dpo``."""
-    from trl.scripts.dpo import make_parser as make_trl_parser
-
-    return make_trl_parser(prog="autofit dpo")
+    return script_parser("dpo")
 
 
 def configs(arguments: Mapping[str, Any]) -> Configs:
@@ -31,9 +30,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
     return fill(ScriptArguments, DPOConfig, arguments)
 
 
-def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Nothing is different."""
-    return {}
+rehearsal_changes = defaults.rehearsal_changes
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -45,11 +42,11 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     from trl import DPOTrainer
 
     common = trainer_arguments(filled, model, stub)
-    with nullcontext() if stub is None else scores_at_hand():
+    with nullcontext() if stub is None else without_precomputing():
         return DPOTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
 
-def scores_at_hand() -> AbstractContextManager[Any]:
+def without_precomputing() -> AbstractContextManager[Any]:
     """Inside, a trainer that computes the reference's scores before training has them already."""
     from trl import DPOTrainer
 
@@ -121,5 +118,42 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Nothing beyond what TRL's config refuses by itself."""
+check = defaults.check
+tokenizer_findings = defaults.tokenizer_findings
+
+PAIRWISE = frozenset(
+    {
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero"),
+        *("apo_down", "discopop", "sigmoid_norm"),
+    }
+)
+"""Losses that are one number per pair, of which the mean is taken."""
+
+
+def why_not_split(trainer: Any) -> str | None:
+    """A loss that compares the pairs of a micro-batch, or means over tokens beside means over pairs."""
+    kinds = list(trainer.loss_types)
+    others = [kind for kind in kinds if kind not in PAIRWISE]
+    if kinds == ["sft"] or not others:
+        return None
+    if "sft" in others:
+        return "loss_type sft is a mean over tokens and stands beside means over pairs"
+    return f"loss_type {others[0]} compares each pair with the others of its micro-batch"
+
+
+def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
+    """A mean over pairs; with loss_type sft alone, over the chosen tokens."""
+    return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS
+
+
+_LOGGED = {
+    "entropy": Basis.TOKENS,
+    "mean_token_accuracy": Basis.CHOSEN_TOKENS,
+    "logits/chosen": Basis.CHOSEN_TOKENS,
+    "logits/rejected": Basis.REJECTED_TOKENS,
+}
+
+
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """Means over pairs, but for what is known of the tokens."""
+    return _LOGGED.get(name, Basis.UNITS)

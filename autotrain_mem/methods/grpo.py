@@ -6,34 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, fill
-from autotrain_mem.methods.online import (
-    check,
-    rehearsal_changes,
-    row_lengths,
-    rows_editor,
-    training_patches,
-    worst_rows,
-)
-
-__all__ = [
-    "build_trainer",
-    "check",
-    "configs",
-    "make_parser",
-    "rehearsal_changes",
-    "row_lengths",
-    "rows_editor",
-    "training_patches",
-    "worst_rows",
-]
+from autotrain_mem.methods.configs import Configs, fill, script_parser
+from autotrain_mem.methods.loss_basis import Basis
 
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl grpo``."""
-    from trl.scripts.grpo import make_parser as make_trl_parser
-
-    return make_trl_parser(prog="autofit grpo")
+    return script_parser("grpo")
 
 
 def configs(arguments: Mapping[str, Any]) -> Configs:
@@ -44,8 +23,63 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
     return fill(GRPOScriptArguments, GRPOConfig, arguments)
 
 
+rehearsal_changes = online.rehearsal_changes
+
+
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
     """The installed GRPOTrainer as ``trl grpo`` builds it."""
     from trl import GRPOTrainer
 
     return online.build(GRPOTrainer, filled, model, train_dataset, eval_dataset, stub)
+
+
+without_precomputing = online.without_precomputing
+worst_rows = online.worst_rows
+rows_editor = online.rows_editor
+training_patches = online.training_patches
+row_lengths = online.row_lengths
+check = online.check
+tokenizer_findings = online.tokenizer_findings
+
+_LOSS_BASES = {
+    "grpo": Basis.UNITS,
+    "sapo": Basis.UNITS,
+    "dr_grpo": Basis.UNITS,
+    "luspo": Basis.UNITS,
+    "bnpo": Basis.TOKENS,
+    "dapo": Basis.WHOLE,
+    "cispo": Basis.WHOLE,
+    "vespo": Basis.WHOLE,
+}
+"""By ``loss_type``."""
+
+
+def why_not_split(trainer: Any) -> str | None:
+    """A loss that is not known, or that is steered by all tokens of a micro-batch."""
+    if trainer.loss_type not in _LOSS_BASES:
+        return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
+    if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
+        return "top_entropy_quantile is drawn over all tokens of the micro-batch"
+    if getattr(trainer, "use_adaptive_entropy", False):
+        return "the adaptive entropy bonus is steered by whole micro-batches"
+    if getattr(trainer, "_entropy_bonus_enabled", False) and trainer.loss_type != "bnpo":
+        return f"the entropy bonus is a mean over tokens and loss_type {trainer.loss_type} is not"
+    return None
+
+
+def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
+    """Each ``loss_type`` has its own."""
+    return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)
+
+
+_PER_TOKEN = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
+"""Means over tokens where importance is sampled by token."""
+
+
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """As in RLOO, but for what is a mean over tokens, and for the loss."""
+    if name == "policy_loss":
+        return loss_basis(trainer, is_counted=False)
+    if name == "kl" or (name in _PER_TOKEN and trainer.importance_sampling_level == "token"):
+        return Basis.TOKENS
+    return online.logged_basis(trainer, name)

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods import defaults
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.interface import EditRows
+from autotrain_mem.methods.loss_basis import Basis
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import text_of, without_last
@@ -44,6 +46,9 @@ def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
 def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
     """In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer."""
     return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
+
+
+without_precomputing = defaults.without_precomputing
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -164,3 +169,18 @@ def check(filled: Configs, *, to_train: bool) -> None:
     reward_functions(names)
     if to_train:
         check_packages(names)
+
+
+tokenizer_findings = defaults.tokenizer_findings
+
+_LOGGED = {
+    "clip_ratio/low_min": Basis.LOWEST,
+    "clip_ratio/high_max": Basis.HIGHEST,
+    "step_time": Basis.SUM,
+    "entropy": Basis.TOKENS,
+}
+
+
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """Means over completions, but for these."""
+    return _LOGGED.get(name, Basis.UNITS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods import online
+from autotrain_mem.methods import defaults, online
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
     REHEARSED_STEPS,
@@ -21,6 +21,7 @@ from autotrain_mem.methods.interface import EditRows
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.preflight import Finding
 
 
 def make_parser() -> Any:
@@ -78,6 +79,9 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     )
 
 
+without_precomputing = defaults.without_precomputing
+
+
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Prompts of ``length`` tokens, enough for every rollout.
 
@@ -128,6 +132,23 @@ def check(filled: Configs, *, to_train: bool) -> None:
             "PPO needs a reward model: it gives the scores, and the value model starts from it.",
             hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
         )
+
+
+def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+    """What the trainer would refuse of the tokenizer once it is built."""
+    from autotrain_mem.trainers import ppo_checks
+
+    for message, cure in ppo_checks.problems(filled.training, tokenizer):
+        yield Finding(kind="error", message=message, cure=cure)
+
+
+def why_not_split(trainer: Any) -> str | None:
+    """PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
+    return f"how {type(trainer).__name__} makes one loss of many rows is not known"
+
+
+loss_basis = defaults.loss_basis
+logged_basis = defaults.logged_basis
 
 
 def policy_tokenizer(model: str, filled: Configs) -> Any:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods.configs import Configs, fill, trainer_arguments
+from autotrain_mem.methods import defaults
+from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
 from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
-from autotrain_mem.methods.small import smallest_model
+from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_rejected
-from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.preflight import Finding
 
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
 
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl reward``."""
-    from trl.scripts.reward import make_parser as make_trl_parser
-
-    return make_trl_parser(prog="autofit reward")
+    return script_parser("reward")
 
 
 def configs(arguments: Mapping[str, Any]) -> Configs:
@@ -35,9 +33,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
     return fill(ScriptArguments, RewardConfig, {**LORA_TASK, **arguments})
 
 
-def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Nothing is different."""
-    return {}
+rehearsal_changes = defaults.rehearsal_changes
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -46,6 +42,9 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
     common = trainer_arguments(filled, model, stub)
     return RewardTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
+
+
+without_precomputing = defaults.without_precomputing
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -61,9 +60,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_rejected
 
 
-def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
-    """Nothing to arrange: the trainer's data are all there is."""
-    return nullcontext()
+training_patches = defaults.training_patches
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
@@ -78,5 +75,30 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return pair_lengths(list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids"))
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Nothing beyond what TRL's config refuses by itself."""
+check = defaults.check
+
+
+def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
+    """Warn where padding looks like an end.
+
+    The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
+    GenericForSequenceClassification.forward``). TRL ends every sequence with the end token.
+    """
+    padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
+    end = filled.training.eos_token or tokenizer.eos_token
+    if padding is not None and padding == end:
+        yield Finding(
+            kind="warning",
+            message=f"The padding token is the end token ({end!r}): a reward model reads its score at the last token "
+            "that is no padding, so it never sees that a response has ended.",
+            cure="Give --pad_token TOKEN, one of the vocabulary that no text uses.",
+        )
+
+
+why_not_split = defaults.why_not_split
+loss_basis = defaults.loss_basis
+
+
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """Means over pairs, but for the extremes."""
+    return {"min_reward": Basis.LOWEST, "max_reward": Basis.HIGHEST}.get(name, Basis.UNITS)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods.configs import Configs, fill, trainer_arguments
+from autotrain_mem.methods import defaults
+from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
 from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.row_lengths import RowLengths, without_labels
-from autotrain_mem.methods.small import smallest_model
+from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_row
-from autotrain_mem.spec import Knobs
 
 
 def make_parser() -> Any:
     """TRL's own parser of ``trl sft``."""
-    from trl.scripts.sft import make_parser as make_trl_parser
-
-    return make_trl_parser(prog="autofit sft")
+    return script_parser("sft")
 
 
 def configs(arguments: Mapping[str, Any]) -> Configs:
@@ -29,9 +26,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
     return fill(ScriptArguments, SFTConfig, arguments)
 
 
-def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Nothing is different."""
-    return {}
+rehearsal_changes = defaults.rehearsal_changes
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -40,6 +35,9 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
     common = trainer_arguments(filled, model, stub)
     return SFTTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
+
+
+without_precomputing = defaults.without_precomputing
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -60,9 +58,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
-def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
-    """Nothing to arrange: the trainer's data are all there is."""
-    return nullcontext()
+training_patches = defaults.training_patches
 
 
 def row_lengths(
@@ -79,5 +75,16 @@ def row_lengths(
     return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Nothing beyond what TRL's config refuses by itself."""
+check = defaults.check
+tokenizer_findings = defaults.tokenizer_findings
+why_not_split = defaults.why_not_split
+
+
+def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
+    """A mean over tokens; over those of all micro-batches where transformers counted them."""
+    return Basis.WHOLE if is_counted else Basis.TOKENS
+
+
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """What is known of the tokens is a mean over them."""
+    return Basis.TOKENS if name in ("entropy", "mean_token_accuracy") else Basis.UNITS

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.methods.configs import Configs, model_arguments, peft_config
-from autotrain_mem.methods.dpo import scores_at_hand
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward import LORA_TASK
 from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.table import METHODS
@@ -35,7 +35,7 @@ def call_again(
 
     before = substitution.set(substitute)
     try:
-        with scores_at_hand():
+        with method_of(job.method).without_precomputing():
             trainer = call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)

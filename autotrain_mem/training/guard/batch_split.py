@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autotrain_mem.methods.loss_basis import Basis
+
 
 class Layout(StrEnum):
     """What the first dimension of a batch counts."""
@@ -14,22 +16,6 @@ class Layout(StrEnum):
     ROWS = "rows"
     PAIRS = "pairs"
     """All chosen rows, then all rejected ones in the same order; a pair's two rows stay together."""
-
-
-class Basis(StrEnum):
-    """What a loss, or a number that is logged, is a mean over."""
-
-    WHOLE = "whole"
-    """Its divisor is that of all micro-batches together: the parts' add up as they are."""
-    UNITS = "units"
-    """Rows, or pairs."""
-    TOKENS = "tokens"
-    """Those that count for the loss."""
-    CHOSEN_TOKENS = "chosen tokens"
-    REJECTED_TOKENS = "rejected tokens"
-    LOWEST = "lowest"
-    HIGHEST = "highest"
-    SUM = "sum"
 
 
 IMAGES = frozenset(

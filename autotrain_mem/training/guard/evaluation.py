@@ -42,7 +42,7 @@ class Evaluation:
         metrics = MetricsLedger(self._trainer, "eval")
         answers: list[tuple[Piece, Prediction]] = []
         self._through(whole, rule, metrics, answers, (model, prediction_loss_only, ignore_keys))
-        metrics.write(lambda name: logged_basis(self._trainer, rule.family, name))
+        metrics.write(lambda name: logged_basis(self._trainer, name))
         return answers[0][1] if len(answers) == 1 else _together(whole, rule, answers)
 
     def _through(

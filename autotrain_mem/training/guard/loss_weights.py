@@ -1,7 +1,6 @@
 """Which trainers' losses are the weighted sum of their parts' losses, and with which weights.
 
-Read from TRL 1.12 and 1.16: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py: compute_loss, _compute_loss``. A loss
-that is not listed here is not known to be such a sum: its micro-batch is not split.
+A loss that its method's module does not know to be such a sum is none: its micro-batch is not split.
 """
 
 from __future__ import annotations
@@ -9,63 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.training.guard.batch_split import Basis, Layout
-
-FAMILIES = {
-    "SFTTrainer": "sft",
-    "RewardTrainer": "reward",
-    "DPOTrainer": "dpo",
-    "GRPOTrainer": "grpo",
-    "RLOOTrainer": "rloo",
-}
-
-PAIRWISE = frozenset(
-    [
-        "sigmoid",
-        "hinge",
-        "ipo",
-        "exo_pair",
-        "nca_pair",
-        "robust",
-        "bco_pair",
-        "sppo_hard",
-        "apo_zero",
-        "apo_down",
-        "discopop",
-        "sigmoid_norm",
-    ]
-)
-"""DPO's losses that are one number per pair, of which the mean is taken."""
-
-GRPO_BASES = {
-    "grpo": Basis.UNITS,
-    "sapo": Basis.UNITS,
-    "dr_grpo": Basis.UNITS,
-    "luspo": Basis.UNITS,
-    "bnpo": Basis.TOKENS,
-    "dapo": Basis.WHOLE,
-    "cispo": Basis.WHOLE,
-    "vespo": Basis.WHOLE,
-}
-
-PAIRS = frozenset({"reward", "dpo"})
+from autotrain_mem.methods.interface import method_of, method_of_trainer
+from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.training.guard.batch_split import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """How a trainer's loss is put together from those of the parts of a micro-batch."""
 
-    family: str
     layout: Layout
     train: Basis
     evaluate: Basis
     why_not: str | None
     """None where the sum is exact."""
-
-
-def family_of(trainer: Any) -> str | None:
-    """``sft``, ``reward``, ``dpo``, ``grpo`` or ``rloo``; None for others."""
-    return next((FAMILIES[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in FAMILIES), None)
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
@@ -74,41 +31,36 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
     Args:
         counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
     """
-    family = family_of(trainer)
-    layout = Layout.PAIRS if family in PAIRS else Layout.ROWS
-    if family == "sft":
-        train, evaluate = Basis.WHOLE if counted else Basis.TOKENS, Basis.TOKENS
-    elif family == "grpo":
-        train = evaluate = GRPO_BASES.get(trainer.loss_type, Basis.UNITS)
-    elif family == "dpo" and list(trainer.loss_types) == ["sft"]:
-        train = evaluate = Basis.CHOSEN_TOKENS
-    else:
-        train = evaluate = Basis.UNITS
-    return Rule(family=family or "", layout=layout, train=train, evaluate=evaluate, why_not=why_not_exact(trainer))
+    name, why_not = method_of_trainer(trainer), why_not_exact(trainer)
+    if name is None:
+        return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
+    method = method_of(name)
+    return Rule(
+        layout=Layout.PAIRS if METHODS[name].sequences_per_row > 1 else Layout.ROWS,
+        train=method.loss_basis(trainer, is_counted=counted),
+        evaluate=method.loss_basis(trainer, is_counted=False),
+        why_not=why_not,
+    )
 
 
 def why_not_exact(trainer: Any) -> str | None:
     """Why this trainer's micro-batches cannot be split without another gradient; None where they can."""
-    family = family_of(trainer)
-    if family is None:
+    method = method_of_trainer(trainer)
+    if method is None:
         return f"how {type(trainer).__name__} makes one loss of many rows is not known"
-    own = _own_loss(trainer, family)
+    own = _own_loss(trainer, method)
     if own is not None:
         return f"{own} is not TRL's, and how it makes one loss of many rows is not known"
     if getattr(trainer, "aux_loss_enabled", False) or _model_adds_router_loss(trainer):
         return "the router's auxiliary loss is one number of the whole micro-batch, not a mean over its rows"
-    return {"dpo": _why_not_dpo, "grpo": _why_not_grpo}.get(family, _no_reason)(trainer)
+    return method_of(method).why_not_split(trainer)
 
 
-def _no_reason(trainer: Any) -> None:
-    return None
-
-
-def _own_loss(trainer: Any, family: str) -> str | None:
-    home = f"trl.trainer.{family}_trainer"
+def _own_loss(trainer: Any, method: str) -> str | None:
+    home = f"trl.trainer.{method}_trainer"
     for name in ("compute_loss", "_compute_loss"):
-        method = getattr(type(trainer), name, None)
-        if method is not None and method.__module__ != home:
+        function = getattr(type(trainer), name, None)
+        if function is not None and function.__module__ != home:
             return f"{type(trainer).__name__}.{name}"
     loss = getattr(trainer, "compute_loss_func", None)
     if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a word, which switches off a division
@@ -123,56 +75,7 @@ def _model_adds_router_loss(trainer: Any) -> bool:
     return bool(getattr(config, "output_router_logits", False))
 
 
-def _why_not_dpo(trainer: Any) -> str | None:
-    kinds = list(trainer.loss_types)
-    if kinds == ["sft"]:
-        return None
-    others = [kind for kind in kinds if kind not in PAIRWISE]
-    if not others:
-        return None
-    if "sft" in others:
-        return "loss_type sft is a mean over tokens and stands beside means over pairs"
-    return f"loss_type {others[0]} compares each pair with the others of its micro-batch"
-
-
-def _why_not_grpo(trainer: Any) -> str | None:
-    if trainer.loss_type not in GRPO_BASES:
-        return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
-    if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
-        return "top_entropy_quantile is drawn over all tokens of the micro-batch"
-    if getattr(trainer, "use_adaptive_entropy", False):
-        return "the adaptive entropy bonus is steered by whole micro-batches"
-    if getattr(trainer, "_entropy_bonus_enabled", False) and trainer.loss_type != "bnpo":
-        return f"the entropy bonus is a mean over tokens and loss_type {trainer.loss_type} is not"
-    return None
-
-
-# -- what is logged ------------------------------------------------------------------------------------------------
-
-_SFT = {"entropy": Basis.TOKENS, "mean_token_accuracy": Basis.TOKENS}
-_DPO = {
-    "entropy": Basis.TOKENS,
-    "mean_token_accuracy": Basis.CHOSEN_TOKENS,
-    "logits/chosen": Basis.CHOSEN_TOKENS,
-    "logits/rejected": Basis.REJECTED_TOKENS,
-}
-_CLIPPED = {"clip_ratio/low_min": Basis.LOWEST, "clip_ratio/high_max": Basis.HIGHEST, "step_time": Basis.SUM}
-_PER_TOKEN = ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-LOGGED = {
-    "sft": _SFT,
-    "dpo": _DPO,
-    "reward": {"min_reward": Basis.LOWEST, "max_reward": Basis.HIGHEST},
-    "grpo": {**_CLIPPED, "entropy": Basis.TOKENS},
-    "rloo": {**_CLIPPED, "entropy": Basis.TOKENS},
-}
-"""What each number that a trainer logs is over; a mean over rows or pairs where it is not named."""
-
-
-def logged_basis(trainer: Any, family: str, name: str) -> Basis:
-    """What one number that a trainer logs is over."""
-    per_token = family == "grpo" and trainer.importance_sampling_level == "token"
-    if (per_token and name in _PER_TOKEN) or (family == "grpo" and name == "kl"):
-        return Basis.TOKENS
-    if name == "policy_loss" and family == "grpo":
-        return GRPO_BASES.get(trainer.loss_type, Basis.UNITS)
-    return LOGGED.get(family, {}).get(name, Basis.UNITS)
+def logged_basis(trainer: Any, name: str) -> Basis:
+    """What one number that a trainer logs is over; a mean over rows where the trainer is not known."""
+    method = method_of_trainer(trainer)
+    return Basis.UNITS if method is None else method_of(method).logged_basis(trainer, name)

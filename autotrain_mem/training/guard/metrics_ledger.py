@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.training.guard.batch_split import Basis, Piece, count
+from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.training.guard.batch_split import Piece, count
 
 COUNTED = (
     *("_step", "_current_train_step_time", "_total_train_tokens"),

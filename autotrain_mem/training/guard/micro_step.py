@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from autotrain_mem.methods.loss_basis import Basis
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.batch_split import Basis, Piece, count
+from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext
 from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
@@ -138,7 +139,7 @@ class _Run:
     def loss(self) -> Any:
         """Train on it; gives what ``training_step`` would have given for the whole."""
         self._through(self._whole, is_last=True)
-        self._metrics.write(lambda name: logged_basis(self._context.trainer, self._rule.family, name))
+        self._metrics.write(lambda name: logged_basis(self._context.trainer, name))
         return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:

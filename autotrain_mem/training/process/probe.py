@@ -6,10 +6,8 @@ tracker, and what it saves goes to a scratch folder. Where rewards are functions
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +91,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
     """From the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
-    with _scores_at_hand(job):
+    with method_of(job.method).without_precomputing():
         trainer = build(request, device.placed, changes)
     progress.row_tokens = take_longest(trainer)
     _complete_to_the_end(trainer, knobs.completion_length)
@@ -146,18 +144,6 @@ def _complete_to_the_end(trainer: Any, tokens: int) -> None:
     trainer.generation_config.min_new_tokens = tokens
     if hasattr(trainer, "generation_kwargs"):
         trainer.generation_kwargs = {**trainer.generation_kwargs, "min_new_tokens": tokens}
-
-
-@contextlib.contextmanager
-def _scores_at_hand(job: Job) -> Iterator[None]:
-    """A reference does not score all the data for two steps; that is a forward alone, and less than training."""
-    if job.method != "dpo":
-        yield
-        return
-    from autotrain_mem.methods.dpo import scores_at_hand
-
-    with scores_at_hand():
-        yield
 
 
 def _stopwatch(progress: _ProbeProgress) -> Any:
