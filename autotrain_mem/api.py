@@ -41,7 +41,7 @@ from autotrain_mem.machine.fault_injection import check_mishaps
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Plan, Report
+from autotrain_mem.spec import Attempt, Estimate, Hardware, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
@@ -349,7 +349,7 @@ def fit(
     device = training_device(rehearsals.hardware, simulate=simulate)
     folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
     chosen = as_begun(chosen)
-    write_run(folder, plan_json=chosen.to_json())
+    write_run(folder, plan_json=codec.to_json(chosen))
     trained = train_supervised(
         rehearsals,
         chosen,
@@ -361,7 +361,7 @@ def fit(
         on_event=on_event,
     )
     report, experience = trained.report, trained.plan.experience
-    run_json = report.to_json() | {"job": as_recorded(job).to_json(), "experience": experience.to_json()}
+    run_json = codec.to_json(report) | {"job": codec.to_json(as_recorded(job)), "experience": codec.to_json(experience)}
     write_run(folder, report_json=run_json)
     if trained.interrupted:
         raise InterruptedByUser(

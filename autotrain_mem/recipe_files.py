@@ -37,9 +37,6 @@ class Recipe:
         """One of ``methods.table.METHODS``: every name begins with its own."""
         return self.name.partition("-")[0]
 
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "method": self.method, "card": self.card, "what": self.what, "path": str(self.path)}
-
 
 @functools.cache
 def recipes() -> tuple[Recipe, ...]:

@@ -27,7 +27,7 @@ from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
-from autotrain_mem.spec import Hardware, Plan
+from autotrain_mem.spec import Hardware, Plan, codec
 from autotrain_mem.spec.report import REWARD_NAMES
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
@@ -48,7 +48,7 @@ def estimate(method: str, argv: Sequence[str]) -> int:
             return _print_sweep(points, output)
         estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
     if output.json:
-        _print_json(estimated.to_json())
+        _print_json(codec.to_json(estimated))
     elif output.csv:
         _print_csv(Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),)))
     else:
@@ -104,7 +104,7 @@ def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: 
     with CardsProgress(console, len(cards)) as progress:
         compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
     if output.json:
-        return _print_json(compared.to_json())
+        return _print_json(codec.to_json(compared))
     whole_lines().print(cards_view(compared))
     return 0
 
@@ -131,7 +131,7 @@ def train(method: str, argv: Sequence[str]) -> int:
         report = api.train(rehearsals, chosen, wish, on_event)
     if output.json:
         kept = Plan.load(report.output_dir)  # with what the run taught
-        return _print_json({"schema": "autofit.fit/1", "plan": kept.to_json(), "run": report.to_json()})
+        return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
     console.print(report_view(report))
     return 0
 
@@ -143,7 +143,7 @@ def gpus(argv: Sequence[str]) -> int:
         raise UsageError(f"autofit gpus takes no {wish.argv[0]}.", hint="autofit gpus [--json]")
     cards = api.gpus()
     if output.json:
-        return _print_json({"schema": "autofit.gpus/1", "gpus": [card.to_json() for card in cards]})
+        return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
     whole_lines().print(gpus_view(cards))
     return 0
 
@@ -161,7 +161,7 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
 
 def _print_plan(chosen: Plan, *, as_json: bool) -> int:
     if as_json:
-        return _print_json(chosen.to_json())
+        return _print_json(codec.to_json(chosen))
     console = Console()
     console.print(plan_view(chosen))
     console.print()
@@ -202,7 +202,7 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
 
 def _print_sweep(points: Sweep, output: flags.Output) -> int:
     if output.json:
-        return _print_json(points.to_json())
+        return _print_json(codec.to_json(points))
     if output.csv:
         return _print_csv(points)
     whole_lines().print(sweep_view(points))

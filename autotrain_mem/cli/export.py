@@ -15,7 +15,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.plan import as_recorded
 
 
@@ -62,7 +62,7 @@ def write(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Outp
         return 0
     public = replace(rehearsals, job=as_recorded(job))
     shown = dry_run(chosen, job, api.training_environment(public, chosen, simulate=wish.simulate))
-    sys.stdout.write(json.dumps(shown.to_json(), indent=2) + "\n" if output.json else shown.to_text())
+    sys.stdout.write(json.dumps(codec.to_json(shown), indent=2) + "\n" if output.json else shown.to_text())
     return 0
 
 

@@ -11,6 +11,7 @@ from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.recipe_files import recipe, recipes
 from autotrain_mem.report.console import recipes_view
+from autotrain_mem.spec import codec
 
 HELP = """\
 usage: autofit recipes [--json]
@@ -40,8 +41,8 @@ def list_recipes(argv: Sequence[str]) -> int:
     if names:
         sys.stdout.write(recipe(names[0]).path.read_text(encoding="utf-8"))
     elif "--json" in argv:
-        told = {"schema": "autofit.recipes/1", "recipes": [each.to_json() for each in recipes()]}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        listed = [{**codec.to_json(each), "method": each.method} for each in recipes()]
+        sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
         whole_lines().print(recipes_view(recipes()))
     return 0

@@ -129,7 +129,7 @@ def _typed_axes(worker: api.Worker, method: str, written: Sequence[WrittenAxis])
         settings = []
         for text in axis.texts:
             try:
-                settings.append(Setting(text=text, value=_typed(worker, method, axis.name, text)))
+                settings.append(Setting(name=axis.name, text=text, value=_typed(worker, method, axis.name, text)))
             except UsageError as error:
                 wrong.append(error)
         axes.append(Axis(name=axis.name, settings=tuple(settings)))

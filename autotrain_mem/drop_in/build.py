@@ -15,7 +15,7 @@ from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from autotrain_mem.rehearsal.rehearse import finished
-from autotrain_mem.spec import Plan
+from autotrain_mem.spec import Plan, codec
 from autotrain_mem.spec.autofit import AutoFit, as_autofit
 from autotrain_mem.spec.python_errors import python_errors
 
@@ -103,7 +103,7 @@ def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:
     """The script's keywords with a plan in them; those it changes are made anew, none is altered."""
     knobs, loads = plan.knobs, isinstance(keywords["model"], str)
     config = planned_config(keywords["args"], knobs, loads=loads)
-    return {**with_knobs(keywords, plan.method, {**plan.job.arguments, **knobs.to_json()}), "args": config}
+    return {**with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(knobs)}), "args": config}
 
 
 def _keywords(construct: Construct, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keywords | None:

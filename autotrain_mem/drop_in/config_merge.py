@@ -21,7 +21,7 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.python_call.capture import Keywords
 from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
-from autotrain_mem.spec import Knobs
+from autotrain_mem.spec import Knobs, codec
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH
 
@@ -261,7 +261,7 @@ def _own(value: Any) -> Any:
 
 
 def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
-    planned = {name: value for name, value in knobs.to_json().items() if hasattr(config, name)}
+    planned = {name: value for name, value in codec.to_json(knobs).items() if hasattr(config, name)}
     changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
     if "fp16" in changed:
         changed["bf16"] = not knobs.fp16 and config.bf16

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotrain_mem.drop_in.planning import OUR_LIBRARIES
 from autotrain_mem.report.events import event_line
-from autotrain_mem.spec import Incident, Learned
+from autotrain_mem.spec import Incident, Learned, codec
 
 RUNS = ("train", "evaluate", "predict")
 """What takes memory, of a trainer's methods."""
@@ -156,7 +156,7 @@ def _keep_only(callbacks: list[Any], before: list[Any]) -> None:
 def _tell(trainer: Any, incident: Incident, learned: Learned) -> None:
     """Once for each: on stderr, by transformers' logger, and in the plan."""
     _note(trainer, incident, learned)
-    _warn(f"{event_line({'event': 'incident', 'incident': incident.to_json()})} ({incident.message})")
+    _warn(f"{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
 
 def _note(trainer: Any, incident: Incident | None = None, learned: Learned | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, UsageError
-from autotrain_mem.spec import Hardware, Plan
+from autotrain_mem.spec import Hardware, Plan, codec
 
 
 def processes() -> int:
@@ -63,12 +63,12 @@ def smallest(find: Callable[[], Hardware]) -> Hardware:
     for said in found:
         if "error" in said:
             raise errors.from_json(said)
-    return min(map(Hardware.from_json, found), key=lambda each: each.budget_bytes())
+    return min((codec.from_json(Hardware, each) for each in found), key=lambda each: each.budget_bytes())
 
 
 def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
     try:
-        return find().to_json()
+        return codec.to_json(find())
     except AutofitError as error:
         return error.to_json()
 
@@ -85,13 +85,13 @@ def agreed(make: Callable[[], Plan]) -> Plan:
         said = _broadcast(None)
         if "error" in said:
             raise errors.from_json(said)
-        return Plan.from_json(said)
+        return codec.from_json(Plan, said)
     try:
         plan = make()
     except BaseException as error:  # the others wait for whatever ends the planning
         _broadcast(_as_error(error).to_json())
         raise
-    _broadcast(plan.to_json())
+    _broadcast(codec.to_json(plan))
     return plan
 
 

@@ -13,7 +13,7 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload
+from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
@@ -157,9 +157,9 @@ class Rehearsals:
         key = {"fingerprint": worker.fingerprint(self.job), "versions": versions_key()}
         kept = self.store.get("profile", key)
         if kept is not None:
-            return DataProfile.from_json(kept)
+            return codec.from_json(DataProfile, kept)
         profile = worker.profile(self.job, on_counting)
-        self.store.put("profile", key, profile.to_json())
+        self.store.put("profile", key, codec.to_json(profile))
         return profile
 
     def space(self, facts: ModelFacts, lengths: Lengths) -> Space:

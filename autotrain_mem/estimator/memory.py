@@ -7,7 +7,7 @@ from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, Trace
+from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 
 LARGEST_MODULES = 5
 
@@ -34,10 +34,12 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         phases=phases,
         owners_at_peak=owners,
         modules_at_peak=_largest_modules(at_peak),
-        native=reserve(trace, room, expandable_segments=False),
-        expandable=reserve(trace, room, expandable_segments=True),
+        reserved=ReservedByMode(
+            native=reserve(trace, room, expandable_segments=False),
+            expandable_segments=reserve(trace, room, expandable_segments=True),
+        ),
         not_counted=trace.not_counted,
-        rehearsal_seconds=trace.seconds,
+        rehearsal_seconds=round(trace.seconds, 3),
     )
 
 

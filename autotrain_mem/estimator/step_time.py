@@ -78,7 +78,7 @@ def step_time(
         for phase, times in repeats.items()
         if times and any(work.phase is phase for work in workload.work)
     }
-    return StepTime(step_seconds=sum(phases.values()), tokens=tokens, phases=phases, assumed=assumed)
+    return StepTime(tokens=tokens, phases=phases, assumed=assumed)
 
 
 def _rates(hardware: Hardware) -> tuple[_Rates, str]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from autotrain_mem.exports.accelerate import TRL_FILE, script
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.codec import Form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun:
     """A run that does not take place."""
+
+    json_form: ClassVar = Form(
+        schema="autofit.dry_run/1", derived={"config": "settings"}, hidden=("config", "short_command")
+    )
 
     config: str
     """TRL's YAML, with comments."""
@@ -24,6 +29,13 @@ class DryRun:
     short_command: str
     environment: Mapping[str, str]
     """What autofit would set for the training process."""
+
+    @property
+    def settings(self) -> Any:
+        """What the YAML holds."""
+        import yaml
+
+        return yaml.safe_load(self.config)
 
     def to_text(self) -> str:
         """All of it as one YAML file, which TRL reads: what is no config is a comment."""
@@ -34,16 +46,6 @@ class DryRun:
         lines.append(f"The environment that autofit would set for the process:{'' if self.environment else ' nothing'}")
         lines += [f"  {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return self.config + "".join(f"# {line}\n" for line in lines)
-
-    def to_json(self) -> dict[str, Any]:
-        import yaml
-
-        return {
-            "schema": "autofit.dry_run/1",
-            "config": yaml.safe_load(self.config),
-            "command": None if self.command is None else list(self.command),
-            "environment": dict(self.environment),
-        }
 
 
 def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:

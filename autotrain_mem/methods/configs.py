@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.length import without_wish
 
 REHEARSED_ACCUMULATION = 2
@@ -170,7 +170,7 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     """
     asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
     return {
-        **on_cpu({**asked, **knobs.to_json()}),
+        **on_cpu({**asked, **codec.to_json(knobs)}),
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
         "output_dir": output_dir,
         "max_steps": REHEARSED_STEPS,

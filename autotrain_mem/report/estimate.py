@@ -173,7 +173,7 @@ def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
 def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
     """What went wrong has columns of its own, where something did."""
     scale = shown.scale
-    modes = {False: estimate.memory.native, True: estimate.memory.expandable}
+    modes = {expands: estimate.memory.reserved.of(expandable_segments=expands) for expands in (False, True)}
     stumbles = not all(mode.fits for mode in modes.values())
     headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
     made = table(*headings, right=tuple(range(1, len(headings) - 1)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Estimate, OtherProcess, Plan, Probe
+from autotrain_mem.spec import Estimate, OtherProcess, Plan, Probe, codec
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.units import format_bytes
 
@@ -23,14 +23,14 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "room":
             return free_line(event["before_bytes"], event["now_bytes"])
         case "probing":
-            knobs = Knobs.from_json(event["knobs"])
+            knobs = codec.from_json(Knobs, event["knobs"])
             return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a process of their own"
         case "probe":
-            probe = Probe.from_json(event["probe"])
+            probe = codec.from_json(Probe, event["probe"])
             line = probe_line(probe, event["predicted_bytes"], event["budget_bytes"])
             return "\n".join(filter(None, [line, others_line(probe.others)]))
         case "replanned":
-            return moved_line(Knobs.from_json(event["before"]), Plan.from_json(event["plan"]))
+            return moved_line(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
         case "restart":
             return _restart(event["restart"])
         case "incident":

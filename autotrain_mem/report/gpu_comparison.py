@@ -95,7 +95,7 @@ class _Rows:
         named: list[str | Text] = [card.name, self._size(card.total_bytes)]
         if verdict.estimate is None:
             return [*named, Text(_refusal(verdict, self.reasons), style=BAD)]
-        return [*named, _short(verdict.level), *self._plan(verdict.estimate)]
+        return [*named, _short(verdict.level or ""), *self._plan(verdict.estimate)]
 
     def _plan(self, estimate: Estimate) -> list[str | Text]:
         knobs = estimate.knobs
@@ -115,12 +115,13 @@ def _short(level: str) -> str:
 
 
 def _reasons(cards: Cards) -> dict[str, str]:
-    refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal not in ("", NOTHING_FITS))
+    refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal != NOTHING_FITS)
     return {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}
 
 
 def _refusal(verdict: CardVerdict, reasons: dict[str, str]) -> str:
-    return f"refused {reasons[verdict.refusal]}" if verdict.refusal in reasons else verdict.refusal
+    refusal = verdict.refusal or ""
+    return f"refused {reasons[refusal]}" if refusal in reasons else refusal
 
 
 def _knobs(cards: Cards) -> list[Knobs]:
@@ -159,5 +160,5 @@ def _smallest(cards: Cards) -> str:
     smallest = cards.smallest_lossless
     if smallest is None:
         return "No card here trains what was asked for, unchanged."
-    how = "with the host's memory" if smallest.level.endswith(OFFLOADING) else "in its own memory"
+    how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
     return f"{SMALLEST}  the smallest card that trains what was asked for, unchanged, {how}"

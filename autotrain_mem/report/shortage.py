@@ -14,7 +14,7 @@ from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import QUIET, Block, add, hanging, table
-from autotrain_mem.spec import Owner, Plan
+from autotrain_mem.spec import Owner, Plan, codec
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.units import format_bytes
 
@@ -54,7 +54,7 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
     """
     hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
     message = f"{headline(shortage, plan)}\n{shortage_text(shortage, plan)}"
-    return GpuOutOfMemoryError(message, hint=hint, details=shortage.to_json())
+    return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
 
 
 def headline(shortage: Shortage, plan: Plan) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.units import format_bytes
 
@@ -188,7 +189,7 @@ def sweep_csv(sweep: Sweep) -> str:
 def _row(point: SweepPoint) -> list[str]:
     if point.estimate is None:
         return [*("" for _ in FIGURES), _reason(point)]
-    figures = point.estimate.to_json()
+    figures = codec.to_json(point.estimate)
     return [*("" if figures[name] is None else formatting.value(figures[name]) for name in FIGURES), ""]
 
 

@@ -2,7 +2,7 @@
 
 from autotrain_mem.spec.data import Counting, DataProfile
 from autotrain_mem.spec.data_summary import DataSummary
-from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedEstimate
+from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedByMode, ReservedEstimate
 from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
@@ -40,6 +40,7 @@ __all__ = [
     "Probe",
     "Proposal",
     "Report",
+    "ReservedByMode",
     "ReservedEstimate",
     "Restart",
     "StepTime",

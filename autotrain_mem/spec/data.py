@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,25 +121,6 @@ class DataProfile:
         padded = self.expected_longest(rows, max_length) * kept * (2 if self.shorter_sides else 1)
         return max(0.0, 1 - self.kept_tokens(max_length) / padded) if padded else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, for the worker's answer and the cache; lists of pairs, since JSON's keys are texts."""
-        return {
-            "rows_by_length": sorted(self.rows_by_length.items()),
-            "longest_evaluated": self.longest_evaluated,
-            "shorter_sides": sorted(self.shorter_sides.items()),
-            "drops": self.drops,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> DataProfile:
-        """Read what :meth:`to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            rows_by_length=dict(values["rows_by_length"]),
-            longest_evaluated=values["longest_evaluated"],
-            shorter_sides=dict(values["shorter_sides"]),
-            drops=values["drops"],
-        )
-
     def _kept(self, max_length: int | None) -> list[tuple[int, int, int]]:
         """(length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
         return [
@@ -158,14 +138,6 @@ class Counting:
     rows: int
     doing: str
     """As the datasets library calls the pass: ``Tokenizing train dataset``."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"done": self.done, "rows": self.rows, "doing": self.doing}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Counting:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**values)
 
 
 def _all_among(some: int, all_rows: int, drawn: int) -> float:

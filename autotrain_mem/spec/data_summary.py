@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from autotrain_mem.spec.data import DataProfile
 
@@ -31,14 +29,6 @@ class DataSummary:
     """Share of what a micro-batch computes that is padding, on average; 0 where rows are packed."""
     truncated_rows_fraction: float
     truncated_tokens_fraction: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "percentiles": list(self.percentiles)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> DataSummary:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**{**values, "percentiles": tuple(values["percentiles"])})
 
 
 def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bool) -> DataSummary:

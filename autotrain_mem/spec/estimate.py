@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.phase import Phase
@@ -53,8 +54,25 @@ class ReservedEstimate:
         """Whether the run gets by without giving its cache back, which stops the device each time."""
         return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedByMode:
+    """What the allocator takes in each of its two modes, for one rehearsed run.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> found.memory.reserved.native == found.memory.reserved.of(expandable_segments=False) == found.reserved
+    True
+    """
+
+    native: ReservedEstimate
+    """With a segment for each request that no cached block can serve: the allocator's default."""
+    expandable_segments: ReservedEstimate
+    """With ``expandable_segments:True``."""
+
+    def of(self, *, expandable_segments: bool) -> ReservedEstimate:
+        """The figures of one mode."""
+        return self.expandable_segments if expandable_segments else self.native
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +85,8 @@ class MemoryEstimate:
     True
     """
 
+    json_form: ClassVar = Form(objects={"phases": ("phase", "peak_bytes"), "modules_at_peak": ("module", "bytes")})
+
     peak_allocated_bytes: int
     """Largest sum of live blocks, each rounded as CUDA's allocator rounds it (512 bytes)."""
     peak_phase: Phase
@@ -75,45 +95,12 @@ class MemoryEstimate:
     owners_at_peak: Mapping[Owner, int]
     modules_at_peak: tuple[tuple[str, int], ...]
     """The largest holders of activations and temporaries at the peak, by module name, largest first."""
-    native: ReservedEstimate
-    """With a segment for each request that no cached block can serve: the allocator's default."""
-    expandable: ReservedEstimate
-    """With ``expandable_segments:True``."""
+    reserved: ReservedByMode
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
     rehearsed_layers: int | None = None
     """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
     model was rehearsed."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_phase": self.peak_phase.value,
-            "phases": [{"phase": phase.value, "peak_bytes": peak} for phase, peak in self.phases.items()],
-            "owners_at_peak": {owner.value: size for owner, size in self.owners_at_peak.items()},
-            "modules_at_peak": [{"module": name, "bytes": size} for name, size in self.modules_at_peak],
-            "reserved": {"native": self.native.to_json(), "expandable_segments": self.expandable.to_json()},
-            "not_counted": list(self.not_counted),
-            "rehearsal_seconds": round(self.rehearsal_seconds, 3),
-            "rehearsed_layers": self.rehearsed_layers,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> MemoryEstimate:
-        """Read what :meth:`to_json` wrote."""
-        reserved = values["reserved"]
-        return cls(
-            peak_allocated_bytes=values["peak_allocated_bytes"],
-            peak_phase=Phase(values["peak_phase"]),
-            phases={Phase(each["phase"]): each["peak_bytes"] for each in values["phases"]},
-            owners_at_peak={Owner(owner): size for owner, size in values["owners_at_peak"].items()},
-            modules_at_peak=tuple((each["module"], each["bytes"]) for each in values["modules_at_peak"]),
-            native=ReservedEstimate(**reserved["native"]),
-            expandable=ReservedEstimate(**reserved["expandable_segments"]),
-            not_counted=tuple(values["not_counted"]),
-            rehearsal_seconds=values["rehearsal_seconds"],
-            rehearsed_layers=values["rehearsed_layers"],
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,15 +110,6 @@ class Footprint:
     memory: MemoryEstimate
     """Replayed on a device without an end."""
     work: Workload
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, for the cache."""
-        return {"memory": self.memory.to_json(), "work": self.work.to_json()}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Footprint:
-        """Read what :meth:`to_json` wrote."""
-        return cls(memory=MemoryEstimate.from_json(values["memory"]), work=Workload.from_json(values["work"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +121,21 @@ class Estimate:
     >>> found.required_bytes == found.reserved.peak_reserved_bytes + found.outside_bytes
     True
     """
+
+    json_form: ClassVar = Form(
+        schema=ESTIMATE_SCHEMA,
+        derived={
+            "gpu": "hardware.name",
+            "gpu_source": "hardware.source",
+            "peak_reserved_bytes": "reserved.peak_reserved_bytes",
+            "non_torch_bytes": "hardware.non_torch_bytes",
+            "required_bytes": "required_bytes",
+            "fits": "fits",
+            "step_seconds": "time.known_step_seconds",
+            "tokens_per_second": "time.known_tokens_per_second",
+        },
+        inline=("memory",),
+    )
 
     knobs: Knobs
     hardware: Hardware
@@ -162,7 +155,7 @@ class Estimate:
     @property
     def reserved(self) -> ReservedEstimate:
         """In the mode that these knobs choose."""
-        return self.memory.expandable if self.knobs.expandable_segments else self.memory.native
+        return self.memory.reserved.of(expandable_segments=self.knobs.expandable_segments)
 
     @property
     def cached_bytes(self) -> int:
@@ -186,34 +179,3 @@ class Estimate:
     def with_expandable_segments(self) -> Estimate:
         """The same run in the allocator's other mode; nothing needs to be rehearsed again."""
         return replace(self, knobs=replace(self.knobs, expandable_segments=True))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": ESTIMATE_SCHEMA,
-            "knobs": self.knobs.to_json(),
-            "gpu": self.hardware.name,
-            "gpu_source": self.hardware.source,
-            "hardware": self.hardware.to_json(),
-            "peak_reserved_bytes": self.reserved.peak_reserved_bytes,
-            "non_torch_bytes": self.hardware.non_torch_bytes,
-            "vllm_share_bytes": self.vllm_share_bytes,
-            "required_bytes": self.required_bytes,
-            "budget_bytes": self.budget_bytes,
-            "fits": self.fits,
-            **self.memory.to_json(),
-            "step_seconds": self.time.to_json()["step_seconds"],
-            "tokens_per_second": self.time.to_json()["tokens_per_second"],
-            "time": self.time.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Estimate:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            knobs=Knobs.from_json(values["knobs"]),
-            hardware=Hardware.from_json(values["hardware"]),
-            memory=MemoryEstimate.from_json(values),
-            budget_bytes=values["budget_bytes"],
-            time=StepTime.from_json(values["time"]),
-            vllm_share_bytes=values["vllm_share_bytes"],
-        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.phase import Phase
@@ -30,14 +29,6 @@ class Learned:
     activations_on_host: bool = False
     """A micro-batch of one row was too large: what its backward needs waits in host memory."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Learned:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**values)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
@@ -60,14 +51,6 @@ class Incident:
     message: str
     """The first line of what the library raised."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Incident:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**{**values, "phase": Phase(values["phase"])})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
@@ -80,14 +63,6 @@ class PhasePeak:
 
     allocated_bytes: int
     reserved_bytes: int
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, int]) -> PhasePeak:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,14 +78,6 @@ class OtherProcess:
     name: str
     """Empty where the system does not tell."""
     used_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> OtherProcess:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,34 +120,6 @@ class Probe:
         """What it took of the device: reserved, and what lies outside torch's allocator as far as that is known."""
         return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "knobs": self.knobs.to_json(),
-            "fits": self.fits,
-            "measured": None if self.measured is None else self.measured.to_json(),
-            "phases": {str(phase): peak.to_json() for phase, peak in self.phases.items()},
-            "row_tokens": self.row_tokens,
-            "non_torch_bytes": self.non_torch_bytes,
-            "others": [other.to_json() for other in self.others],
-            "step_seconds": self.step_seconds,
-            "seconds": round(self.seconds, 3),
-            "refused": self.refused,
-            "refused_in": self.refused_in,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Probe:
-        """Read what :meth:`to_json` wrote."""
-        measured, refused_in = values["measured"], values["refused_in"]
-        read = {
-            "knobs": Knobs.from_json(values["knobs"]),
-            "measured": None if measured is None else MemoryReading.from_json(measured),
-            "phases": {Phase(name): PhasePeak.from_json(peak) for name, peak in values["phases"].items()},
-            "others": tuple(map(OtherProcess.from_json, values["others"])),
-            "refused_in": None if refused_in is None else Phase(refused_in),
-        }
-        return cls(**{**values, **read})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
@@ -201,14 +140,6 @@ class Restart:
     """What was seen of it, in one line."""
     change: str
     """What of the plan was changed, as flags; empty for nothing."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Restart:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,21 +168,3 @@ class Experience:
 
     def with_learned(self, learned: Learned) -> Experience:
         return replace(self, learned=learned)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "learned": self.learned.to_json(),
-            "probes": [probe.to_json() for probe in self.probes],
-            "incidents": [incident.to_json() for incident in self.incidents],
-            "restarts": [restart.to_json() for restart in self.restarts],
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Experience:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            learned=Learned.from_json(values["learned"]),
-            probes=tuple(map(Probe.from_json, values["probes"])),
-            incidents=tuple(map(Incident.from_json, values["incidents"])),
-            restarts=tuple(map(Restart.from_json, values["restarts"])),
-        )

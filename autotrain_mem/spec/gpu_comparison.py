@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.hardware import Hardware
 
@@ -24,27 +25,26 @@ class CardVerdict:
     True
     """
 
+    json_form: ClassVar = Form(
+        derived={
+            "gpu": "hardware.name",
+            "total_bytes": "hardware.total_bytes",
+            "knobs": "estimate.knobs",
+            "required_bytes": "estimate.required_bytes",
+            "budget_bytes": "estimate.budget_bytes",
+            "step_seconds": "estimate.time.known_step_seconds",
+            "tokens_per_second": "estimate.time.known_tokens_per_second",
+        },
+        hidden=("hardware", "estimate"),
+    )
+
     hardware: Hardware
-    level: str = ""
-    """The level of harm of its best plan; empty where nothing fits."""
+    level: str | None = None
+    """The level of harm of its best plan; None where nothing fits."""
     estimate: Estimate | None = None
     """Its best plan; None where nothing fits."""
-    refusal: str = ""
+    refusal: str | None = None
     """Why there is none, in a sentence."""
-
-    def to_json(self) -> dict[str, Any]:
-        estimate = self.estimate
-        return {
-            "gpu": self.hardware.name,
-            "total_bytes": self.hardware.total_bytes,
-            "level": self.level or None,
-            "knobs": None if estimate is None else estimate.knobs.to_json(),
-            "required_bytes": None if estimate is None else estimate.required_bytes,
-            "budget_bytes": None if estimate is None else estimate.budget_bytes,
-            "step_seconds": None if estimate is None else estimate.time.to_json()["step_seconds"],
-            "tokens_per_second": None if estimate is None else estimate.time.to_json()["tokens_per_second"],
-            "refusal": self.refusal or None,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,12 @@ class Cards:
     >>> from autotrain_mem import Cards, CardVerdict, gpus
     >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
     """
+
+    json_form: ClassVar = Form(
+        schema="autofit.cards/1",
+        derived={"smallest_lossless": "smallest_lossless.hardware.name", "cards": "verdicts"},
+        hidden=("verdicts",),
+    )
 
     verdicts: tuple[CardVerdict, ...]
 
@@ -67,14 +73,6 @@ class Cards:
             if fitting := [each for each in self.verdicts if each.level == level]:
                 return min(fitting, key=_size_then_speed)
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        smallest = self.smallest_lossless
-        return {
-            "schema": "autofit.cards/1",
-            "smallest_lossless": None if smallest is None else smallest.hardware.name,
-            "cards": [verdict.to_json() for verdict in self.verdicts],
-        }
 
 
 def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:

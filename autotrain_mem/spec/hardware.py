@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from autotrain_mem.units import MIB
 
@@ -75,13 +75,3 @@ class Hardware:
         """What a run may take: what is free, less the headroom. A run takes reserved plus non-torch bytes of it."""
         headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
         return max(0, self.free_bytes - headroom)
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, for the training process."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Hardware:
-        """Read what :meth:`to_json` wrote."""
-        capability = fields["compute_capability"]
-        return cls(**{**fields, "compute_capability": tuple(capability) if capability else None})

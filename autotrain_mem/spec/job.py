@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.spec.python_call import Handed
@@ -36,6 +37,8 @@ class Job:
 
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
+
+    json_form: ClassVar = Form(optional=("handed",))
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
@@ -93,22 +96,3 @@ class Job:
     def is_evaluated(self) -> bool:
         """Whether the trainer evaluates while it trains."""
         return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, for child processes and the run record."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        mappings = {"arguments": dict(self.arguments), "environment": dict(self.environment)}
-        handed = None if self.handed is None else self.handed.to_json()
-        return fields | mappings | {"forbid": sorted(self.forbid), "handed": handed}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Job:
-        """Read what :meth:`to_json` wrote."""
-        handed = fields.get("handed")
-        return cls(
-            **{
-                **fields,
-                "forbid": frozenset(fields["forbid"]),
-                "handed": None if handed is None else Handed(**handed),
-            }
-        )

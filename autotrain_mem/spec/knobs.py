@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.spec.codec import Form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,14 @@ class Knobs:
 
     Fields without a default exist in every method. The others are left alone by methods whose TRL config lacks them.
     """
+
+    json_form: ClassVar = Form(
+        optional=(
+            *("max_completion_length", "response_length", "num_generations"),
+            *("local_rollout_forward_batch_size", "per_device_eval_batch_size"),
+        )
+    )
+    """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
     """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO) or completions (GRPO, RLOO, PPO)."""
@@ -77,15 +85,6 @@ class Knobs:
     def completion_length(self) -> int:
         """Tokens of a sampled completion; 0 for methods that sample none."""
         return self.max_completion_length or self.response_length or 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, which is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name == "max_length"}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Knobs:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
 
 _EVERY = (
@@ -135,11 +134,3 @@ class Lever:
     after: Any
     harm: Harm
     why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "before": self.before, "after": self.after, "harm": int(self.harm), "why": self.why}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Lever:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**{**values, "harm": Harm(values["harm"])})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.experience import Experience
@@ -35,6 +36,8 @@ class Attempt:
     True
     """
 
+    json_form: ClassVar = Form(derived={"fits": "fits"})
+
     knobs: Knobs
     required_bytes: int
     budget_bytes: int
@@ -47,22 +50,6 @@ class Attempt:
     def fits(self) -> bool:
         return self.required_bytes <= self.budget_bytes
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "knobs": self.knobs.to_json(),
-            "required_bytes": self.required_bytes,
-            "budget_bytes": self.budget_bytes,
-            "fits": self.fits,
-            "tokens_per_second": self.tokens_per_second,
-            "rehearsed_layers": self.rehearsed_layers,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Attempt:
-        """Read what :meth:`to_json` wrote."""
-        kept = {name: value for name, value in values.items() if name != "fits"}
-        return cls(**{**kept, "knobs": Knobs.from_json(values["knobs"])})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative:
@@ -73,6 +60,8 @@ class Alternative:
     >>> [other.level for other in chosen.alternatives if other.fits]
     ['rounding']
     """
+
+    json_form: ClassVar = Form(derived={"fits": "fits"})
 
     level: str
     knobs: Knobs
@@ -88,24 +77,6 @@ class Alternative:
     def fits(self) -> bool:
         return self.required_bytes <= self.budget_bytes
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "level": self.level,
-            "knobs": self.knobs.to_json(),
-            "required_bytes": self.required_bytes,
-            "budget_bytes": self.budget_bytes,
-            "fits": self.fits,
-            "tokens_per_second": self.tokens_per_second,
-            "ratio": self.ratio,
-            "would_fit": list(self.would_fit),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Alternative:
-        """Read what :meth:`to_json` wrote."""
-        kept = {name: value for name, value in values.items() if name != "fits"}
-        return cls(**{**kept, "knobs": Knobs.from_json(values["knobs"]), "would_fit": tuple(values["would_fit"])})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
@@ -120,9 +91,6 @@ class Proposal:
     """As they would be added to the command: ``--packing``."""
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -136,6 +104,20 @@ class Plan:
     >>> Plan.load("plan.json").knobs == chosen.knobs
     True
     """
+
+    json_form: ClassVar = Form(
+        schema=PLAN_SCHEMA,
+        derived={
+            "method": "method",
+            "model": "model",
+            "knobs": "knobs",
+            "effective_batch_size": "knobs.effective_batch_size",
+            "step_seconds": "estimate.time.known_step_seconds",
+            "tokens_per_second": "estimate.time.known_tokens_per_second",
+            "run_seconds": "run_seconds",
+            "prompt_length": "prompt_length",
+        },
+    )
 
     job: Job
     """What the user asked for, without secrets and without what only a running script has."""
@@ -223,58 +205,6 @@ class Plan:
         from autotrain_mem.spec.plan_file import save_plan
 
         save_plan(path, self)
-
-    def to_json(self) -> dict[str, Any]:
-        time = self.estimate.time.to_json()
-        return {
-            "schema": PLAN_SCHEMA,
-            "method": self.method,
-            "model": self.model,
-            "level": self.level,
-            "knobs": self.knobs.to_json(),
-            "effective_batch_size": self.knobs.effective_batch_size,
-            "step_seconds": time["step_seconds"],
-            "tokens_per_second": time["tokens_per_second"],
-            "optimizer_steps": self.optimizer_steps,
-            "run_seconds": self.run_seconds,
-            "levers": [lever.to_json() for lever in self.levers],
-            "estimate": self.estimate.to_json(),
-            "defaults": self.defaults.to_json(),
-            "attempts": [attempt.to_json() for attempt in self.attempts],
-            "alternatives": [alternative.to_json() for alternative in self.alternatives],
-            "data": None if self.data is None else self.data.to_json(),
-            "proposals": [proposal.to_json() for proposal in self.proposals],
-            "warnings": list(self.warnings),
-            "row_tokens": self.row_tokens,
-            "prompt_length": self.prompt_length,
-            "seconds": round(self.seconds, 3),
-            "job": {name: value for name, value in self.job.to_json().items() if name != "handed"},
-            "model_digest": self.model_digest,
-            "versions": dict(self.versions),
-            "allocator": self.allocator,
-            "objects": self.objects,
-            "experience": self.experience.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if values["schema"] != PLAN_SCHEMA:
-            raise ValueError(f"schema {values['schema']!r}, not {PLAN_SCHEMA!r}")
-        same = ("level", "optimizer_steps", "seconds", "row_tokens", "versions", "model_digest", "allocator")
-        return cls(
-            **{name: values[name] for name in (*same, "objects")},
-            job=Job.from_json({**values["job"], "handed": None}),
-            estimate=Estimate.from_json(values["estimate"]),
-            defaults=Knobs.from_json(values["defaults"]),
-            levers=tuple(map(Lever.from_json, values["levers"])),
-            attempts=tuple(map(Attempt.from_json, values["attempts"])),
-            alternatives=tuple(map(Alternative.from_json, values["alternatives"])),
-            data=None if values["data"] is None else DataSummary.from_json(values["data"]),
-            proposals=tuple(Proposal(**proposal) for proposal in values["proposals"]),
-            warnings=tuple(values["warnings"]),
-            experience=Experience.from_json(values["experience"]),
-        )
 
 
 def as_recorded(job: Job) -> Job:

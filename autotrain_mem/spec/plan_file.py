@@ -1,7 +1,7 @@
 """A plan in a file: written whole, and read back by this version's hand, or refused with the reason and the cure.
 
-Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field,
-and the plan, written again, must be the file that was read.
+Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
+(``spec.codec``), and the plan, written again, must be the file that was read.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import math
 import os
 import reprlib
 import shlex
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import PlanFileError
 from autotrain_mem.files import NOT_ORDINARY, read_start, refusal, write_json
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.data_summary import PERCENTILES
 from autotrain_mem.spec.plan import PLAN_NAME, PLAN_SCHEMA, Plan
 from autotrain_mem.units import MIB, format_bytes
@@ -60,7 +58,7 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
     """
     check_place(path, place)
     file = _file(path)
-    write_json(file, plan.to_json(), place=place)
+    write_json(file, codec.to_json(plan), place=place)
     return file
 
 
@@ -132,11 +130,10 @@ def read_plan(content: bytes, name: str) -> Plan:
     """
     values = _plan_values(_json(_text(content, name), name), name)
     try:
-        plan = Plan.from_json(values)
-        wrong = _wrong_types(plan, Plan, "") or _differing(values, json.loads(json.dumps(plan.to_json())), "")
-    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
-        raise _damaged(name, _reason(error), values) from error
-    if wrong or (wrong := _wrong_sums(plan)):
+        plan = codec.from_json(Plan, values)
+    except codec.CodecError as error:
+        raise _damaged(name, str(error), values) from error
+    if wrong := _differing(values, codec.to_json(plan), "") or _wrong_sums(plan):
         raise _damaged(name, wrong, values)
     return plan
 
@@ -200,46 +197,7 @@ def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError
     return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    return str(error) or "its figures contradict each other"
-
-
 # -- whether it is what was written --------------------------------------------------------------------------------
-
-
-def _wrong_types(value: Any, kind: Any, path: str) -> str:
-    """What in a value is not of its field's type: ``estimate.budget_bytes is 'many'``; empty where all is."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        tried = [_wrong_types(value, each, path) for each in arguments]
-        return "" if "" in tried else tried[0]
-    if not _is_of(value, origin if origin in (tuple, Mapping, frozenset) else kind):
-        return f"{path} is {reprlib.repr(value)}"
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        inner = [(getattr(value, field.name), hints[field.name], _join(path, field.name)) for field in fields(kind)]
-    elif origin is frozenset:
-        inner = [(each, arguments[0], path) for each in value]
-    elif origin is tuple:
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-        inner = [(each, of, path) for each, of in zip(value, kinds, strict=True)]
-    else:
-        inner = [(each, arguments[1], _join(path, name)) for name, each in value.items()] if origin is Mapping else []
-    return next((wrong for each in inner if (wrong := _wrong_types(*each))), "")
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Of a type without parts. A truth is no number, and a whole number stands for a real one."""
-    if kind is Any:
-        return True
-    if typing.get_origin(kind) is typing.Literal:
-        return value in typing.get_args(kind)
-    if kind in (int, float):
-        allowed = int if kind is int else (int, float)
-        return isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, kind)
 
 
 def _differing(written: Any, again: Any, path: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from autotrain_mem.errors import AutofitError, from_json
 
@@ -25,10 +25,6 @@ class Finding:
         """The message with its cure, as a plan keeps it."""
         return f"{self.message} {self.cure}".strip()
 
-    def to_json(self) -> dict[str, Any]:
-        """Wire form, for child processes."""
-        return asdict(self)
-
     @classmethod
     def of(cls, error: AutofitError) -> Finding:
         """An error that was met while looking."""
@@ -42,12 +38,6 @@ class Preflight:
     findings: tuple[Finding, ...]
     parameters: int | None
     """Of the model; None where its weights are not on this disk."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Preflight:
-        """Read the worker's answer."""
-        found = tuple(Finding(**finding) for finding in fields["findings"])
-        return cls(findings=found, parameters=fields["parameters"])
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:

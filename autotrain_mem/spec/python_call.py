@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +19,3 @@ class Handed:
     digest: str
     """Of all in it that a rehearsal depends on; empty where that cannot be known, and nothing may be kept of it: code
     or a model of the user's own."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.spec.codec import Form
 
 RUN_SCHEMA = "autofit.run/1"
 REWARD_NAMES = ("reward", "objective/scores")
@@ -40,14 +42,6 @@ class MemoryReading:
             num_alloc_retries=stats.get("num_alloc_retries", 0),
         )
 
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, int]) -> MemoryReading:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**fields)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
@@ -68,6 +62,11 @@ class Report:
     >>> report.prediction_error, report.reserved_prediction_error
     (0.01, 0.0)
     """
+
+    json_form: ClassVar = Form(
+        schema=RUN_SCHEMA,
+        derived={name: name for name in ("prediction_error", "reserved_prediction_error")},
+    )
 
     output_dir: str
     steps: int
@@ -98,25 +97,6 @@ class Report:
         if self.measured is None:
             return None
         return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": RUN_SCHEMA,
-            "output_dir": self.output_dir,
-            "steps": self.steps,
-            "first_loss": self.first_loss,
-            "last_loss": self.last_loss,
-            "first_reward": self.first_reward,
-            "last_reward": self.last_reward,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "predicted_peak_reserved_bytes": self.predicted_peak_reserved_bytes,
-            "measured": None if self.measured is None else self.measured.to_json(),
-            "prediction_error": self.prediction_error,
-            "reserved_prediction_error": self.reserved_prediction_error,
-            "seconds": round(self.seconds, 3),
-            "incidents": self.incidents,
-            "restarts": self.restarts,
-        }
 
 
 def _error(predicted: int, measured: int) -> float | None:

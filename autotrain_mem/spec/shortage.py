@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.trace import Owner
@@ -65,17 +64,3 @@ class Shortage:
     def needed_bytes(self) -> int:
         """What the process would have held of the device with the request met; without the request if it is unknown."""
         return self.reserved_bytes + self.outside_bytes + (self.segment_bytes or 0)
-
-    def to_json(self) -> dict[str, Any]:
-        measured = {owner.value: size for owner, size in self.measured.items()}
-        return {**asdict(self), "measured": measured, "phase": None if self.phase is None else self.phase.value}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Shortage:
-        """Read what :meth:`to_json` wrote."""
-        phase = values["phase"]
-        read = {
-            "measured": {Owner(owner): size for owner, size in values["measured"].items()},
-            "phase": None if phase is None else Phase(phase),
-        }
-        return cls(**{**values, **read})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from autotrain_mem.errors import AutofitError
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.estimate import Estimate
 
 SWEEP_SCHEMA = "autofit.sweep/1"
@@ -16,6 +16,8 @@ SWEEP_SCHEMA = "autofit.sweep/1"
 class Setting:
     """One value of one flag."""
 
+    name: str
+    """The flag, as TRL calls it."""
     text: str
     """As the user wrote it: ``1e-5``."""
     value: Any
@@ -26,16 +28,32 @@ class Setting:
 class Axis:
     """A flag that varies, and its values in the user's order."""
 
+    json_form: ClassVar = Form(derived={"values": "values"}, hidden=("settings",))
+
     name: str
     settings: tuple[Setting, ...]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(setting.value for setting in self.settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPoint:
     """One combination: a setting of each axis, and what it needs or why there is no such run."""
 
+    json_form: ClassVar = Form(
+        derived={"swept": "swept", "estimate": "estimate", "refused": "refusal"}, hidden=("settings", "outcome")
+    )
+    """Estimate and refusal are both written, one of them null, so that a reader need not ask which is there."""
+
     settings: tuple[Setting, ...]
     outcome: Estimate | AutofitError
+
+    @property
+    def swept(self) -> dict[str, Any]:
+        """The value of each axis."""
+        return {setting.name: setting.value for setting in self.settings}
 
     @property
     def estimate(self) -> Estimate | None:
@@ -52,6 +70,8 @@ class SweepPoint:
 class Sweep:
     """All combinations of the axes; the last axis varies fastest. Without axes it is a single point."""
 
+    json_form: ClassVar = Form(schema=SWEEP_SCHEMA)
+
     axes: tuple[Axis, ...]
     points: tuple[SweepPoint, ...]
 
@@ -59,21 +79,3 @@ class Sweep:
     def estimates(self) -> tuple[Estimate, ...]:
         """Of the points that were not refused, in order."""
         return tuple(point.estimate for point in self.points if point.estimate is not None)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SWEEP_SCHEMA,
-            "axes": [{"name": axis.name, "values": [each.value for each in axis.settings]} for axis in self.axes],
-            "points": [{"swept": self._swept(point), **_outcome(point)} for point in self.points],
-        }
-
-    def _swept(self, point: SweepPoint) -> dict[str, Any]:
-        return {axis.name: each.value for axis, each in zip(self.axes, point.settings, strict=True)}
-
-
-def _outcome(point: SweepPoint) -> Mapping[str, Any]:
-    """Both keys always, one of them null, so that a reader need not ask which is there."""
-    return {
-        "estimate": None if point.estimate is None else point.estimate.to_json(),
-        "refused": None if point.refusal is None else point.refusal.to_json(),
-    }

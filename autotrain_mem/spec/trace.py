@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from autotrain_mem.spec.codec import Form, from_json, to_json
 from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.work import Workload
 
@@ -64,6 +65,50 @@ class StreamUse(NamedTuple):
     stream: int
 
 
+def _write_trace(trace: Trace) -> dict[str, Any]:
+    """Columns, compressed: a trace of 100,000 events takes a few hundred kB."""
+    names = sorted({block.module for block in trace.blocks})
+    number = {name: index for index, name in enumerate(names)}
+    owners = list(Owner)
+    return {
+        "sizes": _pack("q", (block.size_bytes for block in trace.blocks)),
+        "owners": _pack("b", (owners.index(block.owner) for block in trace.blocks)),
+        "modules": _pack("i", (number[block.module] for block in trace.blocks)),
+        "module_names": names,
+        "streams": _pack("b", (block.stream for block in trace.blocks)),
+        "events": _pack("q", trace.events),
+        "stream_uses": [list(use) for use in trace.stream_uses],
+        "phase_starts": [[index, phase.value] for index, phase in trace.phase_starts],
+        "operators": trace.operators,
+        "seconds": trace.seconds,
+        "not_counted": list(trace.not_counted),
+        "work": to_json(trace.work),
+        "loss_chunks": list(trace.loss_chunks),
+    }
+
+
+def _read_trace(values: dict[str, Any]) -> Trace:
+    owners, names = list(Owner), values["module_names"]
+    columns = zip(
+        _unpack("q", values["sizes"]),
+        _unpack("b", values["owners"]),
+        _unpack("i", values["modules"]),
+        _unpack("b", values["streams"]),
+        strict=True,
+    )
+    return Trace(
+        blocks=tuple(Block(size_bytes=size, owner=owners[o], module=names[m], stream=s) for size, o, m, s in columns),
+        events=_unpack("q", values["events"]),
+        stream_uses=tuple(StreamUse(*use) for use in values["stream_uses"]),
+        phase_starts=tuple((index, Phase(phase)) for index, phase in values["phase_starts"]),
+        operators=values["operators"],
+        seconds=values["seconds"],
+        not_counted=tuple(values["not_counted"]),
+        work=from_json(Workload, values["work"]),
+        loss_chunks=tuple(values["loss_chunks"]),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """Every allocation and free of one run, in order.
@@ -73,6 +118,8 @@ class Trace:
     is dead: steps of a generation that are not rehearsed are written as repetitions of one that is. ``phase_starts``
     lists (index of the first event, phase).
     """
+
+    json_form: ClassVar = Form(write=_write_trace, read=_read_trace)
 
     blocks: tuple[Block, ...]
     events: array[int]
@@ -102,52 +149,6 @@ class Trace:
                 following, following_phase = next(starts)
             if event != CACHE_EMPTIED:
                 yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Compact wire form: columns, compressed. A trace of 100,000 events takes a few hundred kB."""
-        names = sorted({block.module for block in self.blocks})
-        number = {name: index for index, name in enumerate(names)}
-        owners = list(Owner)
-        return {
-            "sizes": _pack("q", (block.size_bytes for block in self.blocks)),
-            "owners": _pack("b", (owners.index(block.owner) for block in self.blocks)),
-            "modules": _pack("i", (number[block.module] for block in self.blocks)),
-            "module_names": names,
-            "streams": _pack("b", (block.stream for block in self.blocks)),
-            "events": _pack("q", self.events),
-            "stream_uses": [list(use) for use in self.stream_uses],
-            "phase_starts": [[index, phase.value] for index, phase in self.phase_starts],
-            "operators": self.operators,
-            "seconds": self.seconds,
-            "not_counted": list(self.not_counted),
-            "work": self.work.to_json(),
-            "loss_chunks": list(self.loss_chunks),
-        }
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Trace:
-        """Read what :meth:`to_json` wrote."""
-        owners, names = list(Owner), fields["module_names"]
-        columns = zip(
-            _unpack("q", fields["sizes"]),
-            _unpack("b", fields["owners"]),
-            _unpack("i", fields["modules"]),
-            _unpack("b", fields["streams"]),
-            strict=True,
-        )
-        return cls(
-            blocks=tuple(
-                Block(size_bytes=size, owner=owners[o], module=names[m], stream=s) for size, o, m, s in columns
-            ),
-            events=_unpack("q", fields["events"]),
-            stream_uses=tuple(StreamUse(*use) for use in fields["stream_uses"]),
-            phase_starts=tuple((index, Phase(phase)) for index, phase in fields["phase_starts"]),
-            operators=fields["operators"],
-            seconds=fields["seconds"],
-            not_counted=tuple(fields["not_counted"]),
-            work=Workload.from_json(fields["work"]),
-            loss_chunks=tuple(fields["loss_chunks"]),
-        )
 
 
 def _pack(code: str, numbers: Iterable[int]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.phase import Phase
 
 
@@ -33,6 +34,8 @@ class Work:
     Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP, reads
     and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
     """
+
+    json_form: ClassVar = Form(is_row=True)
 
     phase: Phase
     kind: Kind
@@ -97,57 +100,46 @@ class Workload:
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))
 
-    def to_json(self) -> dict[str, Any]:
-        """Compact wire form: one list of values for each operator."""
-        return {**_plain(self), "work": [list(asdict(work).values()) for work in self.work]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Workload:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**{**values, "work": tuple(_read(row) for row in values["work"])})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
     """How long one optimizer step takes, as predicted.
 
     >>> from autotrain_mem import Phase, StepTime
-    >>> StepTime(step_seconds=0.5, tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second
+    >>> StepTime(tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second
     8192.0
     """
 
-    step_seconds: float
+    json_form: ClassVar = Form(
+        derived={"step_seconds": "known_step_seconds", "tokens_per_second": "known_tokens_per_second"}
+    )
+
     tokens: float
     """Tokens of one optimizer step that count: of all processes, without padding."""
     phases: Mapping[Phase, float] = field(default_factory=dict)
-    """Seconds of one optimizer step by phase; their sum is ``step_seconds``."""
+    """Seconds of one optimizer step by phase."""
     assumed: str = ""
     """Which card's rates were taken for one whose rates are unknown: such seconds rank plans and say no more. Empty
     where the card's own are known."""
 
-    def __post_init__(self) -> None:
-        assert abs(sum(self.phases.values()) - self.step_seconds) <= 1e-6 * max(self.step_seconds, 1.0)
+    @property
+    def step_seconds(self) -> float:
+        """The sum over the phases."""
+        return sum(self.phases.values())
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.step_seconds if self.step_seconds else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Wire form; seconds on a card whose rates were assumed are for ranking, and are not told as its own."""
-        known = not self.assumed
-        return {
-            "step_seconds": self.step_seconds if known else None,
-            "tokens_per_second": self.tokens_per_second if known else None,
-            "tokens": self.tokens,
-            "phases": {phase.value: seconds for phase, seconds in self.phases.items()},
-            "assumed": self.assumed,
-        }
+    @property
+    def known_step_seconds(self) -> float | None:
+        """None on a card whose rates were assumed: such seconds are for ranking, and are not told as its own."""
+        return None if self.assumed else self.step_seconds
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> StepTime:
-        """Read what :meth:`to_json` wrote."""
-        phases = {Phase(phase): seconds for phase, seconds in values["phases"].items()}
-        return cls(step_seconds=sum(phases.values()), tokens=values["tokens"], phases=phases, assumed=values["assumed"])
+    @property
+    def known_tokens_per_second(self) -> float | None:
+        """None on a card whose rates were assumed."""
+        return None if self.assumed else self.tokens_per_second
 
 
 def _grown(work: Work, ratio: float) -> Work:
@@ -163,13 +155,3 @@ def _grown(work: Work, ratio: float) -> Work:
 def _operator(work: Work) -> Work:
     """The same, however often it ran."""
     return replace(work, count=0.0)
-
-
-def _plain(workload: Workload) -> dict[str, Any]:
-    return {item.name: getattr(workload, item.name) for item in fields(workload) if item.name != "work"}
-
-
-def _read(row: Iterable[Any]) -> Work:
-    phase, kind, dtype, *numbers = row
-    names = ("flops", "bytes", "fixed_bytes", "launches", "count", "of_chunk")
-    return Work(phase=Phase(phase), kind=Kind(kind), dtype=dtype, **dict(zip(names, numbers, strict=True)))

@@ -14,6 +14,7 @@ from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
 from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.request import Request, interrupted_before_training
@@ -194,7 +195,7 @@ def train(
     progress = _Progress(on_event)
     child = Child(RUN_PROCESS, environment, log, has_children=True)
     try:
-        child.send(request.to_json())
+        child.send(codec.to_json(request))
         return _listen(child, child.messages(), log, progress)
     except KeyboardInterrupt:
         return _end_after_step(child, log, progress)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.processes import Child, ChildDied
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.training.launch import RUN_PROCESS, died_early, error_of, unwritable
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
@@ -39,7 +40,7 @@ def run_probe(
     with _scratch(folder) as scratch:
         child = Child(module, environment, log, has_children=True)
         try:
-            child.send(replace(request, output_dir=str(scratch)).to_json())
+            child.send(codec.to_json(replace(request, output_dir=str(scratch))))
             probe = _answer(child, log)
         except KeyboardInterrupt as interrupt:
             raise interrupted_before_training() from interrupt
@@ -48,7 +49,7 @@ def run_probe(
         finally:
             child.kill()  # it has told all that it had to tell, and its card is wanted
             child.stop()
-    return replace(probe, seconds=time.monotonic() - started)
+    return replace(probe, seconds=round(time.monotonic() - started, 3))
 
 
 def _answer(child: Child, log: pathlib.Path) -> Probe:
@@ -57,7 +58,7 @@ def _answer(child: Child, log: pathlib.Path) -> Probe:
         if "error" in message:
             raise error_of(message, log)
         if message["event"] == "probe":
-            return Probe.from_json(message["probe"])
+            return codec.from_json(Probe, message["probe"])
 
 
 def _probe_of_death(request: Request, death: ChildDied, log: pathlib.Path) -> Probe:

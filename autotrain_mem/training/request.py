@@ -38,31 +38,3 @@ class Request:
     """Peak allocated bytes of each phase, by the plan."""
     guarded: bool = True
     """Else it trains as TRL does by itself, and ends when the device is full."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "job": self.job.to_json(),
-            "knobs": self.knobs.to_json(),
-            "hardware": self.hardware.to_json(),
-            "simulate": self.simulate,
-            "output_dir": self.output_dir,
-            "learned": self.learned.to_json(),
-            "guarded": self.guarded,
-            "predicted": {str(phase): peak_bytes for phase, peak_bytes in self.predicted.items()},
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Request:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            task=values["task"],
-            job=Job.from_json(values["job"]),
-            knobs=Knobs.from_json(values["knobs"]),
-            hardware=Hardware.from_json(values["hardware"]),
-            simulate=values["simulate"],
-            output_dir=values["output_dir"],
-            learned=Learned.from_json(values["learned"]),
-            guarded=values["guarded"],
-            predicted={Phase(name): peak_bytes for name, peak_bytes in values["predicted"].items()},
-        )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotrain_mem.errors import AutofitError, InterruptedByUser
-from autotrain_mem.spec import Knobs, Learned
+from autotrain_mem.spec import Knobs, Learned, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
@@ -98,7 +98,7 @@ def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Ev
         except KeyboardInterrupt as interrupt:
             raise _interrupted(ended, newest) from interrupt
         stint = _next(stint, newest, learning.learned, change)
-        on_event({"event": "restart", "restart": _restart(stint, cause, ended, change).to_json()})
+        on_event({"event": "restart", "restart": codec.to_json(_restart(stint, cause, ended, change))})
         spent, before = spent + 1, (cause.name, ended.step)
 
 
@@ -111,7 +111,7 @@ class _Learning:
 
     def hear(self, event: Event) -> None:
         if event["event"] == "incident":
-            self.learned = Learned.from_json(event["learned"])
+            self.learned = codec.from_json(Learned, event["learned"])
         self._on_event(event)
 
 

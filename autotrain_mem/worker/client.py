@@ -11,8 +11,8 @@ from typing import Any
 from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace
-from autotrain_mem.spec.model import LayerPattern, ModelFacts
+from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace, codec
+from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
 
@@ -89,7 +89,7 @@ class Worker:
             switches=list(switches),
             own=dict(own or {}),
         )
-        return answer["given"], Knobs.from_json(answer["defaults"])
+        return answer["given"], codec.from_json(Knobs, answer["defaults"])
 
     def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
         """TRL's defaults, where a config made in Python says the rest. Raises UsageError for what contradicts itself.
@@ -98,7 +98,7 @@ class Worker:
             given: Of TRL's arguments, those that count as given.
             own: Our own words.
         """
-        return Knobs.from_json(self._ask("accept", method=method, given=dict(given), own=dict(own))["defaults"])
+        return codec.from_json(Knobs, self._ask("accept", method=method, given=dict(given), own=dict(own))["defaults"])
 
     def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
         """The value of one flag by itself, whatever it goes with. Raises UsageError."""
@@ -118,19 +118,13 @@ class Worker:
             UsageError: what is asked for does not work with this model or on this card.
         """
         answer = self._ask(
-            "describe", job=job.to_json(), compute_capability=compute_capability, options=_config_options(job)
+            "describe", job=codec.to_json(job), compute_capability=compute_capability, options=_config_options(job)
         )
-        names = ("context_length", "is_quantized", "digest", "flash_attention")
-        pattern, targets = answer["pattern"], answer["lora_targets"]
-        return ModelFacts(
-            **{name: answer[name] for name in names},
-            pattern=None if pattern is None else LayerPattern(**pattern),
-            lora_targets=tuple(targets) if isinstance(targets, list) else targets,
-        )
+        return codec.from_json(ModelFacts, answer)
 
     def check_can_train(self, job: Job) -> None:
         """Raises UsageError when the job lacks something without which nothing can be trained."""
-        self._ask("check", job=job.to_json())
+        self._ask("check", job=codec.to_json(job))
 
     def preflight(
         self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
@@ -147,14 +141,14 @@ class Worker:
         """
         answer = self._ask(
             "preflight",
-            job=job.to_json(),
+            job=codec.to_json(job),
             compute_capability=compute_capability,
             to_train=to_train,
             on_cpu=on_cpu,
             reads_data=reads_data,
             options=_config_options(job),
         )
-        return Preflight.from_json(answer)
+        return codec.from_json(Preflight, answer)
 
     def fingerprint(self, job: Job) -> str:
         """What :meth:`profile` answers the same to: the data, the tokenizer and the formatting, as one digest.
@@ -163,7 +157,7 @@ class Worker:
             DatasetError, ModelNotFoundError: there are no such data, or no tokenizer.
             UsageError: there is no such reward function.
         """
-        digest: str = self._ask("fingerprint", job=job.to_json())["fingerprint"]
+        digest: str = self._ask("fingerprint", job=codec.to_json(job))["fingerprint"]
         return digest
 
     def profile(self, job: Job, hear: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
@@ -175,7 +169,7 @@ class Worker:
         Raises:
             DatasetError: there are no such data, or the method cannot train on them.
         """
-        return DataProfile.from_json(self._ask("profile", hear, job=job.to_json()))
+        return codec.from_json(DataProfile, self._ask("profile", hear, job=codec.to_json(job)))
 
     def rehearse(
         self,
@@ -194,15 +188,15 @@ class Worker:
         """
         answer = self._ask(
             "rehearse",
-            job=job.to_json(),
-            knobs=knobs.to_json(),
+            job=codec.to_json(job),
+            knobs=codec.to_json(knobs),
             length=length,
             compute_capability=compute_capability,
             layers=layers,
             chunks=chunks,
             options=_config_options(job),
         )
-        return Trace.from_json(answer["trace"])
+        return codec.from_json(Trace, answer["trace"])
 
     def _start(self) -> Child:
         # Twice: where the worker writes, and what it removes when this process ends without doing so.
@@ -223,7 +217,7 @@ class Worker:
         try:
             child.send({"operation": operation, **fields})
             while "progress" in (answer := child.receive(self._time_limit_seconds)):
-                hear(Counting.from_json(answer["progress"]))
+                hear(codec.from_json(Counting, answer["progress"]))
         except ChildDied as death:
             raise _died(operation, death) from death
         except ChildTimeout as timeout:

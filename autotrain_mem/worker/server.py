@@ -13,14 +13,15 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.methods.row_lengths import Hear
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Job, Knobs, codec
+from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.worker.scratch_folders import Leftovers
 
 
@@ -37,14 +38,14 @@ def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
         request["switches"],
         request["own"],
     )
-    return {"given": dict(parsed.given), "defaults": parsed.defaults.to_json()}
+    return {"given": dict(parsed.given), "defaults": codec.to_json(parsed.defaults)}
 
 
 def accept(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """Arguments of a config that a script made -> TRL's defaults for the knobs; refuses what contradicts itself."""
     from autotrain_mem.checks import arguments
 
-    return {"defaults": arguments.accept(request["method"], request["given"], request["own"]).to_json()}
+    return {"defaults": codec.to_json(arguments.accept(request["method"], request["given"], request["own"]))}
 
 
 def read_value(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -71,19 +72,20 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
-    job = Job.from_json(request["job"])
+    job = codec.from_json(Job, request["job"])
     config = read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=capability))
-    pattern = pattern_of(job, config)
-    return {
-        "context_length": getattr(config.get_text_config(), "max_position_embeddings", None),
-        "is_quantized": bool(checkpoint_quantization(config)),
-        "digest": config_digest(job, config),
-        "flash_attention": why_no_flash_attention(job, config, capability),
-        "pattern": None if pattern is None else asdict(pattern),
-        "lora_targets": default_targets(config),
-    }
+    targets = default_targets(config)
+    facts = ModelFacts(
+        context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
+        is_quantized=bool(checkpoint_quantization(config)),
+        digest=config_digest(job, config),
+        flash_attention=why_no_flash_attention(job, config, capability),
+        pattern=pattern_of(job, config),
+        lora_targets=targets if isinstance(targets, str) else tuple(targets),
+    )
+    return codec.to_json(facts)
 
 
 def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -103,28 +105,27 @@ def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.checks.model import parameters_on_disk, read_config
     from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
 
-    job = Job.from_json(request["job"])
+    job = codec.from_json(Job, request["job"])
     config = read_config(job, **request["options"])
     facts = {name: request[name] for name in ("to_train", "on_cpu", "reads_data")}
     setup = setup_of(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
-    return {
-        "findings": [finding.to_json() for finding in collect(table.PREFLIGHT, setup, UNFORESEEN)],
-        "parameters": parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision")),
-    }
+    findings = tuple(collect(table.PREFLIGHT, setup, UNFORESEEN))
+    parameters = parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision"))
+    return codec.to_json(Preflight(findings=findings, parameters=parameters))
 
 
 def fingerprint(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     """A job -> what its data, its tokenizer and their formatting are known by."""
     from autotrain_mem.data.fingerprint import fingerprint as fingerprint_dataset
 
-    return {"fingerprint": fingerprint_dataset(Job.from_json(request["job"]), scratch)}
+    return {"fingerprint": fingerprint_dataset(codec.from_json(Job, request["job"]), scratch)}
 
 
 def profile(request: dict[str, Any], scratch: str, hear: Hear = lambda counting: None) -> dict[str, Any]:
     """A job -> how many rows have how many tokens; told on the way how far the counting is."""
     from autotrain_mem.data.token_lengths import profile as profile_dataset
 
-    return profile_dataset(Job.from_json(request["job"]), scratch, hear).to_json()
+    return codec.to_json(profile_dataset(codec.from_json(Job, request["job"]), scratch, hear))
 
 
 def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -132,13 +133,13 @@ def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.checks.model import read_config
     from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
 
-    job, knobs = Job.from_json(request["job"]), Knobs.from_json(request["knobs"])
+    job, knobs = codec.from_json(Job, request["job"]), codec.from_json(Knobs, request["knobs"])
     read_config(job, **request["options"])
     capability = tuple(request["compute_capability"])
     gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
     gc.freeze()  # what is imported stays, and need not be looked at again
     trace = rehearse_trainer(job, knobs, request["length"], scratch, capability, request["layers"], request["chunks"])
-    return {"trace": trace.to_json()}
+    return {"trace": codec.to_json(trace)}
 
 
 OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
@@ -232,7 +233,7 @@ def main() -> None:
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
     import_ahead()
     while True:
-        channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": counting.to_json()})))
+        channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": codec.to_json(counting)})))
 
 
 if __name__ == "__main__":

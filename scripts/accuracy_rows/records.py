@@ -16,7 +16,7 @@ from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.overhead import overhead
-from autotrain_mem.spec import Hardware, Trace
+from autotrain_mem.spec import Hardware, Trace, codec
 
 MIB = 2**20
 MOST_LINES = 12
@@ -106,7 +106,7 @@ def _print_differences(record: Record, folder: Path, worker: api.Worker, model: 
     if path.is_file():
         import json
 
-        trace = Trace.from_json(json.loads(path.read_text(encoding="utf-8"))["trace"])
+        trace = codec.from_json(Trace, json.loads(path.read_text(encoding="utf-8"))["trace"])
         _print_side_by_side(("native", "rehearsed"), births_of_trace(trace, apart(case), SMALLEST_BYTES), rehearsed)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.codec import Form
 
 SEED = 0
 COMPLETION = 64
@@ -35,9 +36,16 @@ BASE = Knobs(
 )
 
 
+def _read_case(values: Mapping[str, Any]) -> GpuCase:
+    """A case that was recorded before a knob was known has that knob's default."""
+    return GpuCase(**{**values, "knobs": Knobs(**values["knobs"])})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuCase:
     """One training of two optimizer steps on its worst batch."""
+
+    json_form: ClassVar = Form(read=_read_case)
 
     name: str
     """Also the name of its file."""
@@ -60,13 +68,6 @@ class GpuCase:
         """The training of the model in this folder."""
         models = {"reward_model_path": str(folder)} if self.method == "ppo" else {}
         return Job(method=self.method, model=str(folder), dataset=None, arguments={**self.arguments, **models})
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "knobs": self.knobs.to_json(), "arguments": dict(self.arguments)}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> GpuCase:
-        return cls(**{**fields, "knobs": Knobs.from_json(fields["knobs"])})
 
 
 def make(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from autotrain_mem.spec import codec
 from gpu_records.cases import SEED, GpuCase
 from gpu_records.record import Record, versions, write
 
@@ -25,7 +26,7 @@ SETTING = "PYTORCH_ALLOC_CONF"
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    case = GpuCase.from_json(request["case"])
+    case = codec.from_json(GpuCase, request["case"])
     import_all(case)
     if not sys.stdin.readline():
         return  # the parent is gone

@@ -12,7 +12,9 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from autotrain_mem.spec.codec import Form
 
 ACTIONS = (
     *("alloc", "free_requested", "free_completed"),
@@ -38,9 +40,38 @@ class Event:
     """``phase module``, as far as it is known."""
 
 
+def _write_history(history: History) -> dict[str, Any]:
+    return {
+        "events": len(history),
+        "actions": _pack(history.actions),
+        "places": _pack(history.places),
+        "sizes": _pack(history.sizes),
+        "streams": _pack(history.streams),
+        "labels": _pack(history.labels),
+        "addresses": _pack(array("q", history.addresses)),
+        "stream_names": list(history.stream_names),
+        "label_names": list(history.label_names),
+    }
+
+
+def _read_history(values: Mapping[str, Any]) -> History:
+    return History(
+        actions=_unpack("b", values["actions"]),
+        places=_unpack("i", values["places"]),
+        sizes=_unpack("q", values["sizes"]),
+        streams=_unpack("i", values["streams"]),
+        labels=_unpack("i", values["labels"]),
+        addresses=tuple(_unpack("q", values["addresses"])),
+        stream_names=tuple(values["stream_names"]),
+        label_names=tuple(values["label_names"]),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
     """All events, in order. Addresses, streams and labels are numbered in the order in which they were first met."""
+
+    json_form: ClassVar = Form(write=_write_history, read=_read_history)
 
     actions: array[int]
     places: array[int]
@@ -87,32 +118,6 @@ class History:
             yield Event(
                 ACTIONS[action], self.addresses[place], size, self.stream_names[stream], self.label_names[label]
             )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "events": len(self),
-            "actions": _pack(self.actions),
-            "places": _pack(self.places),
-            "sizes": _pack(self.sizes),
-            "streams": _pack(self.streams),
-            "labels": _pack(self.labels),
-            "addresses": _pack(array("q", self.addresses)),
-            "stream_names": list(self.stream_names),
-            "label_names": list(self.label_names),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> History:
-        return cls(
-            actions=_unpack("b", fields["actions"]),
-            places=_unpack("i", fields["places"]),
-            sizes=_unpack("q", fields["sizes"]),
-            streams=_unpack("i", fields["streams"]),
-            labels=_unpack("i", fields["labels"]),
-            addresses=tuple(_unpack("q", fields["addresses"])),
-            stream_names=tuple(fields["stream_names"]),
-            label_names=tuple(fields["label_names"]),
-        )
 
 
 def _labelled(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:

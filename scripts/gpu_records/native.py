@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Trace
+from autotrain_mem.spec import Trace, codec
 from gpu_records.cases import GpuCase
 from gpu_records.child import import_all, real_trainer_spec
 from gpu_records.sequences import births_of_trace, differences, summary
@@ -30,13 +30,13 @@ SMALLEST_BYTES = 1 << 20
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    case = GpuCase.from_json(request["case"])
+    case = codec.from_json(GpuCase, request["case"])
     import_all(case)
     if not sys.stdin.readline():
         return
     with tempfile.TemporaryDirectory(prefix="native-", ignore_cleanup_errors=True) as scratch:
         trace, capability = rehearse_natively(case, Path(request["model"]), scratch)
-    content = {"case": request["case"], "compute_capability": capability, "trace": trace.to_json()}
+    content = {"case": request["case"], "compute_capability": capability, "trace": codec.to_json(trace)}
     path = native_path(Path(request["out"]), case.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
@@ -91,7 +91,7 @@ def compare_all(
                 print(f"the usual rehearsal failed: {error}")
                 done = False
                 continue
-            for line in compared(case, Trace.from_json(content["trace"]), usual):
+            for line in compared(case, codec.from_json(Trace, content["trace"]), usual):
                 print(line)
     return done
 

@@ -6,10 +6,12 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from autotrain_mem.spec import codec
+from autotrain_mem.spec.codec import Form
 from gpu_records.cases import GpuCase
 from gpu_records.history import History
 
@@ -55,6 +57,8 @@ class Outside:
 class Record:
     """One case, run for real."""
 
+    json_form: ClassVar = Form(schema=SCHEMA)
+
     case: GpuCase
     model_files: Mapping[str, str]
     card: CardFacts
@@ -72,28 +76,6 @@ class Record:
     """torch.cuda.memory_stats()."""
     seconds: Mapping[str, float]
     history: History
-
-    def to_json(self) -> dict[str, Any]:
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        nested = {name: asdict(plain[name]) for name in ("card", "loaded", "trained", "outside")}
-        columns = {"case": self.case.to_json(), "history": self.history.to_json()}
-        mappings = {name: dict(plain[name]) for name in ("model_files", "versions", "memory_stats", "seconds")}
-        return {"schema": SCHEMA, **plain, **nested, **columns, **mappings}
-
-    @classmethod
-    def from_json(cls, read: Mapping[str, Any]) -> Record:
-        if read["schema"] != SCHEMA:
-            raise ValueError(f"{read['schema']} is not {SCHEMA}")
-        card = {**read["card"], "compute_capability": tuple(read["card"]["compute_capability"])}
-        made: dict[str, Any] = {
-            "case": GpuCase.from_json(read["case"]),
-            "card": CardFacts(**card),
-            "loaded": Levels(**read["loaded"]),
-            "trained": Levels(**read["trained"]),
-            "outside": Outside(**read["outside"]),
-            "history": History.from_json(read["history"]),
-        }
-        return cls(**{field.name: made.get(field.name, read[field.name]) for field in fields(cls)})
 
 
 def versions() -> dict[str, str | None]:
@@ -121,19 +103,19 @@ def failure_path(folder: Path, case: str) -> Path:
 
 def write(folder: Path, record: Record) -> None:
     """The record appears whole or not at all; an earlier failure of the case is forgotten."""
-    _write(record_path(folder, record.case.name), record.to_json())
+    _write(record_path(folder, record.case.name), codec.to_json(record))
     failure_path(folder, record.case.name).unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, case: GpuCase, error: str) -> None:
     """Why there is no record."""
-    _write(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": case.to_json(), "error": error})
+    _write(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": codec.to_json(case), "error": error})
 
 
 def read_records(folder: Path) -> list[Record]:
     """All records of a folder, by name."""
     paths = sorted(folder.glob(f"*{record_path(folder, '').name}"))
-    return [Record.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return [codec.from_json(Record, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def read_failures(folder: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotrain_mem.spec import codec
 from gpu_records.cases import GpuCase
 from gpu_records.child import SETTING
 from gpu_records.models import model_folder
@@ -171,7 +172,7 @@ def start_child(
 
     def start(case: GpuCase) -> Process:
         model = model_folder(models, case.model)
-        request = {"case": case.to_json(), "device": device, "out": str(out), "model": str(model)}
+        request = {"case": codec.to_json(case), "device": device, "out": str(out), "model": str(model)}
         return Process(module, request, environment(case, packages, device))
 
     return start

@@ -24,6 +24,7 @@ from gpu_records.history import History
 from gpu_records.marks import Marks
 from gpu_records.record import CardFacts, Outside, write
 
+from autotrain_mem.spec import codec
 from hollow_cuda.frames import Frames
 
 MOST_EVENTS = 10**7
@@ -31,7 +32,7 @@ MOST_EVENTS = 10**7
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    case, out = GpuCase.from_json(request["case"]), Path(request["out"])
+    case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
     card = HollowCard("all" if request["functions"] else "python")
     with (
         tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch,

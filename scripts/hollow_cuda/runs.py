@@ -11,6 +11,7 @@ from gpu_records.cases import GpuCase
 from gpu_records.record import Record, failure_path, record_path, write_failure
 from gpu_records.runs import ENVIRONMENT
 
+from autotrain_mem.spec import codec
 from hollow_cuda.build import Hollow
 from hollow_cuda.models import sparse_folder
 
@@ -43,7 +44,7 @@ def real_run(hollow: Hollow, case: GpuCase, *, functions: bool = False) -> Recor
     out = hollow.cache / "runs"
     if not record_path(out, case.name).is_file():
         _run(hollow, case, out, functions)
-    return Record.from_json(json.loads(record_path(out, case.name).read_text(encoding="utf-8")))
+    return codec.from_json(Record, json.loads(record_path(out, case.name).read_text(encoding="utf-8")))
 
 
 def forget(hollow: Hollow, case: GpuCase) -> None:
@@ -55,7 +56,7 @@ def _run(hollow: Hollow, case: GpuCase, out: Path, functions: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     request = out / f"{case.name}.request.json"
     model = model_of(hollow, case)
-    asked = {"case": case.to_json(), "model": str(model), "out": str(out), "functions": functions}
+    asked = {"case": codec.to_json(case), "model": str(model), "out": str(out), "functions": functions}
     request.write_text(json.dumps(asked), encoding="utf-8")
     environment = hollow.environment(CAPACITY_BYTES, case.allocator) | ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "hollow_cuda.child", str(request)]

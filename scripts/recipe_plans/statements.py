@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Attempt, Knobs, Plan
+from autotrain_mem.spec import Attempt, Knobs, Plan, codec
 from autotrain_mem.units import MIB, format_bytes
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
@@ -135,7 +135,7 @@ class Golden:
             level=level,
             required_mib=int(required),
             budget_mib=int(budget),
-            knobs=Knobs.from_json(json.loads(knobs)),
+            knobs=Knobs(**json.loads(knobs)),
             levers=tuple(levers),
         )
 
@@ -143,7 +143,7 @@ class Golden:
         lines = [
             f"level {self.level}",
             f"needs {self.required_mib} MiB of {self.budget_mib} MiB",
-            f"knobs {json.dumps(self.knobs.to_json(), sort_keys=True)}",
+            f"knobs {json.dumps(codec.to_json(self.knobs), sort_keys=True)}",
             *(f"lever {lever}" for lever in self.levers),
         ]
         return "\n".join(lines) + "\n"

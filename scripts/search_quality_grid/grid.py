@@ -14,7 +14,7 @@ from autotrain_mem.planner.memo import Predictor
 from autotrain_mem.planner.points import lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs
+from autotrain_mem.spec import Estimate, Knobs, codec
 
 RATIO = 0.99
 """Of the grid's best tokens per second, what the choice must have."""
@@ -142,7 +142,7 @@ def _larger(grid: Sequence[Estimate], chosen: Estimate) -> Estimate | None:
 
 def _apart_from_rows(knobs: Knobs) -> dict[str, object]:
     free = {"expandable_segments", *(name for lever in ("micro_batch", "eval_batch") for name in LEVERS[lever].knobs)}
-    return {name: value for name, value in knobs.to_json().items() if name not in free}
+    return {name: value for name, value in codec.to_json(knobs).items() if name not in free}
 
 
 def _rows(estimate: Estimate) -> int:

@@ -16,6 +16,7 @@ import autotrain_mem
 from autotrain_mem import AutoFit, AutofitError, Plan, UsageError, api
 from autotrain_mem.cli import main
 from autotrain_mem.errors import PlanFileError, RehearsalError
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.python_errors import python_errors, python_words
 from autotrain_mem.worker.pool import Workers
 
@@ -63,14 +64,14 @@ def test_plan_is_the_commands_plan(here: Path, capsys: pytest.CaptureFixture[str
         learning_rate=1e-4,
         max_length=64,
     )
-    assert without_clocks(json.loads(json.dumps(of_python.to_json()))) == without_clocks(of_command)
+    assert without_clocks(json.loads(json.dumps(codec.to_json(of_python)))) == without_clocks(of_command)
 
 
 def test_estimate_is_the_commands_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main.run(["estimate", "sft", "--model", MODEL, "--gpu", "300MiB", "--max_length", "64", "--optim", "sgd", "--json"])
     of_command = json.loads(capsys.readouterr().out)
     found = autotrain_mem.estimate("sft", Path(MODEL), autofit=AutoFit(gpu="300MiB"), max_length=64, optim="sgd")
-    assert without_clocks(json.loads(json.dumps(found.to_json()))) == without_clocks(of_command)
+    assert without_clocks(json.loads(json.dumps(codec.to_json(found)))) == without_clocks(of_command)
 
 
 class Strategy(enum.Enum):
@@ -109,7 +110,7 @@ def test_a_plan_is_followed_with_its_own_words_where_none_are_given(here: Path, 
     made.save(tmp_path / "plan.json")
     for plan in (made, tmp_path / "plan.json", str(tmp_path)):
         followed = autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=plan))
-        assert without_clocks(followed.to_json()) == without_clocks(made.to_json())
+        assert without_clocks(codec.to_json(followed)) == without_clocks(codec.to_json(made))
     renewed = autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=made), learning_rate=1e-5)
     assert (renewed.knobs, renewed.job.arguments["learning_rate"]) == (made.knobs, 1e-5)
 

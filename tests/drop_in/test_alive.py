@@ -20,7 +20,7 @@ import trl
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import build
-from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan
+from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
@@ -142,7 +142,7 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     assert (incident.step, incident.phase) == (1, Phase.FORWARD)
     assert incident.remedy.startswith("split into 2 + 2")
     assert ours.plan.experience.learned.train_tokens is not None
-    assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == ours.plan.experience.learned.to_json()
+    assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == codec.to_json(ours.plan.experience.learned)
 
 
 def test_an_incident_is_told_once_by_transformers_logger(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Plan
+from autotrain_mem.spec import Plan, codec
 from autotrain_mem.worker import server
 from tests.spec.test_nouns import FULL_PLAN
 
@@ -30,6 +30,7 @@ from datasets import Dataset
 from autotrain_mem import AutoFit, SFTTrainer
 from autotrain_mem.drop_in import planning
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.spec import codec
 
 model, folder = sys.argv[1:]
 make, shared = planning.Workers, []
@@ -52,7 +53,7 @@ for gpu in ("6MiB", "80MiB"):
     except DoesNotFitError as error:
         said["refused"] = error.message
 trainer.train()
-said |= {"steps": trainer.state.global_step, "planned": len(shared), "plan": trainer.plan.to_json()}
+said |= {"steps": trainer.state.global_step, "planned": len(shared), "plan": codec.to_json(trainer.plan)}
 said |= {"processes": trainer.accelerator.num_processes, "checkpointing": trainer.args.gradient_checkpointing}
 with open(f"{folder}/{args.process_index}.json", "w") as file:
     json.dump(said, file)
@@ -84,7 +85,7 @@ def test_every_rank_acts_on_the_plan_of_rank_0(tiny_qwen: Path, tmp_path: Path) 
     assert first["refused"] == second["refused"]
     assert (first["planned"], second["planned"]) == (2, 0)
     assert done.stderr.count("fits 80MiB") == 1
-    assert any("2 processes" in warning for warning in Plan.from_json(first["plan"]).warnings)
+    assert any("2 processes" in warning for warning in codec.from_json(Plan, first["plan"]).warnings)
 
 
 def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +146,10 @@ def failing(error: BaseException) -> Callable[[], Any]:
 
 def test_the_plan_is_for_the_card_with_the_least_budget(group: Group) -> None:
     large, small = named("a100-80gb"), named("rtx3060")
-    group.others = small.to_json()
+    group.others = codec.to_json(small)
     assert ranks.smallest(lambda: large) == small
     full = replace(large, free_bytes=2**30)  # the same card, which somebody else uses
-    group.others = full.to_json()
+    group.others = codec.to_json(full)
     assert ranks.smallest(lambda: large) == full
     assert ranks.smallest(lambda: small) == full
 
@@ -158,7 +159,7 @@ def test_a_device_that_one_rank_cannot_have_is_refused_by_all(group: Group) -> N
     group.others = refusal.to_json()
     with pytest.raises(UsageError, match="sees 2 GPUs"):
         ranks.smallest(lambda: named("rtx3060"))
-    group.others = named("rtx3060").to_json()
+    group.others = codec.to_json(named("rtx3060"))
     with pytest.raises(UsageError, match="sees 2 GPUs"):
         ranks.smallest(failing(refusal))
 

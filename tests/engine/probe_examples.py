@@ -15,6 +15,7 @@ from autotrain_mem.spec import (
     Owner,
     Phase,
     Probe,
+    ReservedByMode,
     ReservedEstimate,
     StepTime,
 )
@@ -44,12 +45,14 @@ def predicted(peak_mib: int, *, load_mib: int = 1, knobs: Knobs = TRL_DEFAULTS, 
         phases={Phase.LOAD: load, Phase.FORWARD: peak, Phase.BACKWARD: peak},
         owners_at_peak={Owner.WEIGHTS: load, Owner.ACTIVATIONS: peak - load},
         modules_at_peak=(),
-        native=reserved,
-        expandable=reserved,
+        reserved=ReservedByMode(
+            native=reserved,
+            expandable_segments=reserved,
+        ),
         not_counted=(),
         rehearsal_seconds=1.0,
     )
-    time = StepTime(step_seconds=1.0, tokens=float(knobs.per_device_train_batch_size), phases={Phase.FORWARD: 1.0})
+    time = StepTime(tokens=float(knobs.per_device_train_batch_size), phases={Phase.FORWARD: 1.0})
     return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=BUDGET, time=time)
 
 

@@ -44,7 +44,7 @@ def test_what_was_measured_is_what_is_then_predicted_for_it(
         phase: peak.allocated_bytes for phase, peak in tried.phases.items()
     }
     assert sum(made.owners_at_peak.values()) == made.peak_allocated_bytes == max(made.phases.values())
-    assert made.native.peak_reserved_bytes == tried.measured.peak_reserved_bytes  # type: ignore[union-attr]
+    assert made.reserved.native.peak_reserved_bytes == tried.measured.peak_reserved_bytes  # type: ignore[union-attr]
 
 
 def test_one_point_gives_an_offset_of_what_is_loaded_and_a_scale_of_the_rest() -> None:
@@ -124,7 +124,7 @@ def test_settings_that_did_not_fit_are_predicted_not_to(misfits: int) -> None:
 def test_a_probe_that_died_without_a_word_of_its_bytes_still_counts() -> None:
     died = replace(probe(measured(1)), measured=None, phases={}, fits=False, refused="Error out of memory at line 90")
     made = corrected([Point(predicted=predicted(60), probe=died)], BUDGET).of(predicted(60).memory)
-    assert made.native.peak_reserved_bytes == BUDGET + 1
+    assert made.reserved.native.peak_reserved_bytes == BUDGET + 1
 
 
 def test_a_cache_is_corrected_only_where_the_card_did_not_press_on_it() -> None:

@@ -17,7 +17,7 @@ from autotrain_mem.engine.probe.confirm import MOST_PROBES, Replanned, confirmed
 from autotrain_mem.engine.probe.real_probe import RealWays
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
 from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB, MIB
 
@@ -111,7 +111,7 @@ def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
     assert made.knobs == rows(2)
     assert [each.fits for each in made.experience.probes] == [False, True]
     assert [event["event"] for event in heard] == ["probing", "probe", "replanned", "probing", "probe"]
-    assert Plan.from_json(heard[2]["plan"]).knobs == rows(2)
+    assert codec.from_json(Plan, heard[2]["plan"]).knobs == rows(2)
     assert made.warnings == CHOSEN.warnings
 
 

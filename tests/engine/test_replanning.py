@@ -14,7 +14,7 @@ from autotrain_mem.engine.recover import supervised
 from autotrain_mem.engine.recover.replan import MOVABLE, flags_of, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.recover.supervised import as_begun
 from autotrain_mem.errors import OutputFolderError, TrainingError
-from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan
+from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.training.exit_causes import Ending
 
@@ -116,8 +116,8 @@ def _resuming(wish: object) -> Job:
 
 def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
     run, learned = _run(tmp_path), Learned(train_tokens=512)
-    run.hear({"event": "incident", "incident": INCIDENT.to_json(), "learned": learned.to_json()})
-    run.hear({"event": "restart", "restart": RESTART.to_json()})
+    run.hear({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
+    run.hear({"event": "restart", "restart": codec.to_json(RESTART)})
     kept = Plan.load(tmp_path).experience
     assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
     assert [event["event"] for event in run.told] == ["incident", "restart"]

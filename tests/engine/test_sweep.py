@@ -26,7 +26,7 @@ EXAMPLE = Estimate.__new__(Estimate)
 
 
 def axis(name: str, *texts: str) -> Axis:
-    return Axis(name=name, settings=tuple(Setting(text=text, value=int(text)) for text in texts))
+    return Axis(name=name, settings=tuple(Setting(name=name, text=text, value=int(text)) for text in texts))
 
 
 AXES = (axis("max_length", "4", "32"), axis("per_device_train_batch_size", "1", "2", "4"))

@@ -265,7 +265,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
     snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
     estimate = estimate_memory(run, ROOMY)
-    mode = estimate.expandable if expandable else estimate.native
+    mode = estimate.reserved.of(expandable_segments=expandable)
     end = sum(segment["total_size"] for segment in snapshot["segments"])
     assert max([end, *(reserved for reserved, _ in undone(snapshot))]) == mode.peak_reserved_bytes
 
@@ -278,7 +278,7 @@ def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity:
     snapshot = make_snapshot(run, room, expandable_segments=expandable)
     assert all(reserved >= 0 for reserved, _ in undone(snapshot))
     estimate = estimate_memory(run, room)
-    mode = estimate.expandable if expandable else estimate.native
+    mode = estimate.reserved.of(expandable_segments=expandable)
     assert bool(entries(snapshot, "oom")) == (mode.largest_refused_bytes is not None)
 
 

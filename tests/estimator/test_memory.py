@@ -10,7 +10,7 @@ from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import MemoryEstimate, Owner, Phase, Trace
+from autotrain_mem.spec import MemoryEstimate, Owner, Phase, Trace, codec
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import MIB
 
@@ -69,9 +69,10 @@ def test_modules_are_listed_by_size_and_only_what_their_forwards_made() -> None:
 def test_one_call_says_what_both_modes_reserve() -> None:
     run = run_of([40, 40, 80], [1, 2, -1, -2, 3])
     found = estimate(run)
-    assert found.native == reserve(run, ENDLESS, expandable_segments=False)
-    assert found.expandable == reserve(run, ENDLESS, expandable_segments=True)
-    assert (found.native.peak_reserved_bytes, found.expandable.peak_reserved_bytes) == (160 * MIB, 80 * MIB)
+    assert found.reserved.native == reserve(run, ENDLESS, expandable_segments=False)
+    assert found.reserved.expandable_segments == reserve(run, ENDLESS, expandable_segments=True)
+    native, expandable = found.reserved.native, found.reserved.expandable_segments
+    assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (160 * MIB, 80 * MIB)
     assert found.peak_allocated_bytes == 80 * MIB
 
 
@@ -132,7 +133,7 @@ def test_the_peak_lies_between_the_largest_block_and_all_of_them(run: Trace) -> 
 @given(traces(largest=48 * MIB, empties=True))
 def test_what_is_allocated_is_part_of_what_either_mode_reserves(run: Trace) -> None:
     found = estimate(run)
-    for mode in (found.native, found.expandable):
+    for mode in (found.reserved.native, found.reserved.expandable_segments):
         assert found.peak_allocated_bytes <= mode.peak_reserved_bytes
         assert 0 <= mode.slack_bytes < mode.peak_reserved_bytes
         assert mode.fits
@@ -140,8 +141,8 @@ def test_what_is_allocated_is_part_of_what_either_mode_reserves(run: Trace) -> N
 
 @given(traces(empties=True))
 def test_a_trace_that_went_to_another_process_and_back_is_the_same(run: Trace) -> None:
-    assert Trace.from_json(run.to_json()) == run
-    assert estimate(Trace.from_json(run.to_json())) == estimate(run)
+    assert codec.from_json(Trace, codec.to_json(run)) == run
+    assert estimate(codec.from_json(Trace, codec.to_json(run))) == estimate(run)
 
 
 @given(traces(empties=True))

@@ -77,8 +77,9 @@ def test_fragmentation_that_native_segments_suffer_and_expandable_ones_do_not() 
     events = [sign * number for number in range(1, 6) for sign in (1, -1)]
     found = estimate_memory(run_of(SAWTOOTH, events), room(100))
     assert found.peak_allocated_bytes == 46 * MIB
-    assert (found.native.peak_reserved_bytes, found.expandable.peak_reserved_bytes) == (190 * MIB, 60 * MIB)
-    assert (found.native.fits, found.expandable.fits) == (False, True)
+    native, expandable = found.reserved.native, found.reserved.expandable_segments
+    assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (190 * MIB, 60 * MIB)
+    assert (native.fits, expandable.fits) == (False, True)
 
 
 # -- near the end, and beyond --------------------------------------------------------------------------------------
@@ -125,8 +126,13 @@ def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run(setting
 
 def test_a_request_beyond_the_whole_device_does_not_end_the_run() -> None:
     found = estimate_memory(run_of([1, 700], [1, 2]), room(100))
-    assert found.native.largest_refused_bytes == found.expandable.largest_refused_bytes == 700 * MIB
-    assert (found.native.peak_reserved_bytes, found.expandable.peak_reserved_bytes) == (702 * MIB, 702 * MIB)
+    assert (
+        found.reserved.native.largest_refused_bytes
+        == found.reserved.expandable_segments.largest_refused_bytes
+        == 700 * MIB
+    )
+    native, expandable = found.reserved.native, found.reserved.expandable_segments
+    assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (702 * MIB, 702 * MIB)
 
 
 def test_a_device_without_any_room_refuses_everything() -> None:
@@ -162,10 +168,10 @@ def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: i
 def test_a_host_reserves_what_is_allocated() -> None:
     run = run_of([40, 60, 1], [1, -1, CACHE_EMPTIED, 2, 3])
     found = estimate_memory(run, Room(capacity_bytes=10 * MIB, caches=False))
-    assert found.native == found.expandable
-    assert found.native.peak_reserved_bytes == found.peak_allocated_bytes == 61 * MIB
-    assert found.native.slack_bytes == 0
-    assert found.native.fits  # whether 61 MiB are there is the budget's question
+    assert found.reserved.native == found.reserved.expandable_segments
+    assert found.reserved.native.peak_reserved_bytes == found.peak_allocated_bytes == 61 * MIB
+    assert found.reserved.native.slack_bytes == 0
+    assert found.reserved.native.fits  # whether 61 MiB are there is the budget's question
 
 
 def test_a_limit_on_splitting_counts() -> None:

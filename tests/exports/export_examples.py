@@ -7,7 +7,18 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, MemoryEstimate, Phase, Plan, ReservedEstimate, StepTime
+from autotrain_mem.spec import (
+    Estimate,
+    Hardware,
+    Job,
+    Knobs,
+    MemoryEstimate,
+    Phase,
+    Plan,
+    ReservedByMode,
+    ReservedEstimate,
+    StepTime,
+)
 from autotrain_mem.units import GIB, MIB
 
 CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
@@ -44,8 +55,10 @@ MEMORY = MemoryEstimate(
     phases={Phase.BACKWARD: 17 * GIB},
     owners_at_peak={},
     modules_at_peak=(),
-    native=RESERVED,
-    expandable=RESERVED,
+    reserved=ReservedByMode(
+        native=RESERVED,
+        expandable_segments=RESERVED,
+    ),
     not_counted=(),
     rehearsal_seconds=1.0,
 )
@@ -65,7 +78,7 @@ def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
         hardware=card,
         memory=MEMORY,
         budget_bytes=card.budget_bytes(),
-        time=StepTime(step_seconds=0.0, tokens=0.0),
+        time=StepTime(tokens=0.0),
     )
     return Plan(
         job=made_for,

@@ -19,7 +19,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, check_method, export
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from tests.golden import kept
 
@@ -199,7 +199,7 @@ def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> No
     path = rewritten(tmp_path, "trl", made_for, QLORA)
     script, training, model, _ = method_of(method).make_parser().parse_args_and_config(["--config", path])
     read = {**vars(model), **vars(training)}
-    knobs = plan(made_for).knobs.to_json()
+    knobs = codec.to_json(plan(made_for).knobs)
     expected = {name: value for name, value in knobs.items() if name not in OWN_KNOBS and name in read}
     assert {name: getattr(value, "value", value) for name in expected for value in [read[name]]} == expected
     assert read["learning_rate"] == 1e-5

@@ -21,6 +21,7 @@ from autotrain_mem.spec import (
     MemoryEstimate,
     Owner,
     Phase,
+    ReservedByMode,
     ReservedEstimate,
     StepTime,
 )
@@ -112,8 +113,10 @@ class LinearMemory:
             peak_allocated_bytes=max(phases.values()),
             phases=phases,
             owners_at_peak={owner: int(size * share) for owner, size in whole.memory.owners_at_peak.items()},
-            native=self._scaled(whole.memory.native, share),
-            expandable=self._scaled(whole.memory.expandable, share),
+            reserved=ReservedByMode(
+                native=self._scaled(whole.memory.reserved.native, share),
+                expandable_segments=self._scaled(whole.memory.reserved.expandable_segments, share),
+            ),
             rehearsed_layers=self.copied_layers,
         )
         return replace(whole, memory=memory)
@@ -123,9 +126,7 @@ class LinearMemory:
         rows, length = knobs.per_device_train_batch_size, self._length(knobs)
         slowed = [self.slowed[name] for name in SLOWING if getattr(knobs, name)]
         seconds = knobs.gradient_accumulation_steps * (rows * length + 512) * prod(slowed, start=1e-4)
-        return StepTime(
-            step_seconds=seconds, tokens=float(knobs.effective_batch_size * length), phases={Phase.BACKWARD: seconds}
-        )
+        return StepTime(tokens=float(knobs.effective_batch_size * length), phases={Phase.BACKWARD: seconds})
 
     def _memory(self, knobs: Knobs) -> MemoryEstimate:
         owners = self._owners(knobs)
@@ -139,14 +140,17 @@ class LinearMemory:
         peak_phase = max(peaks, key=peaks.__getitem__)
         if peak_phase is not Phase.BACKWARD:
             owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: peaks[peak_phase] - static}
+        cached = 0.03 + self.noise * self._stray(knobs)
         return MemoryEstimate(
             peak_allocated_bytes=peaks[peak_phase],
             peak_phase=peak_phase,
             phases={Phase.LOAD: owners[Owner.WEIGHTS]} | peaks,
             owners_at_peak=owners,
             modules_at_peak=(),
-            native=self._reserved(peaks[peak_phase], 0.03 + self.noise * self._stray(knobs)),
-            expandable=self._reserved(peaks[peak_phase], 0.03 + self.noise * self._stray(knobs) - self.unmapped),
+            reserved=ReservedByMode(
+                native=self._reserved(peaks[peak_phase], cached),
+                expandable_segments=self._reserved(peaks[peak_phase], cached - self.unmapped),
+            ),
             not_counted=(),
             rehearsal_seconds=1.0,
         )

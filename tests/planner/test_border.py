@@ -68,8 +68,9 @@ def test_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(borde
             need = int(knobs.per_device_train_batch_size**power * scale)
             estimate = super().estimate(knobs)
             phases = dict.fromkeys(estimate.memory.phases, need)
-            reserved = replace(estimate.memory.native, peak_reserved_bytes=need, num_alloc_retries=0)
-            memory = replace(estimate.memory, peak_allocated_bytes=need, phases=phases, native=reserved)
+            native = replace(estimate.memory.reserved.native, peak_reserved_bytes=need, num_alloc_retries=0)
+            reserved = replace(estimate.memory.reserved, native=native)
+            memory = replace(estimate.memory, peak_allocated_bytes=need, phases=phases, reserved=reserved)
             return replace(estimate, memory=memory)
 
     curve = Curved(budget_bytes=24 * GIB)

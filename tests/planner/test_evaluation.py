@@ -11,7 +11,7 @@ from synthetic_memory import TRL, LinearMemory, space_of
 from autotrain_mem.planner.points import line
 from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Harm
+from autotrain_mem.spec import Harm, codec
 from autotrain_mem.units import GIB
 
 DEFAULTS = replace(TRL, per_device_eval_batch_size=8)
@@ -28,7 +28,7 @@ def evaluated_rows(space: Space) -> list[tuple[int, int | None]]:
 
 def test_a_job_that_evaluates_nothing_has_no_batch_of_evaluation() -> None:
     assert space_of(defaults=DEFAULTS).base.per_device_eval_batch_size is None
-    assert "per_device_eval_batch_size" not in space_of(defaults=DEFAULTS).base.to_json()
+    assert "per_device_eval_batch_size" not in codec.to_json(space_of(defaults=DEFAULTS).base)
 
 
 def test_the_batch_of_evaluation_follows_the_micro_batch_up_to_trls_own() -> None:

@@ -51,7 +51,7 @@ def test_they_are_turned_on_where_native_segments_do_not_fit() -> None:
     found = search(ONE_POINT, model)
     assert found.estimate.knobs == replace(ONE_POINT.base, expandable_segments=True)
     assert found.estimate.required_bytes == model.budget_bytes
-    assert found.estimate.reserved == found.estimate.memory.expandable
+    assert found.estimate.reserved == found.estimate.memory.reserved.expandable_segments
 
 
 def test_they_stay_off_where_native_segments_fit_though_they_would_save_bytes() -> None:

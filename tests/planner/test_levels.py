@@ -6,7 +6,7 @@ from synthetic_memory import ONLINE, PPO, TRL, space_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.ladder import LADDER
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, Level, levels
-from autotrain_mem.spec import Knobs
+from autotrain_mem.spec import Knobs, codec
 
 QUANTIZED = {"use_peft": True, "load_in_4bit": True}
 
@@ -21,8 +21,8 @@ def level_of(name: str, **words: object) -> Level:
 
 def moved(new: Knobs, base: Knobs) -> dict[str, object]:
     """What a setting changes."""
-    old = base.to_json()
-    return {name: value for name, value in new.to_json().items() if value != old.get(name)}
+    old = codec.to_json(base)
+    return {name: value for name, value in codec.to_json(new).items() if value != old.get(name)}
 
 
 def climbed(**words: object) -> dict[str, list[dict[str, object]]]:
@@ -176,7 +176,7 @@ def test_lora_leaves_a_dtype_that_is_pinned_or_forbidden(words: dict[str, object
 
 
 def test_8bit_optimizer_replaces_no_other_optimizer_than_adamw_torch() -> None:
-    space = space_of(defaults=TRL.from_json(TRL.to_json() | {"optim": "sgd"}))
+    space = space_of(defaults=replace(TRL, optim="sgd"))
     assert {knobs.optim for level in levels(space) for knobs in level.settings} == {"sgd"}
 
 

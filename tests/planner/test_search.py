@@ -160,7 +160,7 @@ def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest:
     length = found.estimate.knobs.max_length
     assert length is not None
     following = length + (16 if length < 256 else 64)
-    knobs = TRL.from_json(found.estimate.knobs.to_json() | {"max_length": min(following, longest)})
+    knobs = replace(found.estimate.knobs, max_length=min(following, longest))
     assert not model.estimate(knobs).fits
 
 

@@ -24,7 +24,7 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.recipe_files import Recipe, recipe, recipes
-from autotrain_mem.spec import Plan
+from autotrain_mem.spec import Plan, codec
 from autotrain_mem.units import MIB
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_whole_plan_is_the_one_that_is_kept(models: pathlib.Path, printed: Cal
     """For its own card; its choice for the other one is held above."""
     one = recipe(WHOLE)
     words = ["--recipe", one.name, "--gpu", one.card, "--json", *flags(one, models)]
-    plan = Plan.from_json(json.loads(printed(commands.plan, one.method, words)))
+    plan = codec.from_json(Plan, json.loads(printed(commands.plan, one.method, words)))
     assert str(Golden.of(plan)) == str(golden(one, one.card))
     (warning,) = plan.warnings
     assert "trl-lib/Capybara could not be looked at" in warning

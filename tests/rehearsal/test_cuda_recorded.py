@@ -38,11 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_a_rehearsal_takes_what_the_cuda_build_took(
     recorded: dict[str, Any], model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    knobs = Knobs.from_json(recorded["knobs"])
+    knobs = Knobs(**recorded["knobs"])
     job = Job(method=recorded["method"], model=str(model), dataset=None, arguments=recorded["arguments"])
     trace = rehearse(job, knobs, recorded["length"], str(tmp_path), tuple(RECORDED["compute_capability"]))
     memory = estimate_memory(trace, Room(capacity_bytes=None))
-    mode = memory.expandable if "expandable_segments:True" in recorded["allocator"] else memory.native
+    mode = memory.reserved.of(expandable_segments="expandable_segments:True" in recorded["allocator"])
     assert memory.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert mode.peak_reserved_bytes == pytest.approx(recorded["peak_reserved_bytes"], rel=RESERVED_BAR)
     assert mode.num_alloc_retries == recorded["num_alloc_retries"]

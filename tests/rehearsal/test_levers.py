@@ -18,6 +18,7 @@ from real_run import case
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
+from autotrain_mem.spec import codec
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def make(model_folder: Folder, tmp_path: pathlib.Path) -> Make:
         one = case(method, model_folder(family), given, **chosen)
         quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2}
         run = {"output_dir": str(tmp_path), "max_steps": 2}
-        filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **one.knobs.to_json(), **run}))
+        filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **codec.to_json(one.knobs), **run}))
         rows = Dataset.from_dict({"text": TEXTS} if method == "sft" else PAIRS)
         torch.manual_seed(0)
         return build_trainer(one.job, one.knobs, filled, rows, None)
@@ -48,7 +49,7 @@ def make(model_folder: Folder, tmp_path: pathlib.Path) -> Make:
     return made
 
 
-_KNOBS = frozenset(case("sft", "").knobs.to_json())
+_KNOBS = frozenset(codec.to_json(case("sft", "").knobs))
 
 
 def linears(model: Any) -> list[Any]:

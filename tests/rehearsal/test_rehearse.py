@@ -17,7 +17,7 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_job
-from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace, codec
 from autotrain_mem.worker import server
 
 pytestmark = pytest.mark.slow
@@ -247,7 +247,7 @@ def test_two_rehearsals_of_the_same_thing_are_the_same(folder: pathlib.Path) -> 
 
 
 def test_a_rehearsed_trace_survives_the_way_to_another_process(plain: Trace) -> None:
-    assert Trace.from_json(json.loads(json.dumps(plain.to_json()))) == plain
+    assert codec.from_json(Trace, json.loads(json.dumps(codec.to_json(plain)))) == plain
 
 
 @pytest.mark.parametrize(
@@ -283,15 +283,15 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
     job = Job(method="sft", model=str(model), dataset=None, arguments=given)
     request = {
         "operation": "rehearse",
-        "job": job.to_json(),
-        "knobs": {**some_knobs().to_json(), **{name: given[name] for name in parsed["defaults"] if name in given}},
+        "job": codec.to_json(job),
+        "knobs": {**codec.to_json(some_knobs()), **{name: given[name] for name in parsed["defaults"] if name in given}},
         "length": LENGTH,
         "options": {"trust_remote_code": False},
         "compute_capability": (8, 0),
         "layers": None,
         "chunks": None,
     }
-    return Trace.from_json(server.rehearse(request, str(model.parent / "scratch"))["trace"])
+    return codec.from_json(Trace, server.rehearse(request, str(model.parent / "scratch"))["trace"])
 
 
 # -- models --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from autotrain_mem.spec import (
     Plan,
     Proposal,
     Report,
+    ReservedByMode,
     ReservedEstimate,
     StepTime,
 )
@@ -101,7 +102,7 @@ def reserved(
 def uncached(made: MemoryEstimate) -> MemoryEstimate:
     """The same on a host, which has no caching allocator."""
     allocated = reserved(made.peak_allocated_bytes)
-    return replace(made, native=allocated, expandable=allocated)
+    return replace(made, reserved=ReservedByMode(native=allocated, expandable_segments=allocated))
 
 
 def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: object) -> MemoryEstimate:
@@ -122,8 +123,10 @@ def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: 
             ("base_model.model.model.layers.27.mlp.gate_proj.lora_A.default", 169_869_312),
             ("base_model.model.model.layers.27.self_attn", 84_934_656),
         ),
-        native=reserved(peak + int(peak * 0.12), slack_bytes=peak // 8),
-        expandable=reserved(peak + peak // 100, slack_bytes=peak // 50),
+        reserved=ReservedByMode(
+            native=reserved(peak + int(peak * 0.12), slack_bytes=peak // 8),
+            expandable_segments=reserved(peak + peak // 100, slack_bytes=peak // 50),
+        ),
         not_counted=("kernels' inner workspaces", "fragmentation of a run of many hours: the rehearsal has two steps"),
         rehearsal_seconds=5.312,
     )
@@ -131,7 +134,7 @@ def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: 
 
 
 PHASE_SECONDS = {Phase.FORWARD: 2.0, Phase.BACKWARD: 4.5, Phase.OPTIMIZER_STEP: 0.1}
-TIME = StepTime(step_seconds=sum(PHASE_SECONDS.values()), tokens=8_184.0, phases=PHASE_SECONDS)
+TIME = StepTime(tokens=8_184.0, phases=PHASE_SECONDS)
 ASSUMED_TIME = replace(TIME, assumed="a100-80gb")
 
 
@@ -150,7 +153,9 @@ def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = 
     expandable = reserved(peak + 40 * MIB, slack_bytes=40 * MIB)
     if not fits_expanded:
         expandable = reserved(room + GIB // 2, slack_bytes=room + GIB // 2 - peak, retries=2)
-    return replace(tried, memory=replace(tried.memory, native=native, expandable=expandable))
+    return replace(
+        tried, memory=replace(tried.memory, reserved=ReservedByMode(native=native, expandable_segments=expandable))
+    )
 
 
 def attempt(

@@ -18,7 +18,7 @@ NO_LORA = UsageError("--load_in_4bit without LoRA would train nothing.", hint="-
 
 
 def axis(name: str, *texts: str) -> Axis:
-    return Axis(name=name, settings=tuple(Setting(text=text, value=_value(text)) for text in texts))
+    return Axis(name=name, settings=tuple(Setting(name=name, text=text, value=_value(text)) for text in texts))
 
 
 def _value(text: str) -> object:
@@ -53,7 +53,7 @@ CUBE = swept(
 CARDS = Sweep(
     axes=(axis("gpu", "rtx3060", "v100-32gb"),),
     points=tuple(
-        SweepPoint(settings=(Setting(text=card.name, value=card.name),), outcome=estimate(card, scale=1.5))
+        SweepPoint(settings=(Setting(name="gpu", text=card.name, value=card.name),), outcome=estimate(card, scale=1.5))
         for card in (RTX3060, V100)
     ),
 )

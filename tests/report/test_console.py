@@ -65,7 +65,7 @@ from autotrain_mem.report.console import (
 )
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.progress import COUNTING_COLUMNS
-from autotrain_mem.spec import Counting, Estimate, Owner
+from autotrain_mem.spec import Counting, Estimate, Owner, ReservedByMode
 from autotrain_mem.units import GIB, MIB
 from tests.golden import kept
 
@@ -185,7 +185,7 @@ def test_any_estimate_adds_up_as_shown(
     hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
     owners = dict(zip(Owner, sizes, strict=True))
     native, expanded = (reserved(sum(sizes) + more) for more in cached)
-    needed = replace(memory(owners), native=native, expandable=expanded)
+    needed = replace(memory(owners), reserved=ReservedByMode(native=native, expandable_segments=expanded))
     knobs = EXPANDED if expandable else CHOSEN
     tried = Estimate(knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=TIME)
     text = rendered(estimate_view(tried))
@@ -251,7 +251,9 @@ def test_only_what_would_fit_but_for_the_allocator_is_told_of_it() -> None:
 def test_a_share_of_the_card_that_is_too_small_does_not_fit_though_the_sum_would() -> None:
     """``per_process_memory_fraction``: requests are refused below the budget."""
     fits = estimate()
-    refused = replace(fits.memory, native=replace(fits.memory.native, num_alloc_retries=1, largest_refused_bytes=MIB))
+    modes = fits.memory.reserved
+    stumbling = replace(modes.native, num_alloc_retries=1, largest_refused_bytes=MIB)
+    refused = replace(fits.memory, reserved=replace(modes, native=stumbling))
     text = rendered(estimate_view(replace(fits, memory=refused)))
     assert text.startswith("does not fit")
     assert "the largest request that fails: 1.00 MiB" in text

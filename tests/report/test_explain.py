@@ -31,7 +31,7 @@ from test_console import rendered
 
 from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.spec import Owner, Plan
+from autotrain_mem.spec import Owner, Plan, codec
 from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.units import GIB
 
@@ -83,7 +83,8 @@ def test_any_budget_comes_down_to_what_is_left(
     sizes: list[int], cached: int, outside: tuple[int, int], free: int
 ) -> None:
     hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=outside[0])
-    needed = replace(memory(dict(zip(Owner, sizes, strict=True))), native=reserved(sum(sizes) + cached))
+    needed = memory(dict(zip(Owner, sizes, strict=True)))
+    needed = replace(needed, reserved=replace(needed.reserved, native=reserved(sum(sizes) + cached)))
     tried = replace(
         estimate(), hardware=hardware, memory=needed, vllm_share_bytes=outside[1], budget_bytes=hardware.budget_bytes()
     )
@@ -161,7 +162,7 @@ def test_everything_that_is_tried_changed_offered_and_not_counted_is_there() -> 
 
 def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
     """Nothing but the standard library and rich, so that it answers at once."""
-    write_json(tmp_path / PLAN_NAME, PLAN.to_json())
+    write_json(tmp_path / PLAN_NAME, codec.to_json(PLAN))
     program = (
         "import sys\n"
         "from autotrain_mem.cli import main\n"
@@ -179,7 +180,7 @@ def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path
 
 def test_a_plan_comes_through_a_pipe_too() -> None:
     program = "import sys; from autotrain_mem.cli import main; sys.exit(main.run(['explain', '-']))"
-    written = json.dumps({"schema": "autofit.fit/1", "plan": PLAN.to_json(), "run": {}})
+    written = json.dumps({"schema": "autofit.fit/1", "plan": codec.to_json(PLAN), "run": {}})
     ended = subprocess.run([sys.executable, "-c", program], input=written, capture_output=True, text=True, check=True)
     assert "what binds" in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 80

@@ -18,13 +18,13 @@ from test_console import rendered
 
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.spec.plan_file import read_plan
 from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB
 
-WRITTEN = json.loads(json.dumps(PLAN.to_json()))
+WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
 
 
 def read(values: Any) -> Plan:
@@ -162,7 +162,7 @@ def explained_or_refused(plan_json: Any) -> str:
 
 def test_a_plan_is_written_over_a_plan_of_any_version_and_over_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    for before in ("", "\n", '{"schema": "autofit.plan/1"}', json.dumps(GRPO_PLAN.to_json())):
+    for before in ("", "\n", '{"schema": "autofit.plan/1"}', json.dumps(codec.to_json(GRPO_PLAN))):
         path.write_text(before)
         PLAN.save(path)
         assert Plan.load(path) == PLAN
@@ -230,9 +230,9 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
     assert kept == replace(
         job, arguments={"pad_token": "<pad>", "lora_r": 8}, environment={"TOKENIZERS_PARALLELISM": "false"}, handed=None
     )
-    assert "secret" not in json.dumps(replace(PLAN, job=job).to_json())
+    assert "secret" not in json.dumps(codec.to_json(replace(PLAN, job=job)))
 
 
 def test_the_rates_of_another_card_survive_the_file() -> None:
     assumed = replace(PLAN, estimate=UNCHANGED_PLAN.estimate)
-    assert read(json.loads(json.dumps(assumed.to_json()))).estimate.time.assumed == "a100-80gb"
+    assert read(json.loads(json.dumps(codec.to_json(assumed)))).estimate.time.assumed == "a100-80gb"

@@ -8,7 +8,7 @@ import pytest
 from report_examples import CHOSEN, PLAN
 
 from autotrain_mem.report.events import event_line, free_line, others_line, probe_line
-from autotrain_mem.spec import OtherProcess, Phase, Probe
+from autotrain_mem.spec import OtherProcess, Phase, Probe, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
 
@@ -58,7 +58,12 @@ def test_others_on_the_card_are_named() -> None:
         "on the card beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"
     )
     assert others_line(()) == ""
-    event = {"event": "probe", "probe": replace(FITS, others=others).to_json(), "predicted_bytes": 1, "budget_bytes": 1}
+    event = {
+        "event": "probe",
+        "probe": codec.to_json(replace(FITS, others=others)),
+        "predicted_bytes": 1,
+        "budget_bytes": 1,
+    }
     assert event_line(event).splitlines()[1].startswith("on the card beside this run: python (42)")
 
 
@@ -70,7 +75,7 @@ def test_who_came_or_went_is_told() -> None:
 
 def test_a_plan_that_moves_is_told_by_what_differs() -> None:
     before = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
-    said = event_line({"event": "replanned", "before": before.to_json(), "plan": PLAN.to_json()})
+    said = event_line({"event": "replanned", "before": codec.to_json(before), "plan": codec.to_json(PLAN)})
     assert said.startswith(
         "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs "
     )
@@ -79,6 +84,6 @@ def test_a_plan_that_moves_is_told_by_what_differs() -> None:
 
 def test_other_events_are_nothing_to_say() -> None:
     assert event_line({"event": "step", "step": 1}) == ""
-    assert event_line({"event": "probing", "knobs": CHOSEN.to_json()}) == (
+    assert event_line({"event": "probing", "knobs": codec.to_json(CHOSEN)}) == (
         "probing 4 x 16: two real steps on the longest rows, in a process of their own"
     )

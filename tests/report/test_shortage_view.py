@@ -11,7 +11,7 @@ from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
 from autotrain_mem import errors
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report.shortage import explained, shortage_text
-from autotrain_mem.spec import Owner
+from autotrain_mem.spec import Owner, codec
 from autotrain_mem.spec.shortage import Shortage
 
 
@@ -44,11 +44,11 @@ def test_the_error_says_what_was_asked_for_who_held_the_bytes_and_what_would_fit
 
 
 def test_the_figures_go_with_the_error_to_another_process() -> None:
-    sent = explained(SIMULATED, PLAN, None).to_json()
+    sent = codec.to_json(explained(SIMULATED, PLAN, None))
     received = errors.from_json(sent)
     assert isinstance(received, GpuOutOfMemoryError)
     assert received.details is not None
-    assert Shortage.from_json(received.details) == SIMULATED
+    assert codec.from_json(Shortage, received.details) == SIMULATED
     assert "details" not in GpuOutOfMemoryError("x").to_json()
 
 

@@ -12,6 +12,7 @@ from sweep_examples import CARDS, CUBE, LIST, MATRIX, TOO_LONG, WIDE
 
 from autotrain_mem.report.column_rounding import scale_for
 from autotrain_mem.report.sweep import FIGURES, SweepProgress, sweep_csv, sweep_view
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
 SWEEPS = {"list": LIST, "matrix": MATRIX, "wide": WIDE, "cube": CUBE, "cards": CARDS}
@@ -85,11 +86,11 @@ def test_the_csv_has_a_whole_line_for_each_point(name: str) -> None:
 
 
 def test_the_wire_form_says_of_every_point_what_was_swept_and_what_came_of_it() -> None:
-    wire = LIST.to_json()
+    wire = codec.to_json(LIST)
     assert wire["axes"] == [{"name": "max_length", "values": [4, 32, 128, 512, 65536]}]
     first, *_, last = wire["points"]
-    assert first == {"swept": {"max_length": 4}, "estimate": LIST.estimates[0].to_json(), "refused": None}
-    assert last == {"swept": {"max_length": 65536}, "estimate": None, "refused": TOO_LONG.to_json()}
+    assert first == {"swept": {"max_length": 4}, "estimate": codec.to_json(LIST.estimates[0]), "refused": None}
+    assert last == {"swept": {"max_length": 65536}, "estimate": None, "refused": codec.to_json(TOO_LONG)}
 
 
 def progress_of(sweep: Sweep, *, terminal: bool) -> str:

@@ -36,7 +36,7 @@ from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, births_of_history, differences, summary
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Phase
+from autotrain_mem.spec import Phase, codec
 
 ROOT = pathlib.Path(__file__).parents[2]
 MIB = 2**20
@@ -91,7 +91,7 @@ def test_a_third_of_the_core_set_has_expandable_segments_in_every_dimension() ->
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.core], ids=lambda case: case.name)
 def test_a_case_survives_the_way_to_another_process(case: GpuCase) -> None:
-    assert GpuCase.from_json(json.loads(json.dumps(case.to_json()))) == case
+    assert codec.from_json(GpuCase, json.loads(json.dumps(codec.to_json(case)))) == case
 
 
 def test_a_dry_case_differs_by_model_and_lengths_only() -> None:
@@ -146,7 +146,7 @@ take 32. Reserved: 20, 22, 2, 34 MiB."""
 
 def test_a_history_survives_its_packing() -> None:
     history = History.of_trace(TRACE)
-    again = History.from_json(json.loads(json.dumps(history.to_json())))
+    again = codec.from_json(History, json.loads(json.dumps(codec.to_json(history))))
     assert list(again) == list(history)
     assert [event.action for event in again] == [line["action"] for line in TRACE]
     assert [event.address for event in again] == [line["addr"] for line in TRACE]
@@ -159,7 +159,7 @@ def test_what_is_no_request_and_no_segment_is_left_out() -> None:
 
 
 def test_an_empty_history_can_be_kept() -> None:
-    assert list(History.from_json(History.of([]).to_json())) == []
+    assert list(codec.from_json(History, codec.to_json(History.of([])))) == []
 
 
 def test_events_of_other_threads_are_loading_first_and_backward_later() -> None:
@@ -170,7 +170,7 @@ def test_events_of_other_threads_are_loading_first_and_backward_later() -> None:
 
 def test_a_packed_event_takes_a_few_bytes() -> None:
     lines = [entry("alloc", LARGE + 512 * (index % 40), 512 * (index % 7)) for index in range(10_000)]
-    assert len(json.dumps(History.of_trace(lines).to_json())) < 5 * len(lines)
+    assert len(json.dumps(codec.to_json(History.of_trace(lines)))) < 5 * len(lines)
 
 
 # -- replay ----------------------------------------------------------------------------------------------------------
@@ -327,9 +327,9 @@ def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_record_of_another_schema_is_refused() -> None:
-    fields = {**a_record(make("sft", "full", 512, True)).to_json(), "schema": "something/9"}
+    fields = {**codec.to_json(a_record(make("sft", "full", 512, True))), "schema": "something/9"}
     with pytest.raises(ValueError, match="something/9"):
-        Record.from_json(fields)
+        codec.from_json(Record, fields)
 
 
 def test_a_record_ends_the_failure_of_its_case(tmp_path: pathlib.Path) -> None:
@@ -503,7 +503,7 @@ def test_a_case_is_trained_and_labelled_as_on_a_card(
     monkeypatch.setattr(CudaCard, "on_host", True)
     case = small(make("sft", "lora", 512, True))
     record = child.record(case, CudaCard(), model_folder(tmp_path, case.model), str(tmp_path))
-    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert codec.from_json(Record, json.loads(json.dumps(codec.to_json(record)))) == record
     assert {label.partition(" ")[0] for label in cuda.labels} == {"load", "forward", "backward", "optimizer_step"}
     assert "backward base_model.model.model.layers.1.mlp" in cuda.labels  # recomputed there
 

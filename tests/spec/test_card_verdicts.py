@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from autotrain_mem.spec import Estimate, Hardware
+from autotrain_mem.spec import Estimate, Hardware, codec
 from autotrain_mem.spec.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.units import GIB
 
@@ -25,7 +25,7 @@ def verdict(name: str, gib: int, level: str, speed: float = 1.0) -> CardVerdict:
 
 
 def refused(name: str, gib: int, why: str = NOTHING_FITS) -> CardVerdict:
-    return replace(verdict(name, gib, ""), estimate=None, refusal=why)
+    return replace(verdict(name, gib, ""), level=None, estimate=None, refusal=why)
 
 
 def marked(*verdicts: CardVerdict) -> str | None:
@@ -57,7 +57,7 @@ def test_no_card_is_marked_where_each_gives_something_up() -> None:
 
 
 def test_a_refused_card_is_written_without_figures() -> None:
-    written = Cards(verdicts=(refused("t4", 15, "It has no such kernel."),)).to_json()
+    written = codec.to_json(Cards(verdicts=(refused("t4", 15, "It has no such kernel."),)))
     assert (written["schema"], written["smallest_lossless"]) == ("autofit.cards/1", None)
     (card,) = written["cards"]
     assert (card["gpu"], card["refusal"]) == ("t4", "It has no such kernel.")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.spec import Counting, DataProfile
+from autotrain_mem.spec import Counting, DataProfile, codec
 
 NINETY_NINE_SHORT = DataProfile(rows_by_length={10: 99, 80: 1})
 
@@ -139,12 +139,12 @@ def test_dropped_pairs_take_all_their_tokens_with_them(sides: list[tuple[int, in
 @given(few_lengths)
 def test_a_profile_survives_the_way_through_json(lengths: list[int]) -> None:
     profile = replace(of_pairs([(length, 1) for length in lengths]), longest_evaluated=7, drops=True)
-    assert DataProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert codec.from_json(DataProfile, json.loads(json.dumps(codec.to_json(profile)))) == profile
 
 
 def test_progress_survives_the_way_through_json() -> None:
     told = Counting(done=5, rows=9, doing="Tokenizing")
-    assert Counting.from_json(json.loads(json.dumps(told.to_json()))) == told
+    assert codec.from_json(Counting, json.loads(json.dumps(codec.to_json(told)))) == told
 
 
 def of(lengths: list[int]) -> DataProfile:

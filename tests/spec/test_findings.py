@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotrain_mem.errors import TokenizerError, UsageError
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.preflight import Finding, Preflight, settle
 
 WARNING = Finding(kind="warning", message="Slow.", cure="Give --fast.")
@@ -36,5 +37,5 @@ def test_an_error_that_was_met_keeps_its_class() -> None:
 
 
 def test_the_answer_of_a_worker_is_read_back() -> None:
-    fields = {"findings": [WARNING.to_json(), TOKENS.to_json()], "parameters": 5}
-    assert Preflight.from_json(fields) == Preflight(findings=(WARNING, TOKENS), parameters=5)
+    fields = {"findings": [codec.to_json(WARNING), codec.to_json(TOKENS)], "parameters": 5}
+    assert codec.from_json(Preflight, fields) == Preflight(findings=(WARNING, TOKENS), parameters=5)

@@ -7,7 +7,7 @@ from array import array
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec import Block, Owner, Phase, Trace, codec
 from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
 from autotrain_mem.units import KIB
 
@@ -41,7 +41,7 @@ def test_an_emptied_cache_moves_no_phase() -> None:
 
 
 def test_an_emptied_cache_survives_the_wire() -> None:
-    assert Trace.from_json(EMPTIED.to_json()) == EMPTIED
+    assert codec.from_json(Trace, codec.to_json(EMPTIED)) == EMPTIED
 
 
 def test_an_emptied_cache_changes_neither_what_is_allocated_at_the_peak_nor_whose_it_is() -> None:
@@ -53,7 +53,7 @@ def test_an_emptied_cache_changes_neither_what_is_allocated_at_the_peak_nor_whos
 
 def test_streams_survive_the_wire() -> None:
     sent = trace([1, 3, -3, -1], (StreamUse(event=2, block=3, stream=0),))
-    received = Trace.from_json(json.loads(json.dumps(sent.to_json())))
+    received = codec.from_json(Trace, json.loads(json.dumps(codec.to_json(sent))))
     assert received == sent
     assert [block.stream for block in received.blocks] == [0, 0, 1]
     assert [use.block for use in received.stream_uses] == [3]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.spec import Phase, StepTime, Work, Workload
+from autotrain_mem.spec import Phase, StepTime, Work, Workload, codec
 from autotrain_mem.spec.work import Kind
 
 
@@ -43,7 +43,7 @@ WORKS = st.builds(
 @given(st.lists(WORKS, max_size=5), st.integers(0, 9))
 def test_a_workload_comes_back_as_it_went(works: list[Work], number: int) -> None:
     sent = Workload(work=tuple(works), micro_steps=number, optimizer_steps=1, passes=4, micro_steps_per_generation=8)
-    assert Workload.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+    assert codec.from_json(Workload, json.loads(json.dumps(codec.to_json(sent)))) == sent
 
 
 def layers(count: int) -> Workload:
@@ -68,13 +68,13 @@ def test_what_both_depths_do_alike_is_not_multiplied() -> None:
 
 
 def time_of(**options: object) -> StepTime:
-    return StepTime(step_seconds=3.0, tokens=600.0, phases={Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}, **options)  # type: ignore[arg-type]
+    return StepTime(tokens=600.0, phases={Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}, **options)  # type: ignore[arg-type]
 
 
 def test_seconds_on_rates_that_were_assumed_are_not_told_as_the_cards_own() -> None:
-    assert time_of().to_json()["step_seconds"] == 3.0
-    assert time_of().to_json()["tokens_per_second"] == 200.0
-    assumed = time_of(assumed="a100-80gb").to_json()
+    assert codec.to_json(time_of())["step_seconds"] == 3.0
+    assert codec.to_json(time_of())["tokens_per_second"] == 200.0
+    assumed = codec.to_json(time_of(assumed="a100-80gb"))
     assert assumed["step_seconds"] is None
     assert assumed["tokens_per_second"] is None
 
@@ -82,12 +82,7 @@ def test_seconds_on_rates_that_were_assumed_are_not_told_as_the_cards_own() -> N
 @pytest.mark.parametrize("assumed", ["", "a100-80gb"])
 def test_a_step_time_comes_back_as_it_went(assumed: str) -> None:
     sent = time_of(assumed=assumed)
-    assert StepTime.from_json(json.loads(json.dumps(sent.to_json()))) == sent
-
-
-def test_phases_that_do_not_add_up_to_the_step_are_refused() -> None:
-    with pytest.raises(AssertionError):
-        StepTime(step_seconds=3.0, tokens=1.0, phases={Phase.FORWARD: 1.0})
+    assert codec.from_json(StepTime, json.loads(json.dumps(codec.to_json(sent)))) == sent
 
 
 def chunks(count: int, rows: int = 8) -> Workload:

@@ -18,7 +18,7 @@ from autotrain_mem.errors import (
     RewardFunctionError,
     TrainingError,
 )
-from autotrain_mem.spec import Knobs, Learned
+from autotrain_mem.spec import Knobs, Learned, codec
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
 from autotrain_mem.training.supervisor import RESTARTS, Change, Stint, supervise
@@ -57,7 +57,7 @@ class Script:
         ended, self.left = self.endings.pop(0)
         if isinstance(ended, BaseException):
             raise ended
-        hear({"event": "incident", "incident": {}, "learned": LEARNED.to_json()})
+        hear({"event": "incident", "incident": {}, "learned": codec.to_json(LEARNED)})
         return ended
 
     def newest(self, ending: Ending) -> Checkpoint | None:

@@ -20,7 +20,7 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
-from autotrain_mem.spec import Job
+from autotrain_mem.spec import Job, codec
 from autotrain_mem.units import GIB
 from autotrain_mem.worker import pool
 from autotrain_mem.worker.client import Worker
@@ -231,8 +231,8 @@ def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(
 INTERRUPTED = """
     import sys, threading, time
     from autotrain_mem.worker.pool import Workers
-    from autotrain_mem.spec import Job, Knobs
-    job, knobs = Job.from_json({job!r}), Knobs.from_json({knobs!r})
+    from autotrain_mem.spec import Job, Knobs, codec
+    job, knobs = codec.from_json(Job, {job!r}), codec.from_json(Knobs, {knobs!r})
     def call(worker):
         for _ in range(100):
             worker.rehearse(job, knobs, 16, (8, 0))
@@ -248,7 +248,7 @@ INTERRUPTED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_seconds", [0.2, 3.0], ids=["while they start", "while they rehearse"])
 def test_ctrl_c_leaves_no_process_and_no_thread(job: Job, tmp_path: pathlib.Path, wait_seconds: float) -> None:
-    code = textwrap.dedent(INTERRUPTED).format(job=job.to_json(), knobs=TRL_DEFAULTS.to_json())
+    code = textwrap.dedent(INTERRUPTED).format(job=codec.to_json(job), knobs=codec.to_json(TRL_DEFAULTS))
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

@@ -76,7 +76,7 @@ def make_plan(
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
         warnings=(*warnings, *_cut_by_context(job, facts, profile)),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
-        seconds=seconds,
+        seconds=round(seconds, 3),
         row_tokens=row_length(job, knobs, lengths.longest),
         versions=versions_key(),
         model_digest=facts.digest,

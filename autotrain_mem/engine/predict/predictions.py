@@ -11,7 +11,7 @@ from autotrain_mem.engine.predict.depth_extrapolation import Copies, Point
 from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload
+from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
 from autotrain_mem.spec.hardware import kernel_class
 from autotrain_mem.spec.model import Depths, ModelFacts
 from autotrain_mem.versions import versions_key
@@ -91,7 +91,7 @@ class Predictions:
                 kept = self._rehearsals.footprint_store.get("footprint", self._stored_key(knobs, layers))
                 if kept is None:
                     continue
-                self._footprints[key] = Footprint.from_json(kept)
+                self._footprints[key] = codec.from_json(Footprint, kept)
             return self._footprints[key]
         return None
 
@@ -99,7 +99,7 @@ class Predictions:
         memory = replace(estimate_memory(trace, self._rehearsals.endless_room), rehearsed_layers=layers)
         footprint = Footprint(memory=memory, work=trace.work)
         self._footprints[self._key(knobs, layers)] = footprint
-        self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), footprint.to_json())
+        self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
         return _either_segments(knobs), layers, self._kernels
@@ -108,7 +108,7 @@ class Predictions:
         return {
             "job": job_key(self._rehearsals.job),
             "model": self._facts.digest,
-            "knobs": _either_segments(knobs).to_json(),
+            "knobs": codec.to_json(_either_segments(knobs)),
             "tokens": self._tokens(knobs),
             "layers": layers,
             "kernels": self._kernels,

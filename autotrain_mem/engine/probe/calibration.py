@@ -29,7 +29,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotrain_mem.spec import Estimate, Knobs, MemoryEstimate, Owner, Phase, ReservedEstimate
+from autotrain_mem.spec import Estimate, Knobs, MemoryEstimate, Owner, Phase, ReservedByMode, ReservedEstimate
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.units import parse_bytes
 
@@ -96,8 +96,10 @@ class Correction:
             peak_phase=peak_phase,
             phases=phases,
             owners_at_peak=_owners(memory.owners_at_peak, moved_bytes),
-            native=self._reserved(memory.native, moved_bytes),
-            expandable=self._reserved(memory.expandable, moved_bytes),
+            reserved=ReservedByMode(
+                native=self._reserved(memory.reserved.native, moved_bytes),
+                expandable_segments=self._reserved(memory.reserved.expandable_segments, moved_bytes),
+            ),
         )
 
     def _line(self, phase: Phase) -> Line:

@@ -10,7 +10,7 @@ from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.machine.measure import STEADY_BYTES
 from autotrain_mem.report.events import outcome
-from autotrain_mem.spec import Estimate, Experience, Hardware, Job, Plan, Probe
+from autotrain_mem.spec import Estimate, Experience, Hardware, Job, Plan, Probe, codec
 from autotrain_mem.units import format_bytes
 
 MOST_PROBES = 3
@@ -133,7 +133,7 @@ def _was_confirmed(course: _Course) -> bool:
 
 
 def _probe(course: _Course) -> Probe:
-    course.tell({"event": "probing", "knobs": course.plan.knobs.to_json()})
+    course.tell({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
     probe = _judged(course.ways.probe(course.plan), course)
     course.experience = course.experience.with_probe(probe)
     course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
@@ -141,7 +141,7 @@ def _probe(course: _Course) -> Probe:
     course.tell(
         {
             "event": "probe",
-            "probe": probe.to_json(),
+            "probe": codec.to_json(probe),
             "predicted_bytes": course.plan.estimate.required_bytes,
             "budget_bytes": course.budget_bytes,
         }
@@ -198,7 +198,7 @@ def _take(course: _Course, made: Replanned) -> None:
     before = course.plan
     course.plan = replace(made.plan, warnings=before.warnings)
     course.predicted = made.predicted
-    course.tell({"event": "replanned", "before": before.knobs.to_json(), "plan": course.plan.to_json()})
+    course.tell({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
 
 
 # -- where it ends -------------------------------------------------------------------------------------------------

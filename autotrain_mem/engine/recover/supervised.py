@@ -15,7 +15,7 @@ from autotrain_mem.engine.recover.smallest_change import smallest_change
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError
 from autotrain_mem.report.shortage import explained
-from autotrain_mem.spec import Hardware, Incident, Knobs, Plan, Report
+from autotrain_mem.spec import Hardware, Incident, Knobs, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience, Learned, Restart
 from autotrain_mem.spec.length import without_wish
 from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
@@ -149,7 +149,7 @@ class _Run:
             error.hint = f"{error.hint}\n{_HOST}".strip()
         if not isinstance(error, GpuOutOfMemoryError) or error.details is None:
             return error
-        shortage = Shortage.from_json(error.details)
+        shortage = codec.from_json(Shortage, error.details)
         with Workers() as workers:
             nearest = smallest_change(replace(self._rehearsals, workers=workers), self.plan.estimate, shortage)
         return explained(shortage, self.plan, nearest)
@@ -161,10 +161,10 @@ class _Run:
         experience = self.plan.experience
         match event["event"]:
             case "incident":
-                experience = experience.with_incident(Incident.from_json(event["incident"]))
-                experience = experience.with_learned(Learned.from_json(event["learned"]))
+                experience = experience.with_incident(codec.from_json(Incident, event["incident"]))
+                experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
             case "restart":
-                experience = experience.with_restart(Restart.from_json(event["restart"]))
+                experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
             case "checkpoint":
                 self._others -= {event["step"]}
         if experience is not self.plan.experience:
@@ -174,7 +174,7 @@ class _Run:
 
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
-        write_run(self._folder, plan_json=plan.to_json())
+        write_run(self._folder, plan_json=codec.to_json(plan))
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class _Run:
             predicted_peak_bytes=estimate.peak_allocated_bytes,
             predicted_peak_reserved_bytes=estimate.peak_reserved_bytes,
             measured=course.measured(end),
-            seconds=course.seconds(end["seconds"]),
+            seconds=round(course.seconds(end["seconds"]), 3),
             incidents=len(self.plan.experience.incidents),
             restarts=len(self.plan.experience.restarts),
         )
@@ -246,7 +246,7 @@ class _Course:
         """None as well where the last process found nothing left to train."""
         if end["memory"] is None or end["steps"] == self._began_at:
             return None
-        return MemoryReading.from_json(end["memory"])
+        return codec.from_json(MemoryReading, end["memory"])
 
     def seconds(self, of_last: float) -> float:
         """By the process's own clock where there was one; else from the first one's start to the end."""
@@ -254,7 +254,7 @@ class _Course:
 
 
 def _others_bytes(error: AutofitError) -> int:
-    return 0 if error.details is None else Shortage.from_json(error.details).others_bytes
+    return 0 if error.details is None else codec.from_json(Shortage, error.details).others_bytes
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."

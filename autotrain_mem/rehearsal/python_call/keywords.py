@@ -14,7 +14,7 @@ from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, read, substitution
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Job, Knobs, codec
 
 
 def call_again(
@@ -119,7 +119,7 @@ def rehearsed(
 
     An optimizer of the script's own comes along, with the fake parameters of the model that it was made for.
     """
-    changed = with_knobs(keywords, job.method, {**job.arguments, **knobs.to_json()}) | {
+    changed = with_knobs(keywords, job.method, {**job.arguments, **codec.to_json(knobs)}) | {
         "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
         "train_dataset": train_dataset,
         "eval_dataset": eval_dataset,

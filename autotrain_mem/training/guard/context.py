@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
-from autotrain_mem.spec import Incident, Learned, Phase
+from autotrain_mem.spec import Incident, Learned, Phase, codec
 from autotrain_mem.training.guard.backoff import Limit
 from autotrain_mem.training.guard.gradients import Gradients
 from autotrain_mem.training.out_of_memory import Full
@@ -54,13 +54,13 @@ class GuardContext:
 
     def save(self) -> None:
         """Write what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
-        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": self.learned.to_json()}
+        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(self.learned)}
 
     def restore(self, state: Any) -> None:
         """Tighten the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
         saved = state.stateful_callbacks.get(KEPT_AS)
         if isinstance(saved, dict):
-            learned = Learned.from_json(saved["learned"])
+            learned = codec.from_json(Learned, saved["learned"])
             for name, limit in self.limits.items():
                 limit.tighten(getattr(learned, name))
             self.on_host |= learned.activations_on_host

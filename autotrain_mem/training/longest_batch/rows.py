@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 OnError = Callable[[BaseException], None]
 """Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
@@ -22,9 +21,6 @@ class LongestBatch:
     seconds: float = 0.0
     why_not: str = ""
     """Why nothing was run; empty where it was."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def longest_rows(lengths: Sequence[int], count: int) -> list[int]:

@@ -20,7 +20,7 @@ from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
-from autotrain_mem.spec import Hardware, Job, Knobs, Phase, PhasePeak
+from autotrain_mem.spec import Hardware, Job, Knobs, Phase, PhasePeak, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.process.phase_peaks import PhasePeaks
@@ -109,7 +109,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     import torch
 
     job, knobs = request.job, request.knobs
-    arguments = {**job.arguments, **knobs.to_json(), "output_dir": request.output_dir, "disable_tqdm": True}
+    arguments = {**job.arguments, **codec.to_json(knobs), "output_dir": request.output_dir, "disable_tqdm": True}
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
     splits = load.load(job, filled)
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None

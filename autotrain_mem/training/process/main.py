@@ -10,6 +10,7 @@ import traceback
 
 from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError
 from autotrain_mem.processes import Channel
+from autotrain_mem.spec import codec
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.units import format_bytes
 
@@ -20,7 +21,7 @@ def main() -> None:
     """Do one task, and answer with its last event or an error."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
     channel = Channel(ignore_interrupt=False)
-    request = Request.from_json(channel.receive())
+    request = codec.from_json(Request, channel.receive())
     try:
         # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
         from autotrain_mem.training.process.probe import probe

@@ -16,7 +16,7 @@ from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
 from autotrain_mem.machine.other_processes import held_by
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.spec import Job, Knobs, Phase
+from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.out_of_memory import is_out_of_memory
@@ -63,7 +63,7 @@ def probe(request: Request, send: SendEvent) -> dict[str, Any]:
             refused=progress.refused,
             refused_in=refused_in if progress.refused else None,
         )
-    return {"event": "probe", "probe": answer.to_json()}
+    return {"event": "probe", "probe": codec.to_json(answer)}
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.training.request import SendEvent
 
@@ -37,7 +38,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """One optimizer step is done."""
         reading = self._read()
-        memory = None if reading is None else reading.to_json()
+        memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})
         if self.interrupted:
             control.should_training_stop = True

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.data import load
 from autotrain_mem.errors import GpuOutOfMemoryError
-from autotrain_mem.spec import Incident, Learned
+from autotrain_mem.spec import Incident, Learned, codec
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.out_of_memory import HOST, kind_of
@@ -44,7 +44,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "losses": progress.losses,
         "rewards": progress.rewards,
-        "memory": None if reading is None else reading.to_json(),
+        "memory": None if reading is None else codec.to_json(reading),
         "seconds": seconds,
     }
 
@@ -64,7 +64,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent) -> Non
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
             hint=SMALLER,
-            details=None if shortage is None else shortage.to_json(),
+            details=None if shortage is None else codec.to_json(shortage),
         ) from error
 
 
@@ -108,10 +108,10 @@ class Safeguards:
             traceback.print_exc()
 
     def _on_incident(self, incident: Incident, learned: Learned) -> None:
-        self._send({"event": "incident", "incident": incident.to_json(), "learned": learned.to_json()})
+        self._send({"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)})
 
     def _on_longest_batch(self, batch: LongestBatch) -> None:
-        self._send({"event": "worst_batch", **batch.to_json()})
+        self._send({"event": "worst_batch", **codec.to_json(batch)})
 
     def _on_sign(self, sign: Sign) -> None:
         self._send({"event": "sign", "message": sign.message})

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.host import HostMemory, host_memory
-from autotrain_mem.spec import Phase, PhasePeak
+from autotrain_mem.spec import Phase, PhasePeak, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
 from autotrain_mem.training.watch.log_file import RECORD_NAME, Record, record_path
@@ -137,9 +137,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         logs.update(figures)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)  # a copy of logs, made before the callbacks were called
-        self._write("sample", **sample.to_json(), phases=_wire(peaks))
+        self._write("sample", **codec.to_json(sample), phases=_wire(peaks))
         for sign in self._lookout.see(sample):
-            self._write("sign", **sign.to_json())
+            self._write("sign", **codec.to_json(sign))
             if state.is_world_process_zero:
                 self._on_sign(sign)
 
@@ -306,4 +306,4 @@ def _gib(size_bytes: int) -> float:
 
 
 def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
-    return {str(phase): peak.to_json() for phase, peak in peaks.items()}
+    return {str(phase): codec.to_json(peak) for phase, peak in peaks.items()}

@@ -10,8 +10,8 @@ import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES
 from autotrain_mem.spec.report import MemoryReading
@@ -88,9 +88,6 @@ class Sample:
             return None
         return self.slack_bytes / self.device.peak_reserved_bytes
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
@@ -114,9 +111,6 @@ class Sign:
     def message(self) -> str:
         """Both sentences."""
         return f"{self.seen} {self.advice}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> tuple[Sign, ...]:

@@ -212,7 +212,7 @@ def test_a_play_knows_for_how_long_it_trains_on_what_is_generated(
 ) -> None:
     length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
     small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
-    knobs = Knobs.from_json({**small, **length, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"})
+    knobs = Knobs(**small, **length, use_peft=False, dtype="float32", optim="adamw_torch")
     job = Job(method=method, model="unused", dataset=None, arguments=arguments)
     spec = trainer_spec(job, knobs, 8, str(tmp_path))
     assert (spec.passes, spec.micro_steps_per_generation) == (passes, micro_steps)

@@ -14,7 +14,7 @@ from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Job, Phase, Probe
+from autotrain_mem.spec import Job, Phase, Probe, codec
 from autotrain_mem.training.process import probe as probing
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.request import Request
@@ -57,7 +57,7 @@ def probed(
     request = Request(task="probe", job=job, knobs=knobs, hardware=named(gpu), simulate=True, output_dir=str(folder))
     answer = probe(request, lambda event: None)
     assert answer["event"] == "probe"
-    return Probe.from_json(json.loads(json.dumps(answer["probe"])))
+    return codec.from_json(Probe, json.loads(json.dumps(answer["probe"])))
 
 
 @pytest.fixture
