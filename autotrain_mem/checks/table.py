@@ -19,7 +19,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.generations,
     flags.prompt_length,
     flags.forbidden_levers,
-    flags.offloaded_optimizer,
+    flags.optimizer_offload,
     flags.vllm,
     unsupported.padding_free,
     unsupported.rows,

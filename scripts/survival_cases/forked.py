@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotrain_mem.cli.main import main
@@ -22,6 +25,20 @@ class Running(Forge):
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ[ADDRESS])
         return connection
+
+
+@contextmanager
+def forge() -> Iterator[None]:
+    """Inside, commands and workers find the process to be forked off."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = Forge(Path(folder))
+        running.connect().close()
+        os.environ[ADDRESS] = str(Path(folder) / "forge")
+        try:
+            with running.children():
+                yield
+        finally:
+            running.end()
 
 
 if __name__ == "__main__":

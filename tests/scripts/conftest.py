@@ -7,3 +7,4 @@ TESTS = pathlib.Path(__file__).parents[1]
 
 sys.path.insert(0, str(TESTS.parent / "scripts"))
 sys.path.append(str(TESTS / "planner"))  # synthetic_memory: a predictor without rehearsals
+sys.path.append(str(TESTS / "allocator"))  # real_allocator: events played through our simulator

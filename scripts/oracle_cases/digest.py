@@ -1,0 +1,90 @@
+"""Reduces what a case computed to what two runs of the same code have in common.
+
+A trace is too long to keep: each column of it becomes a digest, read from the fields of its dataclasses and from no
+wire form. JSON is kept as it is, without what differs from run to run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+Json = Any
+
+MEASURED = ("seconds", "rehearsal_seconds")
+"""Times of this machine, wherever they stand; ``step_seconds`` is one in a probe, and predicted everywhere else."""
+INSTALLED = ("schema", "versions")
+"""Which packages and which wire form were at hand."""
+_DIGITS = 16
+
+
+def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
+    """Leaves out of JSON the times that were measured, versions, and the path of the folder that everything lies in."""
+    if isinstance(value, Mapping):
+        kept = {name: each for name, each in value.items() if not _left_out(name, within)}
+        return {name: settled(each, place, name) for name, each in kept.items()}
+    if isinstance(value, list):
+        return [settled(each, place, within) for each in value]
+    if isinstance(value, str):
+        return value.replace(f"{place}/", "").replace(str(place), ".")
+    return value
+
+
+def _left_out(name: str, within: str) -> bool:
+    return name in (*INSTALLED, *MEASURED) or (name == "step_seconds" and within == "probes")
+
+
+def columns(noun: Any) -> dict[str, Json]:
+    """Lists the fields of a dataclass, those of its rows as ``blocks.size_bytes``; numbers and text as they are.
+
+    Example: ``{"operators": 5120, "events": "9210 values, 3f0c...", "blocks.owner": "4605 values, 91ab..."}``.
+    """
+    found: dict[str, Json] = {}
+    for each in fields(noun):
+        if each.name not in MEASURED:
+            found |= _column(each.name, getattr(noun, each.name))
+    return found
+
+
+def _column(name: str, value: Any) -> dict[str, Json]:
+    if is_dataclass(value):
+        return {f"{name}.{inner}": each for inner, each in columns(value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and is_dataclass(value[0]):
+        names = [each.name for each in fields(value[0])]
+        return {f"{name}.{inner}": digest([getattr(row, inner) for row in value]) for inner in names}
+    if value is None or isinstance(value, str | int | float):
+        return {name: _plain(value) if isinstance(value, Enum) else value}
+    if isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
+        return {name: list(value)}
+    return {name: digest(value)}
+
+
+def digest(values: Any) -> str:
+    """Says how many there are, with a digest of all: ``"4605 values, 91ab..."``."""
+    text = json.dumps(values, default=_plain)
+    return f"{len(values)} values, {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+
+
+def file_digest(path: pathlib.Path) -> str:
+    """Says the same of a file's bytes."""
+    content = path.read_bytes()
+    return f"{len(content)} bytes, {hashlib.sha256(content).hexdigest()[:_DIGITS]}"
+
+
+def _plain(value: Any) -> Json:
+    """Turns a value that JSON does not know into one that it does. Raises TypeError for what is none of ours."""
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, array):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"no digest of a {type(value).__name__}")

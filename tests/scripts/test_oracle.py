@@ -1,0 +1,117 @@
+"""``scripts/oracle``: what it keeps of a case, and what it says of two files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from oracle_cases.cases import RECORDED, commands, replays
+from oracle_cases.differences import compare
+from oracle_cases.digest import columns, settled
+from oracle_cases.execute import printed, warm
+
+from autotrain_mem.spec import Block, Owner, Phase, Trace
+from tests.forked import Forge
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "oracle"
+TRACE = Trace(
+    blocks=tuple(Block(size_bytes=size, owner=Owner.WEIGHTS, module="lm_head") for size in (512, 1024)),
+    events=array("q", [1, 2, -1]),
+    phase_starts=((0, Phase.LOAD),),
+    operators=2,
+    seconds=1.0,
+)
+
+
+def oracle(*argv: str | pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, argv)], capture_output=True, text=True)
+
+
+def test_two_runs_are_equal_and_a_change_is_named(tmp_path: pathlib.Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    for path in (old, new):
+        done = oracle("--out", path, "--only", "allocator: default")
+        assert done.returncode == 0, done.stderr
+    same = oracle("--compare", old, new)
+    assert (same.returncode, same.stdout) == (0, "0 of 1 cases differ\n")
+    changed = json.loads(new.read_text())
+    changed["cases"]["allocator: default"]["at_the_end"]["num_ooms"] += 1
+    new.write_text(json.dumps(changed))
+    other = oracle("--compare", old, new)
+    assert other.returncode == 1
+    assert other.stdout.startswith("allocator: default: 1 differ, the first at_the_end.num_ooms: ")
+
+
+@pytest.mark.slow
+def test_a_command_is_kept_with_its_traces_and_is_the_same_again(
+    tmp_path: pathlib.Path, forge: Forge, model_folder: Callable[[str], pathlib.Path]
+) -> None:
+    line = f"estimate sft --model {model_folder('qwen2')} --max_length 32 --gpu l40s"
+    with forge.children(), warm(tmp_path):
+        first, again, refused = printed(line), printed(line), printed(f"{line} --max_lenght 5")
+    assert first["json"]["required_bytes"] > 0
+    [trace] = first["traces"]
+    assert trace["operators"] > 1000
+    assert compare({"one": first}, {"one": again}) == []
+    assert (refused["exit_code"], refused["traces"]) == (2, [])
+    assert "max_length" in refused["error"]
+
+
+def test_every_method_is_estimated_planned_and_mostly_trained() -> None:
+    names = list(commands(None))
+    for method in ("sft", "reward", "dpo", "grpo", "rloo", "ppo"):
+        assert sum(name.startswith(f"estimate: {method}, ") for name in names) == 6
+        assert sum(name.startswith(f"plan: {method}, ") for name in names) >= 7
+    assert sum(name.startswith("training: ") for name in names) == 5
+    assert len(replays()) == len(list(RECORDED.glob("*.json"))) > 10
+    assert any(name.startswith("recipe: ") for name in commands(pathlib.Path("models")))
+
+
+def test_a_block_of_another_owner_changes_one_column() -> None:
+    changed = replace(TRACE, blocks=(replace(TRACE.blocks[0], owner=Owner.GRADIENTS), *TRACE.blocks[1:]))
+    [line] = compare({"one": columns(TRACE)}, {"one": columns(changed)})
+    assert line.startswith("one: 1 differ, the first blocks.owner: 2 values, ")
+
+
+def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
+    later = replace(TRACE, seconds=9.0, not_counted=("the kernels' workspaces",))
+    assert compare({"one": columns(TRACE)}, {"one": columns(later)}) == [
+        "one: 1 differ, the first not_counted: 0 entries -> 1 entries"
+    ]
+    assert compare({"one": columns(TRACE)}, {"one": columns(later)}, without_prose=True) == []
+
+
+def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path) -> None:
+    written = {
+        "schema": "autofit.plan/4",
+        "seconds": 3.5,
+        "model": f"{tmp_path}/model",
+        "estimate": {"time": {"step_seconds": 0.25}},
+        "experience": {"probes": [{"step_seconds": 0.3, "row_tokens": 161}]},
+    }
+    assert settled(written, tmp_path) == {
+        "model": "model",
+        "estimate": {"time": {"step_seconds": 0.25}},
+        "experience": {"probes": [{"row_tokens": 161}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ({"a": 1}, {"a": 1.0}, None),
+        ({"a": 0.1 + 0.2}, {"a": 0.3}, None),
+        ({"a": 1}, {"a": True}, "case: 1 differ, the first a: 1 -> True"),
+        ({"a": [1, 2], "b": 3}, {"a": [1, 4], "b": 5}, "case: 2 differ, the first a.1: 2 -> 4"),
+        ({"a": [1]}, {"a": [1, 2]}, "case: 1 differ, the first a: 1 entries -> 2 entries"),
+        ({"a": 1}, {"b": 1}, "case: 2 differ, the first a: 1 -> (absent)"),
+    ],
+)
+def test_values_differ_beyond_the_rounding_of_a_sum(old: object, new: object, line: str | None) -> None:
+    assert compare({"case": old}, {"case": new}) == ([] if line is None else [line])
