@@ -71,7 +71,7 @@ LAYERS = {
         3, "allocator errors host processes spec store units versions", "bitsandbytes platformdirs pynvml torch"
     ),
     "planner": part(3, "errors methods.table spec units"),
-    "report": part(3, "errors files recipe_files spec units", "rich"),
+    "report": part(4, "errors files planner recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,
@@ -80,15 +80,15 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table spec trainers",
+        "errors files methods methods.table planner spec trainers",
         "accelerate bitsandbytes dill peft torch transformers trl",
     ),
     "data": part(
-        6, "errors methods methods.table rehearsal spec versions", "datasets huggingface_hub transformers trl"
+        6, "errors methods methods.table planner rehearsal spec versions", "datasets huggingface_hub transformers trl"
     ),
     "checks": part(
         7,
-        "data errors methods methods.facts methods.table rehearsal spec trainers",
+        "data errors methods methods.facts methods.table planner rehearsal spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

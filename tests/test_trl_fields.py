@@ -14,7 +14,7 @@ from test_contract import TREES
 from autotrain_mem.engine.predict import method_alternatives
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.ladder import LADDER, LEVERS
+from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 

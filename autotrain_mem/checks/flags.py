@@ -12,6 +12,8 @@ from typing import Any
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planner.levers import LEVERS
+from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 
@@ -102,7 +104,7 @@ def precision(flags: Flags) -> Problems:
 def quantization(flags: Flags) -> Problems:
     """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
     given = flags.given
-    quantized = [name for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
+    quantized = [name for name in BASE_BITS if given.get(name)]
     if len(quantized) == 2:
         yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
     if quantized and not given.get("use_peft"):
@@ -153,26 +155,12 @@ def prompt_length(flags: Flags) -> Problems:
         yield f"--prompt_length {tokens} is no number of tokens.", "It takes 1 or more."
 
 
-_MOVES = {
-    "expandable_segments": ("expandable_segments", True),
-    "gradient_checkpointing": ("gradient_checkpointing", True),
-    "activation_offloading": ("activation_offloading", True),
-    "optimizer_offload": ("optimizer_offload", True),
-    "bf16_weights": ("dtype", "bfloat16"),
-    "8bit_optimizer": ("optim", "adamw_8bit"),
-    "lora": ("use_peft", True),
-    "8bit_base": ("load_in_8bit", True),
-    "4bit_base": ("load_in_4bit", True),
-}
-"""Lever -> the argument and the value that ask for what it does (``planner.ladder.LADDER``)."""
-
-
 def forbidden_levers(flags: Flags) -> Problems:
     """A lever that is forbidden may not be asked for."""
     given, own = flags.given, flags.own
-    for lever in sorted(set(own.get("forbid", ())) & _MOVES.keys()):
-        name, value = _MOVES[lever]
-        if given.get(name) == value:
+    for lever in sorted(set(own.get("forbid", ())) & LEVERS.keys()):
+        name, value = LEVERS[lever].knobs[0], LEVERS[lever].to
+        if value is not None and given.get(name) == value:
             asked = f"--{name}" if value is True else f"--{name} {value}"
             yield (
                 f"--forbid {lever} and {asked} contradict each other.",
@@ -180,7 +168,7 @@ def forbidden_levers(flags: Flags) -> Problems:
             )
 
 
-def optimizer_offload(flags: Flags) -> Problems:
+def offloaded_optimizer(flags: Flags) -> Problems:
     """Only some optimizers, and trainers that make theirs late, can have it on the host."""
     method, given = METHODS[flags.method], flags.given
     if given.get("optimizer_offload") and method.makes_optimizer_early:

@@ -19,7 +19,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.generations,
     flags.prompt_length,
     flags.forbidden_levers,
-    flags.optimizer_offload,
+    flags.offloaded_optimizer,
     flags.vllm,
     unsupported.padding_free,
     unsupported.rows,

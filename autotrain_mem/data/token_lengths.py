@@ -14,6 +14,7 @@ from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetE
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import Hear, RowLengths, heard, processes
+from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
 from autotrain_mem.spec import DataProfile, Job
 
@@ -118,11 +119,8 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
         "eval_strategy": "no",
         "load_best_model_at_end": False,
         "push_to_hub": False,
-        "use_peft": False,
-        "load_in_4bit": False,
-        "load_in_8bit": False,
+        **dict.fromkeys(SWITCHES, False),
         "use_liger_kernel": False,
-        "activation_offloading": False,
         "use_vllm": False,
     }
 

@@ -23,6 +23,7 @@ from autotrain_mem.rehearsal.python_call.capture import Keywords
 from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
 from autotrain_mem.spec import Knobs, codec
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH
 
 STEPS_OF_GENERATION = "steps_per_generation"
@@ -127,7 +128,7 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
     model = keywords["model"]
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
-        return {"dtype": main_dtype(model), "load_in_4bit": False, "load_in_8bit": False, **adapted}
+        return {"dtype": main_dtype(model), **dict.fromkeys(BASE_BITS, False), **adapted}
     said = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
     if "torch_dtype" in said:
         raise UsageError(
@@ -154,7 +155,7 @@ def main_dtype(model: Any) -> str:
 
 def _of_quantization(quantization: Any) -> dict[str, Any]:
     said = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
-    bits = {name: True for name in ("load_in_4bit", "load_in_8bit") if said.get(name) or said.get(f"_{name}")}
+    bits = {name: True for name in BASE_BITS if said.get(name) or said.get(f"_{name}")}
     nested = {"use_bnb_nested_quant": True} if said.get("bnb_4bit_use_double_quant") else {}
     return bits | nested
 

@@ -12,9 +12,10 @@ from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.spec import Alternative, Job, Knobs, Plan
+from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.units import format_bytes
 
-RELOADING = ("dtype", "load_in_4bit", "load_in_8bit")
+RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are decided as the model is loaded."""
 
 LOSSLESS = "lossless"
@@ -72,7 +73,7 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
 
 
 def _reloads(knobs: Knobs, dtype: str) -> bool:
-    return knobs.load_in_4bit or knobs.load_in_8bit or knobs.dtype != dtype
+    return knobs.base_bits is not None or knobs.dtype != dtype
 
 
 def _is_stock(model: Any) -> bool:
@@ -98,6 +99,6 @@ def _alternative(plan: Plan, other: Plan) -> Alternative:
 
 def _advice(call: Call, other: Plan) -> str:
     name = call.model.config._name_or_path or "NAME"
-    how = "in 4 bits" if other.knobs.load_in_4bit else "in 8 bits" if other.knobs.load_in_8bit else other.knobs.dtype
+    how = f"in {other.knobs.base_bits} bits" if other.knobs.base_bits else other.knobs.dtype
     needed = format_bytes(other.estimate.required_bytes)
     return f'given by its name, model="{name}", it would be loaded {how} and fit ({needed})'

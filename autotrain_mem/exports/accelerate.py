@@ -6,7 +6,7 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 from __future__ import annotations
 
 from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.notes import allocator, environment, optimizer_offload
+from autotrain_mem.exports.notes import allocator, environment, host_optimizer
 from autotrain_mem.exports.part import Part, Tool, document
 from autotrain_mem.spec import Job, Plan
 
@@ -51,5 +51,5 @@ def _processes(case: Case) -> Part:
 
 def _training(case: Case) -> Part:
     settings = f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
-    parts = [optimizer_offload(case, "autofit METHOD trains with it"), allocator(case), environment(case)]
+    parts = [host_optimizer(case, "autofit METHOD trains with it"), allocator(case), environment(case)]
     return Part(notes=(settings, *(note for part in parts for note in part.notes)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotrain_mem.exports.axolotl_rewards import grpo
 from autotrain_mem.exports.case import ALLOCATOR_VARIABLES, LORA_DEFAULTS, Case, Data, case_of
-from autotrain_mem.exports.notes import environment, no_limit, optimizer_offload, whole_logits
+from autotrain_mem.exports.notes import environment, host_optimizer, no_limit, whole_logits
 from autotrain_mem.exports.part import Part, Tool, document, renamed
 from autotrain_mem.methods.facts import AxolotlFacts
 from autotrain_mem.spec import Job, Plan
@@ -61,7 +61,7 @@ def axolotl(plan: Plan, job: Job) -> str:
         _schedule(case),
         _method(case),
         _reporting(case),
-        optimizer_offload(case, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"),
+        host_optimizer(case, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"),
         environment(case),
         whole_logits(case, "Axolotl", "micro_batch_size"),
     ]

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, case_of
-from autotrain_mem.exports.notes import allocator, environment, no_limit, optimizer_offload, whole_logits
+from autotrain_mem.exports.notes import allocator, environment, host_optimizer, no_limit, whole_logits
 from autotrain_mem.exports.part import Part, Tool, document, renamed
 from autotrain_mem.exports.trainer_arguments import TRAINER_ARGUMENTS
 from autotrain_mem.methods.facts import LlamaFactoryFacts
@@ -49,7 +49,7 @@ def llamafactory(plan: Plan, job: Job) -> str:
         _checkpointing(case),
         _method(case),
         _trainer(case),
-        optimizer_offload(case, "its deepspeed key with a ZeRO configuration that offloads is the nearest"),
+        host_optimizer(case, "its deepspeed key with a ZeRO configuration that offloads is the nearest"),
         allocator(case),
         environment(case),
         whole_logits(case, "LLaMA-Factory", "per_device_train_batch_size"),

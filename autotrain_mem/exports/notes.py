@@ -6,7 +6,7 @@ from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
 from autotrain_mem.exports.part import Part
 
 
-def optimizer_offload(case: Case, instead: str) -> Part:
+def host_optimizer(case: Case, instead: str) -> Part:
     """Optimizer state on the host is autofit's own."""
     if not case.knobs.optimizer_offload:
         return Part()

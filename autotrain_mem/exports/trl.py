@@ -7,7 +7,7 @@ sets it before the model is loaded).
 from __future__ import annotations
 
 from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.notes import optimizer_offload
+from autotrain_mem.exports.notes import host_optimizer
 from autotrain_mem.exports.part import Part, Tool, document
 from autotrain_mem.spec import Job, Plan
 
@@ -34,7 +34,7 @@ def trl_parts(case: Case) -> list[Part]:
     whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*told, *DATA_NAMES}))
     return [
         whole,
-        optimizer_offload(case, "autofit METHOD --config FILE --optimizer_offload has it"),
+        host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it"),
         _without_script(case),
     ]
 

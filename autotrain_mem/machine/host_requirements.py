@@ -16,11 +16,12 @@ from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.job import EPOCHS
+from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.units import format_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-QUANTIZED_BYTES = {"load_in_4bit": 0.5, "load_in_8bit": 1.0}
+QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 """A parameter of a quantized linear layer, without its scales (``rehearsal.quantized.statistics``): a lower bound."""
 STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1}
 """Tensors as large as the parameter that an optimizer keeps: ``torch/optim``, each one's ``_init_group``. Of those not
@@ -62,8 +63,9 @@ class Load:
         """The weights in memory at the least that is allowed."""
         given = [bytes_each for name, bytes_each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
         may_quantize = not self.trains_all and self.job.fit == "all" and "4bit_base" not in self.job.forbid
-        refused = self.job.arguments.get("load_in_4bit") is False
-        least = given or ([QUANTIZED_BYTES["load_in_4bit"]] if may_quantize and not refused else [self.item_bytes])
+        smallest = min(QUANTIZED_BYTES, key=lambda name: QUANTIZED_BYTES[name])
+        refused = self.job.arguments.get(smallest) is False
+        least = given or ([QUANTIZED_BYTES[smallest]] if may_quantize and not refused else [self.item_bytes])
         return int(self.parameters * min(least))
 
     @property

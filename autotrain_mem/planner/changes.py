@@ -7,17 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.ladder import (
-    BATCHES,
-    EXPANDABLE,
-    LADDER,
-    LEVERS,
-    MICRO_BATCH,
-    OFFLOADING,
-    LadderRow,
-    lever_name,
-)
+from autotrain_mem.planner.ladder import lever_name
 from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.levers import BATCHES, EXPANDABLE, LADDER, LEVERS, MICRO_BATCH, OFFLOADING, LeverRow
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
@@ -57,18 +49,18 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     )
 
 
-def _value(row: LadderRow, knobs: Knobs) -> Any:
+def _value(row: LeverRow, knobs: Knobs) -> Any:
     """The knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
     values = [getattr(knobs, name) for name in row.knobs]
     return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
 
 
-def _harm(row: LadderRow, base: Knobs, knobs: Knobs) -> Harm:
+def _harm(row: LeverRow, base: Knobs, knobs: Knobs) -> Harm:
     """A lever of time let go, not pulled, does no harm: a larger micro-batch, or no recomputation."""
     return Harm.NONE if _is_let_go(row, base, knobs) else row.harm
 
 
-def _is_let_go(row: LadderRow, base: Knobs, knobs: Knobs) -> bool:
+def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
     let_go = {
         MICRO_BATCH: knobs.per_device_train_batch_size > base.per_device_train_batch_size,
         "gradient_checkpointing": not knobs.gradient_checkpointing,
@@ -76,7 +68,7 @@ def _is_let_go(row: LadderRow, base: Knobs, knobs: Knobs) -> bool:
     return let_go.get(row.name, False)
 
 
-def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
         return _why_let_go(row)
     if row.name == EXPANDABLE:
@@ -94,7 +86,7 @@ def _why(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Seque
     return f"{needed}: {reason}" if needed else reason
 
 
-def _why_let_go(row: LadderRow) -> str:
+def _why_let_go(row: LeverRow) -> str:
     if row.name == MICRO_BATCH:
         return "more rows at once fit, with less accumulation: the same optimizer steps in less time"
     return "the activations fit without recomputing them, which is faster"
@@ -126,7 +118,7 @@ def _rows(space: Space, estimate: Estimate) -> str:
     return f"{estimate.knobs.per_device_train_batch_size} {METHODS[space.method].row_noun}"
 
 
-def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     """What every level without this lever needs at least, of those that were rehearsed before this one was reached."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "the base model is frozen and loses no update to rounding"
@@ -145,7 +137,7 @@ def _needed_without(row: LadderRow, space: Space, knobs: Knobs, memo: Memo, too_
     return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
 
 
-def _needed_on_the_device(row: LadderRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
     """The least that the same settings needed without the lever, or without others of time too, if that was seen."""
     without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
     time = (*OFFLOADING, "gradient_checkpointing")

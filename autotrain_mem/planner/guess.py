@@ -5,20 +5,16 @@ Guesses only steer the search: what is taken is always rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from autotrain_mem.planner.ladder import LEVERS
+from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, OFFLOADING, SLOWING, LeverRow, Savings
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
-
-EIGHT_BIT = "8bit_optimizer"
-SLOWING = ("gradient_checkpointing", "activation_offloading", "optimizer_offload")
-"""Levers that take bytes away and cost time, and do nothing else."""
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """Owners whose bytes do not grow with the rows of a micro-batch."""
@@ -26,29 +22,6 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 """Phases whose peaks do."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Savings:
-    """What levers are taken to leave, before one is known of them: shares."""
-
-    kept: Mapping[str, float]
-    """Of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
-    taken: Mapping[str, float]
-    """Of the optimizer state: taken off it."""
-
-
-USUAL = Savings(
-    kept={"gradient_checkpointing": 0.25, "activation_offloading": 0.4},
-    taken={"optimizer_offload": 1.0, EIGHT_BIT: 0.5},
-)
-"""Roughly: it only says where a search begins."""
-AT_BEST = Savings(
-    kept={"gradient_checkpointing": 0.1, "activation_offloading": 0.1},
-    taken={"optimizer_offload": 1.0, EIGHT_BIT: 0.75},
-)
-"""No lever saves more: what is not rehearsed is ruled out by this. Logits and one layer stay whatever is recomputed or
-offloaded; float32 moments of 8 bytes become 2."""
-USUALLY_SLOWER = {"activation_offloading": 1.15, "optimizer_offload": 1.5}
-"""How much longer a step takes with a lever, roughly: it only says which of two new lines is tried first."""
 LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
@@ -118,7 +91,7 @@ class _Traits:
 def _traits(knobs: Knobs) -> _Traits:
     row = LEVERS[EIGHT_BIT]
     optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    otherwise = (optim, knobs.use_peft, knobs.dtype, knobs.load_in_4bit, knobs.load_in_8bit)
+    otherwise = (optim, knobs.use_peft, knobs.dtype, knobs.base_bits)
     return _Traits(saving=_saving(knobs), otherwise=otherwise)
 
 
@@ -151,9 +124,9 @@ def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
 
 def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
     nearest = _nearest(known, knobs)
-    offloads = (_saving(knobs) - _saving(nearest.knobs)) & USUALLY_SLOWER.keys()
+    offloads = (_saving(knobs) - _saving(nearest.knobs)) & frozenset(OFFLOADING)
     least = prod(LEAST_SLOWER for _ in offloads)
-    usually = prod(USUALLY_SLOWER[name] for name in offloads)
+    usually = prod(LEVERS[name].usual.slower for name in offloads)
     at_best = _at_best(memo, known, knobs) / least
     return Speed(at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
 
@@ -212,24 +185,36 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     if not sight.gentler:
         return points[-1:]
     bounds = [(known, known[0].budget_bytes * LEEWAY) for known in sight.gentler]
-    return [each for each in points if all(_with_levers(space, known, each, AT_BEST) <= most for known, most in bounds)]
+    return [
+        each for each in points if all(_with_levers(space, known, each, _at_most) <= most for known, most in bounds)
+    ]
 
 
 def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
     if sight.known:
         return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
     akin = sight.gentler[-1:]
-    return all(_with_levers(space, known, knobs, USUAL) <= known[0].budget_bytes for known in akin)
+    return all(_with_levers(space, known, knobs, _usually) <= known[0].budget_bytes for known in akin)
 
 
-def _with_levers(space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Savings) -> float:
+def _usually(row: LeverRow) -> Savings:
+    return row.usual
+
+
+def _at_most(row: LeverRow) -> Savings:
+    return row.at_best
+
+
+def _with_levers(
+    space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
+) -> float:
     """From points with fewer levers, by what such levers leave."""
     nearest = _nearest(known, knobs)
-    pulled = _saving(knobs) - _saving(nearest.knobs)
-    kept = prod(savings.kept.get(name, 1.0) for name in pulled)
+    pulled = [LEVERS[name] for name in _saving(knobs) - _saving(nearest.knobs)]
+    kept = prod(savings(row).kept for row in pulled)
     state = nearest.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
-    on_device = "optimizer_offload" not in pulled
-    taken = state * min(1.0, sum(savings.taken.get(name, 0.0) for name in pulled))
+    on_device = not any(row.steps_on_host for row in pulled)
+    taken = state * min(1.0, sum(savings(row).taken for row in pulled))
     return _scaled(space, nearest, knobs, kept=kept, step=float(on_device), taken=taken)
 
 

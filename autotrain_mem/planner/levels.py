@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from autotrain_mem.planner.ladder import LEVERS, OFFLOADING, ROUNDING, TRAINED, allowed, check_forbid, moves, pull_all
+from autotrain_mem.planner.ladder import allowed, check_forbid, moves, pull_all
+from autotrain_mem.planner.levers import LEVERS, OFFLOADING, ROUNDING, TRAINED
 from autotrain_mem.planner.precision import can_scale
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Harm, Knobs
@@ -33,6 +34,8 @@ class _Step:
     offloads: tuple[str, ...] = ()
 
 
+OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
+
 LEVELS = (
     _Step("lossless", ()),
     _Step("lossless, offloading", (), OFFLOADING),
@@ -41,7 +44,7 @@ LEVELS = (
     _Step("LoRA", ("lora",)),
     _Step("LoRA on an 8-bit base", ("8bit_base",)),
     _Step("LoRA on a 4-bit base", ("4bit_base",)),
-    _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), ("activation_offloading",)),
+    _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
 )
 """Batches and checkpointing are free on each. Offloading changes nothing but time either, but it takes the host's
 memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
@@ -100,7 +103,7 @@ def _steps(space: Space) -> tuple[_Step, ...]:
     if not trained or trained[-1] == TRAINED[-1]:
         return LEVELS
     last = next(step for step in LEVELS if step.own == (trained[-1],))
-    return (*LEVELS, _Step(f"{last.name}, offloading", last.own, ("activation_offloading",)))
+    return (*LEVELS, _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS))
 
 
 def _harm(step: _Step) -> Harm:
@@ -126,7 +129,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 def _least(space: Space) -> Knobs:
     """The settings that need least of all, from whichever levels they are."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
-    names = (*trained, "activation_offloading") if trained else (*ROUNDING, *OFFLOADING)
+    names = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     moving = [name for name in names if moves(name, space)]
     replaced = {other for name in moving for other in LEVERS[name].instead_of}
     return pull_all(space, (name for name in moving if name not in replaced))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from autotrain_mem.spec import Attempt, Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec.knobs import BASE_BITS
 
 Told = Callable[[Attempt], None]
 
@@ -142,5 +143,5 @@ def _unavoidable(estimate: Estimate) -> int:
 
 def _same_weights(one: Knobs, other: Knobs) -> bool:
     """With LoRA a reference model may be left out, and so counts."""
-    names = ("use_peft", "dtype", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant")
+    names = ("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant")
     return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -8,12 +8,12 @@ from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.border import most_that_fits
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.planner.ladder import FREE, LADDER, LEVERS
 from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs, Phase
+from autotrain_mem.spec import Estimate, Harm, Knobs, Phase
 from autotrain_mem.units import format_bytes
 
 _PHASES = {
@@ -26,12 +26,6 @@ _PHASES = {
     Phase.EVALUATE: "in evaluation",
     Phase.SAVE: "while saving",
 }
-
-SWITCHES = (
-    *("use_peft", "load_in_8bit", "load_in_4bit", "use_bnb_nested_quant"),
-    *("activation_offloading", "optimizer_offload"),
-)
-"""Knobs whose flag needs no value."""
 
 LENGTH_TURNS = 3
 """Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
@@ -163,8 +157,9 @@ def _headline(space: Space, least: Estimate) -> str:
 
 
 def _kind(knobs: Knobs) -> str:
-    bits = "4-bit " if knobs.load_in_4bit else "8-bit " if knobs.load_in_8bit else ""
-    return f"LoRA on a {bits}base" if bits else "LoRA" if knobs.use_peft else "full fine-tuning"
+    return (
+        f"LoRA on a {knobs.base_bits}-bit base" if knobs.base_bits else "LoRA" if knobs.use_peft else "full fine-tuning"
+    )
 
 
 def needs_line(least: Estimate) -> str:
@@ -188,17 +183,10 @@ def _settings(space: Space, knobs: Knobs) -> str:
     said = [
         rows,
         f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
-        *(text for name, text in _SWITCHED_ON.items() if getattr(knobs, name)),
+        *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
         *(knobs.dtype, knobs.optim),
     ]
     return f"          at the least demanding settings allowed: {', '.join(said)}"
-
-
-_SWITCHED_ON = {
-    "activation_offloading": "activations offloaded",
-    "optimizer_offload": "optimizer offloaded",
-    "expandable_segments": "expandable segments",
-}
 
 
 def budget_line(least: Estimate) -> str:

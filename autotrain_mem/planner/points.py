@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from autotrain_mem.planner.ladder import FREE, LEVERS, allowed
+from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level
+from autotrain_mem.planner.levers import FREE, LEVERS
 from autotrain_mem.planner.space import BatchSplit, Space, batch_splits
 from autotrain_mem.spec import Knobs
 

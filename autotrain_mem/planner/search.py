@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from autotrain_mem.planner.changes import changes
 from autotrain_mem.planner.explore import best_of
-from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Memo, Predictor, Told
 from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import least_demanding

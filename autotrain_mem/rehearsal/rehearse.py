@@ -8,8 +8,7 @@ from typing import Any
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, rehearsal_arguments
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.rehearsal.cuda.bitsandbytes import EIGHT_BIT_NOT_COUNTED, FOUR_BIT_NOT_COUNTED
-from autotrain_mem.rehearsal.cuda.host_offload import NOT_COUNTED as OFFLOADING_NOT_COUNTED
+from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
@@ -156,11 +155,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
             "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
             "gradients, which is less than training unless it has several times the pairs of a micro-batch"
         )
-    facts += [FOUR_BIT_NOT_COUNTED] * knobs.load_in_4bit + [EIGHT_BIT_NOT_COUNTED] * knobs.load_in_8bit
-    if knobs.activation_offloading:
-        facts += OFFLOADING_NOT_COUNTED
-    if knobs.optimizer_offload:
-        facts.append("host memory: weights and gradients are pinned there, and the optimizer's state lies beside them")
+    facts += [fact for row in HARM_FIRST if is_pulled(row, knobs) for fact in row.not_counted]
     if job.method_facts.groups_completions:
         facts.append(
             "one token: all completions but the first of a generation are rehearsed one token short, so that they are "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from autotrain_mem.planner.levers import HARM_FIRST, is_pulled, pulled
 from autotrain_mem.spec import Harm, Knobs, Owner, Phase, StepTime
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
@@ -55,14 +56,6 @@ LEVELS = {
 }
 """What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
 are there only where there is no level after them but shorter rows."""
-
-ADAPTER_ONLY = "trains an adapter (LoRA), not the whole model"
-LOUD = {
-    "use_peft": ADAPTER_ONLY,
-    "load_in_8bit": "rounds the frozen base model to 8 bits, which changes its outputs a little",
-    "load_in_4bit": "rounds the frozen base model to 4 bits, which changes its outputs",
-}
-"""Levers that a user must not overlook, by the knob that they move, and what they mean."""
 
 FLAG_LINE_WIDTH = 74
 """Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
@@ -148,11 +141,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "dtype": knobs.dtype,
         "fp16": "computed in float16" if knobs.fp16 else "",
         "optim": knobs.optim,
-        "load_in_4bit": "4-bit base" if knobs.load_in_4bit else "",
-        "load_in_8bit": "8-bit base" if knobs.load_in_8bit else "",
-        "activation_offloading": "activations offloaded" if knobs.activation_offloading else "",
-        "optimizer_offload": "optimizer offloaded" if knobs.optimizer_offload else "",
-        "expandable_segments": segments(expandable=True) if knobs.expandable_segments else "",
+        **{row.knobs[0]: row.words if is_pulled(row, knobs) else "" for row in HARM_FIRST if row.words},
         "num_generations": f"groups of {knobs.num_generations}" if knobs.num_generations else "",
         "local_rollout_forward_batch_size": _at_once("generated", knobs.local_rollout_forward_batch_size),
         "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),
@@ -172,24 +161,21 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
     Batches and checkpointing are said elsewhere.
     """
-    offloaded = [name for name in _OFFLOADED if getattr(knobs, name) and not getattr(asked, name)]
+    offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
     base = _base(knobs)
     said = [
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
-        "activations and optimizer on host" if len(offloaded) > 1 else "".join(map(_OFFLOADED.__getitem__, offloaded)),
+        "activations and optimizer on host" if len(offloaded) > 1 else "".join(offloaded),
         f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
         _at_once("generated", knobs.local_rollout_forward_batch_size if _generates_more(knobs) else None),
     ]
     return ", ".join(filter(None, said)) or "as asked for"
 
 
-_OFFLOADED = {"activation_offloading": "activations on host", "optimizer_offload": "optimizer on host"}
-
-
 def _base(knobs: Knobs) -> str:
-    bits = "4-bit " if knobs.load_in_4bit else "8-bit " if knobs.load_in_8bit else ""
+    bits = f"{knobs.base_bits}-bit " if knobs.base_bits else ""
     return f"{bits}LoRA" if knobs.use_peft else ""
 
 

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.status import Status
 from rich.text import Text
 
+from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
@@ -25,7 +26,7 @@ _SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit 
 _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "*": (lambda knobs: not knobs.gradient_checkpointing, "without gradient checkpointing"),
     "h": (
-        lambda knobs: knobs.activation_offloading or knobs.optimizer_offload,
+        lambda knobs: any(row.offloads for row in pulled(knobs)),
         "activations or optimizer state wait in the host's memory",
     ),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),

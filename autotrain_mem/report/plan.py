@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
@@ -34,7 +35,7 @@ def decision(plan: Plan) -> list[RenderableType]:
 
 
 def _loud(lever: Lever) -> str:
-    return formatting.LOUD.get(lever.name, "") if lever.after is True else ""
+    return WARNINGS.get(lever.name, "") if lever.after is True else ""
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------

@@ -82,6 +82,11 @@ class Knobs:
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
+    def base_bits(self) -> int | None:
+        """Bits of a weight of the quantized base model; None where it is not quantized."""
+        return next((bits for name, bits in BASE_BITS.items() if getattr(self, name)), None)
+
+    @property
     def completion_length(self) -> int:
         """Tokens of a sampled completion; 0 for methods that sample none."""
         return self.max_completion_length or self.response_length or 0
@@ -91,6 +96,8 @@ _EVERY = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
     "optim",
 )
+BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
+"""Knobs that quantize the frozen base model, and to how many bits."""
 OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
 

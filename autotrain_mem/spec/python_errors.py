@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.knobs import BASE_BITS
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 _OURS = {each.name: f"AutoFit({each.name}=...)" for each in fields(AutoFit)}
@@ -17,8 +18,7 @@ _OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "o
 _OF_TRAINERS = {
     "use_peft": "peft_config=LoraConfig(...)",
     "lora_target_modules": "LoraConfig(target_modules=...)",
-    "load_in_4bit": "quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
-    "load_in_8bit": "quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    **{name: f"quantization_config=BitsAndBytesConfig({name}=True)" for name in BASE_BITS},
     "dtype": 'model_init_kwargs={"dtype": ...}',
     "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
     "model": "the first argument",

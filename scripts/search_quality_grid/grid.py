@@ -8,8 +8,9 @@ from itertools import islice
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.explore import TIE
-from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Predictor
 from autotrain_mem.planner.points import lines
 from autotrain_mem.planner.search import Found, search

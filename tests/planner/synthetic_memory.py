@@ -10,8 +10,7 @@ from math import prod
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planner.guess import SLOWING
-from autotrain_mem.planner.ladder import EXPANDABLE
+from autotrain_mem.planner.levers import EXPANDABLE, SLOWING
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import (
     Estimate,

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space

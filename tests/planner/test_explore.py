@@ -13,8 +13,9 @@ from synthetic_memory import LinearMemory, brute_force, space_of
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.explore import best_of
-from autotrain_mem.planner.guess import AT_BEST, USUAL, required_bytes
+from autotrain_mem.planner.guess import required_bytes
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
+from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import lines
 from autotrain_mem.planner.search import Found, search
@@ -175,8 +176,7 @@ def test_one_rehearsal_of_many_rows_says_what_few_rows_need() -> None:
 
 
 def test_savings_at_best_leave_no_more_than_usual_ones() -> None:
-    assert all(AT_BEST.kept[name] <= share for name, share in USUAL.kept.items())
-    assert all(AT_BEST.taken[name] >= share for name, share in USUAL.taken.items())
+    assert all(row.at_best.kept <= row.usual.kept and row.at_best.taken >= row.usual.taken for row in LADDER)
 
 
 class Flat(LinearMemory):

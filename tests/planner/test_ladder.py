@@ -2,7 +2,8 @@ import pytest
 from synthetic_memory import TRL
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.planner.ladder import LADDER, LEVERS, check_forbid
+from autotrain_mem.planner.ladder import check_forbid
+from autotrain_mem.planner.levers import LADDER, LEVERS
 
 
 def test_table_is_in_the_order_of_harm() -> None:

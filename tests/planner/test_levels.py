@@ -4,8 +4,8 @@ import pytest
 from synthetic_memory import ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.ladder import LADDER
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, Level, levels
+from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.spec import Knobs, codec
 
 QUANTIZED = {"use_peft": True, "load_in_4bit": True}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.planner.ladder import LEVERS
+from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.planner.search import find, search
 from autotrain_mem.spec import Estimate, Knobs
 from autotrain_mem.units import GIB, format_bytes

@@ -8,8 +8,8 @@ from synthetic_memory import TRL, LinearMemory, brute_force, space_of
 
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.planner.explore import TIE
-from autotrain_mem.planner.ladder import LADDER, LEVERS
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
+from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.planner.points import Line, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space

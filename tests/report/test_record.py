@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from autotrain_mem.engine.record import write_run
+from autotrain_mem.engine.output_dir import write_run
 
 
 def test_a_run_is_recorded_in_two_files_each_when_it_is_known(tmp_path: Path) -> None:

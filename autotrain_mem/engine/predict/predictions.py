@@ -11,6 +11,7 @@ from autotrain_mem.engine.predict.depth_extrapolation import Copies, Point
 from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
 from autotrain_mem.spec.hardware import kernel_class
 from autotrain_mem.spec.model import Depths, ModelFacts
@@ -188,5 +189,5 @@ def _either_segments(knobs: Knobs) -> Knobs:
 
 def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
-    names = ("gradient_checkpointing", "activation_offloading", "optimizer_offload", "use_peft", "optim")
-    return tuple(getattr(knobs, name) for name in (*names, "load_in_4bit", "load_in_8bit", "packing"))
+    names = ("gradient_checkpointing", *SWITCHES, "optim", "packing")
+    return tuple(getattr(knobs, name) for name in names)

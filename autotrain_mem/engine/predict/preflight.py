@@ -9,8 +9,10 @@ from autotrain_mem.engine.output_dir import output_dir
 from autotrain_mem.engine.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
 from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.host_requirements import Load, room_findings
+from autotrain_mem.planner.levers import OFFLOADING
 from autotrain_mem.spec import Hardware, Job, Knobs
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding, settle
 from autotrain_mem.worker.client import Worker
 
@@ -90,8 +92,8 @@ def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> t
     if checked.load is None:
         return checked.warnings
     job = checked.load.job
-    decided = {name: getattr(knobs, name) for name in ("use_peft", "dtype", "optim", "optimizer_offload")}
-    quantized = {name: True for name in ("load_in_4bit", "load_in_8bit") if getattr(knobs, name)}
+    decided = {name: getattr(knobs, name) for name in ("use_peft", "dtype", "optim", *OFFLOADING)}
+    quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
     planned = replace(job, arguments={**job.arguments, **decided, **quantized})
     room = room_findings(replace(checked.load, job=planned, optimizer_steps=optimizer_steps))
     return settle((*checked.warnings, *room))

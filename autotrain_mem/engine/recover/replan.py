@@ -15,7 +15,7 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.planner.ladder import EXPANDABLE, OFFLOADING
+from autotrain_mem.planner.levers import EXPANDABLE, OFFLOADING
 from autotrain_mem.planner.search import Found, find
 from autotrain_mem.spec import Hardware, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.knobs import OWN_KNOBS

@@ -8,7 +8,8 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.recover.replan import flags_of
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError
-from autotrain_mem.planner.ladder import EXPANDABLE, LEVERS, allowed
+from autotrain_mem.planner.ladder import allowed
+from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
 from autotrain_mem.planner.search import find

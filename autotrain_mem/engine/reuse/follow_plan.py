@@ -15,7 +15,8 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
-from autotrain_mem.planner.ladder import FURTHEST, LEVERS, LadderRow, check_forbid, lever_name
+from autotrain_mem.planner.ladder import FURTHEST, check_forbid, lever_name
+from autotrain_mem.planner.levers import LEVERS, LeverRow
 from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.nearest import budget_line, needs_line
 from autotrain_mem.planner.precision import precise_for
@@ -199,7 +200,7 @@ def _of_a_search(plan: Plan, job: Job) -> Iterator[str]:
         yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
 
 
-def _is_pulled(row: LadderRow, plan: Plan) -> bool:
+def _is_pulled(row: LeverRow, plan: Plan) -> bool:
     """A lever let go does less harm than its row (``planner.changes``), and may be forbidden."""
     return any(lever.name == lever_name(row) and lever.harm >= row.harm for lever in plan.levers)
 

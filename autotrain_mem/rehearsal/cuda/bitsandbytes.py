@@ -36,15 +36,6 @@ FUSED_UP_TO_TOKENS = 4
 NESTED_BLOCKSIZE = 256
 """Scales that share one scale of their own (``bitsandbytes/functional.py: quantize_4bit``)."""
 
-FOUR_BIT_NOT_COUNTED = (
-    "which kernel the card takes for 4-bit layers between 5 and 1536 tokens: counted as a dequantized weight, so at "
-    "most one weight too much"
-)
-EIGHT_BIT_NOT_COUNTED = (
-    "outlier columns of 8-bit layers, which are kept in 16 bits for the backward pass: how many there are depends on "
-    "the weights, at most the layers' inputs once more"
-)
-
 _KEY = "AutogradCPU"
 _APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 

@@ -8,6 +8,11 @@ a birth on the stream that TRL copies on, as is a copy that is contiguous for th
 ``record_stream``, that is written down too. No other stream allocates in a training on one GPU: accelerate's dataloader
 copies without waiting, on the default stream; bitsandbytes prefetches paged state outside torch's allocator.
 
+What a rehearsal cannot tell of it is in the lever's row (``planner.levers``). A block that another stream uses waits
+for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp: insert_events``). TRL knows a tensor by address and
+dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is another
+tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
+
 The optimizer on the host (``trainers/host_optimizer.py``) touches nothing on the device but weights that are there.
 """
 
@@ -30,20 +35,6 @@ from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import host_copy
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers import host_optimizer
-
-NOT_COUNTED = (
-    "activation offloading allocates what comes back on a stream of its own: how long that stream's copies take, for "
-    "which memory in use there may have to wait before it is handed out again, depends on the card",
-    "activation offloading knows a tensor by its address, and may leave one on the device that lies where another, "
-    "just sent away, has died: no bound is known; it needs a saved view or transposed tensor just before",
-)
-"""For a rehearsal with ``activation_offloading``.
-
-Sources: a block that another stream uses waits for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp:
-insert_events``). TRL knows a tensor by
-address and dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is
-another tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
-"""
 
 
 @contextmanager

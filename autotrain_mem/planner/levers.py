@@ -1,0 +1,272 @@
+"""The levers, in one table: what may be given up, in the order of the harm it does, and what each one is worth.
+
+A lever moves one way: it takes bytes away and mostly costs something. To add one, give it a row here and a field in
+``spec.Knobs``, and let the trainer be built with it (``methods.configs``, or ``rehearsal.rehearse`` where it is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotrain_mem.methods.table import METHODS, methods_where
+from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.spec import Harm, Knobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Savings:
+    """What a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
+
+    kept: float = 1.0
+    """Share of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
+    taken: float = 0.0
+    """Share of the optimizer state: taken off it."""
+    slower: float = 1.0
+    """How much longer a step takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeverRow:
+    """One lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a range."""
+
+    name: str
+    harm: Harm
+    knobs: tuple[str, ...]
+    moves_from: tuple[Any, ...] = ()
+    to: Any = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that only matter once this one has moved, and what they are set to where the user did not say."""
+    along: tuple[str, ...] = ()
+    """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
+    instead_of: tuple[str, ...] = ()
+    """Levers that this one makes pointless or impossible."""
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that other knobs must have."""
+    methods: frozenset[str] = frozenset(METHODS)
+    quantizes: bool = False
+    """Quantizes the checkpoint's weights, which works once."""
+    offloads: bool = False
+    """Takes the host's memory and its link, which no card's data sheet tells."""
+    pays_for_adapters: bool = False
+    """Offloads what is large with an adapter too; an adapter's own optimizer state is not."""
+    steps_on_host: bool = False
+    """The optimizer's step holds nothing on the device."""
+    usual: Savings = Savings()
+    at_best: Savings = Savings()
+    """No more is saved than this: what is not rehearsed is ruled out by it. Logits and one layer stay whatever is
+    recomputed or offloaded."""
+    reason: str
+    """One line for the user."""
+    words: str = ""
+    """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
+    brief: str = ""
+    """The same in a column."""
+    warning: str = ""
+    """What a user must not overlook, of a lever that changes what is trained."""
+    not_counted: tuple[str, ...] = ()
+    """What it adds to a run that an estimate leaves out, in sentences. Sources stand where each is imitated
+    (``rehearsal.cuda``)."""
+
+
+EXPANDABLE = "expandable_segments"
+"""The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
+
+HALF_WEIGHTS = "bf16_weights"
+"""Its weights are float16 where the card has no bfloat16 (``precision.half_of``)."""
+
+EIGHT_BIT = "8bit_optimizer"
+
+LADDER = (
+    LeverRow(
+        name=EXPANDABLE,
+        harm=Harm.NONE,
+        knobs=(EXPANDABLE,),
+        moves_from=(False,),
+        to=True,
+        reason="segments that grow page by page leave fewer gaps between tensors: the same training",
+        words="expandable segments",
+    ),
+    LeverRow(
+        name="eval_batch",
+        harm=Harm.NONE,
+        knobs=(EVALUATED_ROWS,),
+        methods=methods_where(
+            lambda method: not method.is_online
+        ),  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        reason="evaluation takes no more rows at once than training does: the same results, in more batches",
+    ),
+    LeverRow(
+        name="micro_batch",
+        harm=Harm.TIME,
+        knobs=(ROWS, STEPS),
+        reason="fewer rows at once with more accumulation: the same optimizer steps in less memory",
+    ),
+    LeverRow(
+        name="rollout_batch",
+        harm=Harm.TIME,
+        knobs=("local_rollout_forward_batch_size",),
+        methods=methods_where(lambda method: "local_rollout_forward_batch_size" in method.knobs),
+        reason="completions are generated and scored a few rows at a time",
+    ),
+    LeverRow(
+        name="gradient_checkpointing",
+        harm=Harm.TIME,
+        knobs=("gradient_checkpointing",),
+        moves_from=(False,),
+        to=True,
+        reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
+        usual=Savings(kept=0.25),
+        at_best=Savings(kept=0.1),
+    ),
+    LeverRow(
+        name="activation_offloading",
+        harm=Harm.TIME,
+        knobs=("activation_offloading",),
+        moves_from=(False,),
+        to=True,
+        methods=methods_where(lambda method: method.has_activation_offload),
+        reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
+        words="activations offloaded",
+        brief="activations on host",
+        offloads=True,
+        pays_for_adapters=True,
+        usual=Savings(kept=0.4, slower=1.15),
+        at_best=Savings(kept=0.1),
+        not_counted=(
+            "activation offloading allocates what comes back on a stream of its own: how long that stream's copies "
+            "take, for which memory in use there may have to wait before it is handed out again, depends on the card",
+            "activation offloading knows a tensor by its address, and may leave one on the device that lies where "
+            "another, just sent away, has died: no bound is known; it needs a saved view or transposed tensor just "
+            "before",
+        ),
+    ),
+    LeverRow(
+        name="optimizer_offload",
+        harm=Harm.TIME,
+        knobs=("optimizer_offload",),
+        moves_from=(False,),
+        to=True,
+        methods=methods_where(lambda method: not method.makes_optimizer_early),
+        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)},
+        instead_of=("8bit_optimizer",),
+        reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
+        words="optimizer offloaded",
+        brief="optimizer on host",
+        offloads=True,
+        steps_on_host=True,
+        usual=Savings(taken=1.0, slower=1.5),
+        at_best=Savings(taken=1.0),
+        not_counted=(
+            "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
+        ),
+    ),
+    LeverRow(
+        name=HALF_WEIGHTS,
+        harm=Harm.ROUNDING,
+        knobs=("dtype",),
+        moves_from=("float32",),
+        to="bfloat16",
+        reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
+    ),
+    LeverRow(
+        name=EIGHT_BIT,
+        harm=Harm.ROUNDING,
+        knobs=("optim",),
+        moves_from=("adamw_torch", "adamw_torch_fused"),
+        to="adamw_8bit",
+        needs={"optimizer_offload": (False,)},  # bitsandbytes' kernels are the device's
+        reason="AdamW's two moments take one byte each per parameter, quantized block by block",
+        usual=Savings(taken=0.5),
+        at_best=Savings(taken=0.75),  # float32 moments of 8 bytes become 2
+    ),
+    LeverRow(
+        name="lora",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("use_peft",),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
+        reason="a LoRA adapter is trained and the base model stays frozen",
+        warning="trains an adapter (LoRA), not the whole model",
+    ),
+    LeverRow(
+        name="8bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_8bit",),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights", "lora"),
+        needs={"load_in_4bit": (False,)},
+        quantizes=True,
+        reason="the frozen base model's linear weights take one byte each",
+        words="8-bit base",
+        warning="rounds the frozen base model to 8 bits, which changes its outputs a little",
+        not_counted=(
+            "outlier columns of 8-bit layers, which are kept in 16 bits for the backward pass: how many there are "
+            "depends on the weights, at most the layers' inputs once more",
+        ),
+    ),
+    LeverRow(
+        name="4bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_4bit",),
+        moves_from=(False,),
+        to=True,
+        also={"use_bnb_nested_quant": True},
+        along=("bf16_weights", "lora"),
+        needs={"load_in_8bit": (False,)},
+        quantizes=True,
+        reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
+        words="4-bit base",
+        warning="rounds the frozen base model to 4 bits, which changes its outputs",
+        not_counted=(
+            "which kernel the card takes for 4-bit layers between 5 and 1536 tokens: counted as a dequantized weight, "
+            "so at most one weight too much",
+        ),
+    ),
+    LeverRow(
+        name="max_length",
+        harm=Harm.DATA,
+        knobs=("max_length",),
+        methods=methods_where(lambda method: not method.is_online),  # TRL truncates no prompt
+        reason="rows are truncated to fewer tokens",
+    ),
+)
+
+LEVERS = {row.name: row for row in LADDER}
+
+MICRO_BATCH = "micro_batch"
+BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
+"""Levers that move over a range. They and checkpointing are free at every level."""
+FREE = (*BATCHES, "gradient_checkpointing")
+OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
+ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)
+TRAINED = tuple(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED)
+SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.moves_from)
+"""Levers that take bytes away and cost time, and do nothing else."""
+
+HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
+"""The rows as a reader wants them told: what changes most comes first."""
+SWITCHES = tuple(
+    name
+    for row in HARM_FIRST
+    if row.to is True and row.name not in (EXPANDABLE, *FREE)
+    for name in (*row.knobs, *row.also)
+)
+"""Knobs whose flag needs no value."""
+
+
+WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
+"""By knob: what a user must not overlook."""
+
+
+def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
+    """Whether a point has what this lever sets; False of one that moves over a range."""
+    return row.to is not None and getattr(knobs, row.knobs[0]) == row.to
+
+
+def pulled(knobs: Knobs) -> list[LeverRow]:
+    """The levers whose values a point has, least harm first."""
+    return [row for row in LADDER if is_pulled(row, knobs)]
