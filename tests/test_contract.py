@@ -63,13 +63,11 @@ LAYERS = {
     "files": part(1, "errors"),
     "quickstart": part(1, "errors", "tokenizers torch transformers"),
     "recipe_files": part(1, "errors"),
-    "store": part(1, "units"),
+    "store": part(1, "units", "platformdirs"),
     "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
     "exports": part(3, "errors methods.facts methods.table spec units", "yaml"),
-    "machine": part(
-        3, "allocator errors host processes spec store units versions", "bitsandbytes platformdirs pynvml torch"
-    ),
+    "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files planner recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),

@@ -9,7 +9,7 @@ from typing import Any
 from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import keep_alive
-from autotrain_mem.drop_in.planning import Asked, make_plan
+from autotrain_mem.drop_in.plan import Asked, make_plan
 from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution

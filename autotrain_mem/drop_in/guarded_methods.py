@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.drop_in.planning import OUR_LIBRARIES
+from autotrain_mem.drop_in.plan import OUR_LIBRARIES
 from autotrain_mem.report.events import event_line
 from autotrain_mem.spec import Incident, Learned, codec
 

@@ -10,12 +10,11 @@ from typing import Any
 from autotrain_mem.engine.output_dir import RESUME, default_dir, plan_of_own_run
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import UsageError
-from autotrain_mem.machine.cache import cache_folder
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.spec import Hardware, Job, Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.python_call import Handed
-from autotrain_mem.store import Store
+from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.pool import Workers
 

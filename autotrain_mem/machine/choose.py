@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 from autotrain_mem.errors import NoGpuError, UsageError
-from autotrain_mem.machine.cache import cache_folder
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import detect, host
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.store import Store
+from autotrain_mem.store import Store, cache_folder
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)

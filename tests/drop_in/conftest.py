@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.drop_in import planning
+from autotrain_mem.drop_in import plan as planning
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge

@@ -12,7 +12,7 @@ import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in.planning import Asked, _digest
+from autotrain_mem.drop_in.plan import Asked, _digest
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from tests.drop_in.conftest import shortness, texts

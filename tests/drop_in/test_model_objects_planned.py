@@ -162,10 +162,10 @@ def test_several_processes_hold_what_is_trained_once_more(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = sft(str(tiny_qwen), tmp_path).plan.estimate.memory
-    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.processes", lambda: 2)
-    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.smallest", lambda find: find())
-    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.agreed", lambda make: make())
-    monkeypatch.setattr("autotrain_mem.drop_in.planning.ranks.is_first", lambda: True)
+    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.processes", lambda: 2)
+    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.smallest", lambda find: find())
+    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.agreed", lambda make: make())
+    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.is_first", lambda: True)
     together = sft(str(tiny_qwen), tmp_path).plan
     trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
     assert together.estimate.memory.peak_allocated_bytes - alone.peak_allocated_bytes >= trained_bytes

@@ -28,7 +28,7 @@ import trl
 from datasets import Dataset
 
 from autotrain_mem import AutoFit, SFTTrainer
-from autotrain_mem.drop_in import planning
+from autotrain_mem.drop_in import plan as planning
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import codec
 

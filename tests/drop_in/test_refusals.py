@@ -73,7 +73,7 @@ def test_rows_that_the_trainer_cannot_read_are_refused(tiny_qwen: Path) -> None:
 def test_words_are_refused_before_a_worker_is_asked(
     tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch, autofit: Any, said: str
 ) -> None:
-    monkeypatch.setattr("autotrain_mem.drop_in.planning._rehearsals", None)
+    monkeypatch.setattr("autotrain_mem.drop_in.plan._rehearsals", None)
     with pytest.raises(UsageError, match=said):
         sft(tiny_qwen, texts(), autofit)
 

@@ -11,7 +11,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.engine.predict.predictions import Predictions
-from autotrain_mem.engine.recover.smallest_change import lowered_budget_bytes, smallest_change
+from autotrain_mem.engine.recover.replan import lowered_budget_bytes, smallest_change
 from autotrain_mem.errors import RehearsalError
 from autotrain_mem.spec import Block, DataProfile, Estimate, Hardware, Job, Knobs, Owner, Phase, Trace
 from autotrain_mem.spec.model import ModelFacts

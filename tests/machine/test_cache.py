@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotrain_mem.machine.cache import cache_folder
+from autotrain_mem.store import cache_folder
 
 
 def test_results_are_kept_in_the_users_cache_or_where_the_variable_says_or_nowhere(

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.engine.output_dir import RESUME, resumes, write_run
-from autotrain_mem.engine.recover.replan import flags_of, with_less_on_device, with_less_on_host
-from autotrain_mem.engine.recover.smallest_change import smallest_change
+from autotrain_mem.engine.recover.replan import flags_of, smallest_change, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError
 from autotrain_mem.report.shortage import explained
