@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Alternative",
-    "Attempt",
     "AutoFit",
     "AutofitError",
+    "Candidate",
     "CardVerdict",
     "Cards",
     "DPOTrainer",
@@ -78,10 +77,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Alternative": "spec",
-    "Attempt": "spec",
     "AutoFit": "spec.autofit",
     "AutofitError": "errors",
+    "Candidate": "spec",
     "CardVerdict": "spec.gpu_comparison",
     "Cards": "spec.gpu_comparison",
     "DPOTrainer": "drop_in.trainers",
@@ -132,8 +130,7 @@ if TYPE_CHECKING:
     from autotrain_mem.drop_in.trainers import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer
     from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
     from autotrain_mem.spec import (
-        Alternative,
-        Attempt,
+        Candidate,
         DataSummary,
         Estimate,
         Experience,

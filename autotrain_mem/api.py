@@ -41,7 +41,7 @@ from autotrain_mem.machine.fault_injection import check_mishaps
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Plan, Report, codec
+from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
@@ -86,7 +86,7 @@ __all__ = [
     "with_plan",
 ]
 
-OnAttempt = Callable[[Attempt], None]
+OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
@@ -273,7 +273,7 @@ def follow(
 def cards(
     rehearsals: Rehearsals,
     devices: Sequence[Hardware],
-    on_attempt: Callable[[Hardware, Attempt], None] = lambda card, attempt: None,
+    on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
     on_counting: OnCounting = lambda counting: None,
 ) -> Cards:
     """The best plan for each of many cards; none of them needs to be here.

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, DoesNotFitError
-from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.spec import Alternative, Job, Knobs, Plan
+from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.candidate import alternative
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.units import format_bytes
 
@@ -45,7 +45,10 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
     if plan.level == LOSSLESS:
         return plan
     other = _reloaded(plan_job, job, call, folder)
-    return plan if other is None else replace(plan, alternatives=(*plan.alternatives, _alternative(plan, other)))
+    if other is None:
+        return plan
+    reloaded = alternative(other.estimate, plan.estimate, level=f"{other.level}, model given by its name")
+    return replace(plan, alternatives=(*plan.alternatives, reloaded))
 
 
 def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
@@ -83,18 +86,6 @@ def _is_stock(model: Any) -> bool:
     libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
     plain = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
     return plain and getattr(model, "hf_quantizer", None) is None
-
-
-def _alternative(plan: Plan, other: Plan) -> Alternative:
-    attempt, speed = attempt_of(other.estimate), plan.estimate.tokens_per_second
-    return Alternative(
-        level=f"{other.level}, model given by its name",
-        knobs=attempt.knobs,
-        required_bytes=attempt.required_bytes,
-        budget_bytes=attempt.budget_bytes,
-        tokens_per_second=attempt.tokens_per_second,
-        ratio=other.estimate.tokens_per_second / speed if speed else None,
-    )
 
 
 def _advice(call: Call, other: Plan) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from autotrain_mem.spec import Attempt, Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec import Candidate, Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 
-Told = Callable[[Attempt], None]
+Told = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
@@ -43,7 +44,7 @@ class Memo:
         self._told = told
         self._may_expand = may_expand
         self._estimates: dict[Knobs, Estimate] = {}
-        self._attempts: list[Attempt] = []
+        self._attempts: list[Candidate] = []
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
@@ -59,7 +60,7 @@ class Memo:
         for knobs, estimate in zip(asked, self._predictor.rehearse(asked, whole=whole), strict=True):
             judged = self._expanded(estimate)
             self._estimates[_native(knobs)] = judged
-            self._attempts.append(attempt_of(judged))
+            self._attempts.append(candidate(judged))
             self._told(self._attempts[-1])
 
     def knows(self, knobs: Knobs) -> bool:
@@ -96,7 +97,7 @@ class Memo:
         return tuple(self._estimates.values())
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[Candidate, ...]:
         """Every rehearsal in its order, as a plan records it."""
         return tuple(self._attempts)
 
@@ -112,17 +113,6 @@ class Memo:
             return estimate
         expanded = estimate.with_expandable_segments()
         return expanded if expanded.required_bytes < estimate.required_bytes else estimate
-
-
-def attempt_of(estimate: Estimate) -> Attempt:
-    """What is kept of a rehearsal."""
-    return Attempt(
-        knobs=estimate.knobs,
-        required_bytes=estimate.required_bytes,
-        budget_bytes=estimate.budget_bytes,
-        tokens_per_second=None if estimate.time.assumed else estimate.tokens_per_second,
-        rehearsed_layers=estimate.memory.rehearsed_layers,
-    )
 
 
 def _native(knobs: Knobs) -> Knobs:

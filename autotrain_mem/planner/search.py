@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotrain_mem.planner.changes import changes
@@ -14,17 +14,8 @@ from autotrain_mem.planner.memo import Memo, Predictor, Told
 from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Harm, Lever
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rival:
-    """What another level of harm has to offer: its fastest plan, or the least that it would need."""
-
-    level: str
-    estimate: Estimate
-    would_fit: tuple[str, ...] = ()
-    """Where the least that it needs would fit, if not here."""
+from autotrain_mem.spec import Candidate, Estimate, Harm, Lever
+from autotrain_mem.spec.candidate import alternative
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +24,9 @@ class Found:
 
     level: str
     estimate: Estimate
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Candidate, ...]
     levers: tuple[Lever, ...]
-    rivals: tuple[Rival, ...]
+    alternatives: tuple[Candidate, ...]
     """Of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm first."""
 
 
@@ -70,32 +61,43 @@ def _memo(space: Space, predictor: Predictor, told: Told) -> Memo:
 
 
 def _climb(space: Space, memo: Memo) -> Found | None:
-    passed: list[Rival] = []
+    passed: dict[str, Estimate] = {}
+    """Level -> its best, which is too slow, or the least that it needs."""
     every = levels(space)
     for number, level in enumerate(every):
-        found = best_of(space, level, memo)
-        if found is None:
-            passed += _floor(space, level, memo)
+        best = best_of(space, level, memo)
+        if best is None:
+            passed |= _floor(space, level, memo)
             continue
-        chosen = Rival(level=level.name, estimate=found)
-        rival = _next_rival(space, every[number + 1 :], memo)
-        if rival is None or slowdown(found, rival.estimate) <= space.max_slowdown:
-            return _found(space, memo, chosen, passed, further=[rival] if rival else [])
-        passed.append(chosen)
-    fitting = [each for each in passed if each.estimate.fits]
+        following = _next_level(space, every[number + 1 :], memo)
+        if all(slowdown(best, other) <= space.max_slowdown for other in following.values()):
+            return _found(space, memo, (level.name, best), passed, following)
+        passed[level.name] = best
+    fitting = [name for name, estimate in passed.items() if estimate.fits]
     if not fitting:
         return None
-    return _found(space, memo, fitting[-1], [each for each in passed if each is not fitting[-1]], further=[])
+    chosen = (fitting[-1], passed.pop(fitting[-1]))
+    return _found(space, memo, chosen, passed, {})
 
 
-def _found(space: Space, memo: Memo, chosen: Rival, passed: Sequence[Rival], *, further: Sequence[Rival]) -> Found:
-    too_slow = [each.estimate for each in passed if each.estimate.fits]
+def _found(
+    space: Space,
+    memo: Memo,
+    chosen: tuple[str, Estimate],
+    passed: Mapping[str, Estimate],
+    following: Mapping[str, Estimate],
+) -> Found:
+    level, estimate = chosen
+    around = {**passed, **following}
     return Found(
-        level=chosen.level,
-        estimate=chosen.estimate,
+        level=level,
+        estimate=estimate,
         attempts=memo.attempts,
-        levers=changes(space, chosen.estimate.knobs, memo, too_slow=too_slow),
-        rivals=(*passed, *further),
+        levers=changes(space, estimate.knobs, memo, too_slow=[other for other in passed.values() if other.fits]),
+        alternatives=tuple(
+            alternative(other, estimate, level=name, would_fit=() if other.fits else tuple(memo.would_fit(other)))
+            for name, other in around.items()
+        ),
     )
 
 
@@ -105,22 +107,20 @@ def slowdown(one: Estimate, other: Estimate) -> float:
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0
 
 
-def _floor(space: Space, level: Level, memo: Memo) -> list[Rival]:
+def _floor(space: Space, level: Level, memo: Memo) -> dict[str, Estimate]:
     """What a level that does not fit needs at least; nothing where no rehearsal was needed to know that."""
     known = memo.known([least_demanding(space, level)])
-    return [
-        Rival(level=level.name, estimate=each, would_fit=tuple(memo.would_fit(each))) for each in known if not each.fits
-    ]
+    return {level.name: known[0]} if known and not known[0].fits else {}
 
 
-def _next_rival(space: Space, further: tuple[Level, ...], memo: Memo) -> Rival | None:
-    """The fastest plan of the next level that gives up more. Rows are never cut for the sake of speed."""
+def _next_level(space: Space, further: tuple[Level, ...], memo: Memo) -> dict[str, Estimate]:
+    """The fastest plan of the next level that gives up more, if there is one. Rows are never cut for speed's sake."""
     for level in further:
         if level.harm is Harm.DATA:
-            return None
+            return {}
         if level.offloads:
             continue
-        found = best_of(space, level, memo, confirmed=False)
-        if found is not None:
-            return Rival(level=level.name, estimate=found)
-    return None
+        best = best_of(space, level, memo, confirmed=False)
+        if best is not None:
+            return {level.name: best}
+    return {}

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, columned, hanging, title
-from autotrain_mem.spec import Attempt, Knobs, Plan
+from autotrain_mem.spec import Candidate, Knobs, Plan
 
 _ROWS = "per_device_train_batch_size"
 _STEPS = "gradient_accumulation_steps"
@@ -20,7 +20,7 @@ _LAYERS = "rehearsed_layers"
 
 CHOSEN = ">"
 
-_Numbered = tuple[int, Attempt]
+_Numbered = tuple[int, Candidate]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class _Mark:
     """The value that is marked."""
     meaning: str
 
-    def on(self, attempt: Attempt) -> bool:
+    def on(self, attempt: Candidate) -> bool:
         of = attempt if self.name == _LAYERS else attempt.knobs
         return bool(getattr(of, self.name) == self.when)
 
@@ -75,11 +75,11 @@ def _chosen(plan: Plan) -> int | None:
     return max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
 
 
-def _signs(marks: Iterable[_Mark], attempt: Attempt) -> str:
+def _signs(marks: Iterable[_Mark], attempt: Candidate) -> str:
     return "".join(mark.sign for mark in marks if mark.on(attempt))
 
 
-def _outcome(attempt: Attempt, *, speeds: bool) -> Text:
+def _outcome(attempt: Candidate, *, speeds: bool) -> Text:
     """Speed where it fits: that of what does not fit is nobody's."""
     if not attempt.fits:
         return Text("too much" if speeds else "no", style=BAD)

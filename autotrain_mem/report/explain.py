@@ -11,7 +11,7 @@ from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted, outside_torch, reserved_modes, sum_of
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, table, title
 from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed
-from autotrain_mem.spec import Attempt, Estimate, Owner, Plan
+from autotrain_mem.spec import Candidate, Estimate, Owner, Plan
 from autotrain_mem.units import format_bytes
 
 LARGEST_OWNERS = 2
@@ -93,11 +93,11 @@ def _larger(plan: Plan) -> str:
     return f"{nearest} {noun} {_judged(last)}"
 
 
-def _alike(attempt: Attempt, plan: Plan) -> bool:
+def _alike(attempt: Candidate, plan: Plan) -> bool:
     return set(formatting.differing([attempt.knobs, plan.knobs])) <= _ALIKE
 
 
-def _judged(attempt: Attempt) -> str:
+def _judged(attempt: Candidate) -> str:
     needed = f"need {format_bytes(attempt.required_bytes)}"
     if not attempt.fits:
         return f"{needed}, {format_bytes(attempt.required_bytes - attempt.budget_bytes)} more than the budget"

@@ -14,7 +14,7 @@ from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
-from autotrain_mem.spec import Attempt, Counting, Estimate, Hardware, Knobs
+from autotrain_mem.spec import Candidate, Counting, Estimate, Hardware, Knobs
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 
 SMALLEST = ">"
@@ -60,7 +60,7 @@ class CardsProgress:
         if self._status is not None:
             self._status.update(f"counting tokens: {counting.done:,} of {counting.rows:,} rows")
 
-    def tried(self, card: Hardware, attempt: Attempt) -> None:
+    def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
         number = self._seen.setdefault(card.name, len(self._seen) + 1)
         if self._status is not None:

@@ -12,7 +12,7 @@ from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
-from autotrain_mem.spec import Alternative, DataSummary, Harm, Lever, Plan
+from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
 from autotrain_mem.spec.data_summary import PERCENTILES
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
@@ -178,7 +178,7 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
     return [Text(), title(f"other levels of harm, against a budget of {budget}"), Block(made, 2), *notes]
 
 
-def _offer(each: Alternative, plan: Plan) -> str:
+def _offer(each: Candidate, plan: Plan) -> str:
     """``fits, 1.1 x the speed: 8 x 1, adamw_8bit, activations on host``; the settings are those that are not TRL's."""
     speed = "" if each.ratio is None else f", {_times(each.ratio)} the speed"
     return f"fits{speed}: {formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
@@ -189,12 +189,12 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f} x" if ratio >= 0.095 else f"{ratio:.2f} x"
 
 
-def _where(each: Alternative) -> str:
+def _where(each: Candidate) -> str:
     *others, last = each.would_fit or ("",)
     return f"; would on {' or '.join(filter(None, [', '.join(others), last]))}" if last else ""
 
 
-def gentler(plan: Plan) -> list[Alternative]:
+def gentler(plan: Plan) -> list[Candidate]:
     """The alternatives of less harm than the plan, least harm first."""
     order = list(formatting.LEVELS)
     if plan.level not in order:
@@ -203,7 +203,7 @@ def gentler(plan: Plan) -> list[Alternative]:
     return [each for each in plan.alternatives if each.level in before]
 
 
-def passed_over(each: Alternative) -> str:
+def passed_over(each: Candidate) -> str:
     """Why a level of less harm was not taken though it fits, and how to have it all the same; empty where it does not.
 
     Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``.

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Attempt, Counting, Knobs
+from autotrain_mem.spec import Candidate, Counting, Knobs
 from autotrain_mem.units import format_bytes
 
 SMOOTHING = 0.8
@@ -160,7 +160,7 @@ class SearchProgress:
         if self._live is not None:
             self._live.stop()
 
-    def tried(self, attempt: Attempt) -> None:
+    def tried(self, attempt: Candidate) -> None:
         """One configuration has been rehearsed."""
         self._tried += 1
         self._first = self._first or attempt.knobs
@@ -202,7 +202,7 @@ class SearchProgress:
         return grid
 
 
-def _outcome(attempt: Attempt) -> str:
+def _outcome(attempt: Candidate) -> str:
     return f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
 
 

@@ -1,5 +1,6 @@
 """Holds the nouns: frozen values that pass between the layers. Runs in any process (pure)."""
 
+from autotrain_mem.spec.candidate import Candidate
 from autotrain_mem.spec.data import Counting, DataProfile
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedByMode, ReservedEstimate
@@ -8,15 +9,14 @@ from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
 from autotrain_mem.spec.knobs import Harm, Knobs, Lever
 from autotrain_mem.spec.phase import Phase
-from autotrain_mem.spec.plan import Alternative, Attempt, Plan, Proposal
+from autotrain_mem.spec.plan import Plan, Proposal
 from autotrain_mem.spec.report import Report
 from autotrain_mem.spec.trace import Block, Owner, Trace
 from autotrain_mem.spec.work import StepTime, Work, Workload
 
 __all__ = [
-    "Alternative",
-    "Attempt",
     "Block",
+    "Candidate",
     "Counting",
     "DataProfile",
     "DataSummary",

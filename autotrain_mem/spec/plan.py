@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from autotrain_mem.spec.candidate import Candidate
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.data_summary import DataSummary
 from autotrain_mem.spec.estimate import Estimate
@@ -15,7 +16,7 @@ from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 
-PLAN_SCHEMA = "autofit.plan/4"
+PLAN_SCHEMA = "autofit.plan/5"
 """``plan.schema.json`` in this package describes it."""
 PLAN_NAME = "plan.json"
 """Of the plan in an output folder."""
@@ -24,58 +25,6 @@ _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
 _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
 """Of the environment, as services name what lets somebody in: HF_TOKEN, WANDB_API_KEY. A plan is made to be passed on,
 so it holds none of them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One point that the search rehearsed.
-
-    >>> from autotrain_mem import AutoFit, plan
-    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
-    >>> any(attempt.fits for attempt in chosen.attempts)
-    True
-    """
-
-    json_form: ClassVar = Form(derived={"fits": "fits"})
-
-    knobs: Knobs
-    required_bytes: int
-    budget_bytes: int
-    tokens_per_second: float | None = None
-    """None on a device whose speed is not known."""
-    rehearsed_layers: int | None = None
-    """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
-
-    @property
-    def fits(self) -> bool:
-        return self.required_bytes <= self.budget_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alternative:
-    """What another level of harm has to offer on this device: its best plan, or the least that it would need.
-
-    >>> from autotrain_mem import AutoFit, plan
-    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
-    >>> [other.level for other in chosen.alternatives if other.fits]
-    ['rounding']
-    """
-
-    json_form: ClassVar = Form(derived={"fits": "fits"})
-
-    level: str
-    knobs: Knobs
-    required_bytes: int
-    budget_bytes: int
-    tokens_per_second: float | None
-    ratio: float | None
-    """Its tokens per second over the plan's; None where it does not fit."""
-    would_fit: tuple[str, ...] = ()
-    """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
-
-    @property
-    def fits(self) -> bool:
-        return self.required_bytes <= self.budget_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +78,8 @@ class Plan:
     """What the installed TRL takes where nothing is given."""
     levers: tuple[Lever, ...]
     """What differs from the settings asked for, in the ladder's order; empty when these fit as they are."""
-    attempts: tuple[Attempt, ...]
-    alternatives: tuple[Alternative, ...] = ()
+    attempts: tuple[Candidate, ...]
+    alternatives: tuple[Candidate, ...] = ()
     """Of the levels around, least harm first."""
     data: DataSummary | None = None
     """What the rows say under the plan's ``max_length``; None when the dataset was not read."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Attempt, Knobs, Plan, codec
+from autotrain_mem.spec import Candidate, Knobs, Plan, codec
 from autotrain_mem.units import MIB, format_bytes
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
@@ -84,7 +84,7 @@ def _with_rows_of(other: Knobs, knobs: Knobs) -> Knobs:
     return replace(knobs, **{name: getattr(other, name) for name in names})
 
 
-def _outcome(attempt: Attempt) -> str:
+def _outcome(attempt: Candidate) -> str:
     if not attempt.fits:
         return f"would need {format_bytes(attempt.required_bytes)}"
     return f"would fit too, at {formatting.rate(attempt.tokens_per_second or 0.0)} tokens/s"

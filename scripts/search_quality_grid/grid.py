@@ -155,13 +155,13 @@ def _skipped(every: Sequence[Level], bests: Sequence[Estimate | None], found: Fo
 
     Beyond the grid's levels the search's own word stands for what is next.
     """
-    rivals = {each.level: each.estimate for each in found.rivals if each.estimate.fits}
-    beyond = [rivals.get(level.name) for level in every[len(bests) :]]
+    offers = {each.level: each for each in found.alternatives if each.fits}
+    beyond = [offers.get(level.name) for level in every[len(bests) :]]
     fitting = [(level, best) for level, best in zip(every, [*bests, *beyond], strict=True) if best is not None]
     for number, (level, best) in enumerate(fitting):
         if level.name == found.level:
             return None
-        following = (other.tokens_per_second for further, other in fitting[number + 1 :] if not further.offloads)
-        if next(following, 0.0) <= max_slowdown * best.tokens_per_second:
+        following = (other.tokens_per_second or 0.0 for further, other in fitting[number + 1 :] if not further.offloads)
+        if next(following, 0.0) <= max_slowdown * (best.tokens_per_second or 0.0):
             return level.name
     return None

@@ -226,7 +226,7 @@ PLANS = {
     "plan_of_another_version": (
         42,
         "explain old_plan.json",
-        "autofit.plan/2 autofit.plan/4 'autofit plan sft --model'",
+        "autofit.plan/2 autofit.plan/5 'autofit plan sft --model'",
     ),
     "plan_of_another_version_in_a_run": (42, "explain old_fit.json", "autofit.plan/1 'autofit plan dpo --model MODEL'"),
     "plan_an_estimate": (42, "explain an_estimate.json", "an_estimate.json autofit.estimate/1"),

@@ -11,7 +11,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.errors import RehearsalError, UsageError
-from autotrain_mem.spec import Attempt, Block, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
+from autotrain_mem.spec import Block, Candidate, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
@@ -98,12 +98,12 @@ def _work(knobs: Knobs) -> Workload:
 
 
 def compared(
-    worker: FakeWorker, *cards: Hardware, heard: list[tuple[str, Attempt]] | None = None, fit: str = "all"
+    worker: FakeWorker, *cards: Hardware, heard: list[tuple[str, Candidate]] | None = None, fit: str = "all"
 ) -> Cards:
     workers = api.Workers.holding(worker)  # type: ignore[arg-type]
     job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512}, fit=fit)  # type: ignore[arg-type]
     rehearsals = api.Rehearsals(workers=workers, job=job, defaults=TRL_DEFAULTS, hardware=cards[0])
-    told: list[tuple[str, Attempt]] = [] if heard is None else heard
+    told: list[tuple[str, Candidate]] = [] if heard is None else heard
     return api.cards(rehearsals, cards, lambda card, attempt: told.append((card.name, attempt)))
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_rehearsed_for_a_suggestion_where_nothing_fits() -> None:
 
 
 def test_whoever_listens_hears_of_each_card_in_turn() -> None:
-    heard: list[tuple[str, Attempt]] = []
+    heard: list[tuple[str, Candidate]] = []
     compared(FakeWorker(), LARGE, SMALL, heard=heard)
     names = [name for name, _ in heard]
     assert names == sorted(names, reverse=True)
@@ -191,11 +191,11 @@ def test_whoever_listens_hears_of_each_card_in_turn() -> None:
     assert _budgets(heard, "small") == {SMALL.total_bytes - int(0.04 * SMALL.total_bytes)}
 
 
-def _budgets(heard: Sequence[tuple[str, Attempt]], name: str) -> set[int]:
+def _budgets(heard: Sequence[tuple[str, Candidate]], name: str) -> set[int]:
     return {attempt.budget_bytes for each, attempt in heard if each == name}
 
 
 def test_the_headroom_is_at_least_400_mib_on_each() -> None:
-    heard: list[tuple[str, Attempt]] = []
+    heard: list[tuple[str, Candidate]] = []
     compared(FakeWorker(), TINY, heard=heard)
     assert _budgets(heard, "tiny") == {TINY.total_bytes - 400 * MIB}

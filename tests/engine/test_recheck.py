@@ -15,7 +15,7 @@ from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Attempt, DataProfile, Hardware, Job, Plan
+from autotrain_mem.spec import Candidate, DataProfile, Hardware, Job, Plan
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB
@@ -84,7 +84,7 @@ def test_what_no_rehearsal_depends_on_may_change() -> None:
 
 
 def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, worker, heard = made(), Counting(), list[Attempt]()
+    plan, worker, heard = made(), Counting(), list[Candidate]()
     monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
     again = api.follow(rehearsals(worker), plan, heard.append)
     assert [knobs for knobs, _ in worker.asked] == [plan.knobs]

@@ -16,7 +16,7 @@ from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Harm, Knobs
+from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs
 from autotrain_mem.units import GIB
 
 SAVED = 0.02
@@ -116,7 +116,7 @@ def test_the_users_own_are_kept_and_are_no_change() -> None:
 def test_attempts_tell_the_knobs_that_were_judged() -> None:
     model = tight(ONE_POINT)
     (attempt,) = search(ONE_POINT, model).attempts
-    assert attempt == Attempt(
+    assert attempt == Candidate(
         knobs=replace(ONE_POINT.base, expandable_segments=True),
         required_bytes=model.budget_bytes,
         budget_bytes=model.budget_bytes,

@@ -12,17 +12,17 @@ from synthetic_memory import LinearMemory, space_of
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.levels import levels
-from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.points import least_demanding, lines
-from autotrain_mem.planner.search import Found, search, slowdown
+from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Knobs, StepTime
+from autotrain_mem.spec import Candidate, Estimate, Knobs, StepTime
+from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.units import GIB, format_bytes
 
 
 def names(found: Found) -> list[str]:
-    return [rival.level for rival in found.rivals]
+    return [rival.level for rival in found.alternatives]
 
 
 # -- the levels around -------------------------------------------------------------------------------------------------
@@ -34,19 +34,21 @@ def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need() -> None
     below = ["lossless", "rounding", "rounding, offloading"]  # float32 weights are beyond the card, wherever state is
     assert (found.level, names(found)) == ("LoRA", [*below, "LoRA on an 8-bit base"])
     named = {level.name: level for level in levels(space_of())}
-    for rival in found.rivals[:3]:
-        assert rival.estimate == model.estimate(least_demanding(space_of(), named[rival.level]))
-        assert not rival.estimate.fits
+    for rival in found.alternatives[:3]:
+        least = candidate(model.estimate(least_demanding(space_of(), named[rival.level])))
+        assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
+        assert not rival.fits
+        assert rival.ratio is None
         assert rival.would_fit == ("an L4",)
 
 
 def test_the_next_level_is_kept_with_its_plan() -> None:
     model = LinearMemory(budget_bytes=21 * GIB)
     found = search(space_of(), model)
-    (rival,) = found.rivals
+    (rival,) = found.alternatives
     assert (found.level, rival.level, rival.would_fit) == ("lossless", "rounding", ())
-    assert rival.estimate.fits
-    assert rival.estimate.tokens_per_second > found.estimate.tokens_per_second
+    assert rival.fits
+    assert (rival.ratio or 0) > 1
 
 
 def test_a_level_that_offloads_is_no_rival() -> None:
@@ -58,8 +60,8 @@ def test_a_level_that_offloads_is_no_rival() -> None:
 def test_a_plan_that_offloads_is_kept_beside_what_it_would_need_without() -> None:
     found = search(space_of(), LinearMemory(budget_bytes=11 * GIB))
     assert (found.level, names(found)) == ("lossless, offloading", ["lossless", "rounding"])
-    without, rounded = found.rivals
-    assert (without.estimate.fits, rounded.estimate.fits) == (False, True)
+    without, rounded = found.alternatives
+    assert (without.fits, rounded.fits) == (False, True)
 
 
 def test_shorter_rows_are_no_rival() -> None:
@@ -71,7 +73,7 @@ def test_a_level_known_to_hold_nothing_without_a_rehearsal_is_not_told() -> None
     """Weights of two bytes are beyond the card: what an adapter on them would need at least was never asked."""
     found = search(space_of(), LinearMemory(budget_bytes=int(1.6 * GIB)))
     rehearsed = {attempt.knobs for attempt in found.attempts}
-    assert all(rival.estimate.knobs in rehearsed for rival in found.rivals)
+    assert all(rival.knobs in rehearsed for rival in found.alternatives)
 
 
 # -- plans that are too slow -------------------------------------------------------------------------------------------
@@ -87,15 +89,15 @@ def test_a_plan_far_slower_than_the_next_level_is_passed_over_and_kept() -> None
     found = search(space_of(), crawling())
     assert found.level == "rounding"
     assert names(found) == ["lossless", "lossless, offloading", "LoRA"]
-    too_large, passed, _ = found.rivals
-    assert (too_large.estimate.fits, passed.estimate.fits) == (False, True)
-    assert slowdown(passed.estimate, found.estimate) > MAX_SLOWDOWN
+    too_large, passed, _ = found.alternatives
+    assert (too_large.fits, passed.fits) == (False, True)
+    assert 1 / (passed.ratio or 1) > MAX_SLOWDOWN
 
 
 def test_a_lever_pulled_for_speed_says_so() -> None:
     found = search(space_of(), crawling())
-    (passed,) = [rival for rival in found.rivals if rival.level == "lossless, offloading"]
-    ratio = slowdown(passed.estimate, found.estimate)
+    (passed,) = [rival for rival in found.alternatives if rival.level == "lossless, offloading"]
+    ratio = 1 / (passed.ratio or 1)
     whys = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
     assert whys
     assert all(why.startswith(f"without it a plan fits that takes {ratio:.1f} times as long: ") for why in whys)
@@ -204,12 +206,12 @@ def test_copies_that_are_exact_cost_two_rehearsals_of_the_whole_model() -> None:
 @settings(max_examples=30, deadline=None)
 def test_attempts_and_whoever_listens_hear_of_every_rehearsal_in_order(budget: int) -> None:
     model = LinearMemory(budget_bytes=budget, copied_layers=3, amiss=0.02)
-    heard: list[Attempt] = []
+    heard: list[Candidate] = []
     found = search(space_of(effective_batch_size=64), model, told=heard.append)
     assert list(found.attempts) == heard
     assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
     assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)
-    assert attempt_of(found.estimate) in heard
+    assert candidate(found.estimate) in heard
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.errors import DoesNotFitError, NoGpuError
 from autotrain_mem.spec import (
-    Alternative,
-    Attempt,
+    Candidate,
     DataSummary,
     Estimate,
     Hardware,
@@ -160,8 +159,8 @@ def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = 
 
 def attempt(
     knobs: Knobs, needed_gib: float, *, tokens_per_second: float | None = None, rehearsed_layers: int | None = None
-) -> Attempt:
-    return Attempt(
+) -> Candidate:
+    return Candidate(
         knobs=knobs,
         required_bytes=int(needed_gib * GIB),
         budget_bytes=RTX3060.budget_bytes(),
@@ -170,8 +169,8 @@ def attempt(
     )
 
 
-def attempt_of(tried: Estimate, *, rehearsed_layers: int | None = None) -> Attempt:
-    return Attempt(
+def attempt_of(tried: Estimate, *, rehearsed_layers: int | None = None) -> Candidate:
+    return Candidate(
         knobs=tried.knobs,
         required_bytes=tried.required_bytes,
         budget_bytes=tried.budget_bytes,
@@ -182,8 +181,8 @@ def attempt_of(tried: Estimate, *, rehearsed_layers: int | None = None) -> Attem
 
 def alternative(
     level: str, knobs: Knobs, needed_gib: float, *, ratio: float | None = None, would_fit: tuple[str, ...] = ()
-) -> Alternative:
-    return Alternative(
+) -> Candidate:
+    return Candidate(
         level=level,
         knobs=knobs,
         required_bytes=int(needed_gib * GIB),

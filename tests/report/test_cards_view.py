@@ -13,7 +13,7 @@ from rich.console import Console
 from test_console import rendered
 
 from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
-from autotrain_mem.spec import Attempt
+from autotrain_mem.spec import Candidate
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.units import GIB
 
@@ -65,7 +65,7 @@ def test_seconds_by_another_cards_rates_are_not_told() -> None:
 
 def heard(*, terminal: bool) -> str:
     file = io.StringIO()
-    attempt = Attempt(knobs=CHOSEN, required_bytes=GIB, budget_bytes=GIB, tokens_per_second=1.0, rehearsed_layers=None)
+    attempt = Candidate(knobs=CHOSEN, required_bytes=GIB, budget_bytes=GIB, tokens_per_second=1.0)
     with CardsProgress(Console(file=file, width=80, force_terminal=terminal), 2) as progress:
         progress.tried(TEN.verdicts[2].hardware, attempt)
         progress.tried(TEN.verdicts[3].hardware, attempt)

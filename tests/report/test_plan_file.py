@@ -168,7 +168,7 @@ def test_a_plan_is_written_over_a_plan_of_any_version_and_over_an_empty_file(tmp
         assert Plan.load(path) == PLAN
 
 
-@pytest.mark.parametrize("before", ["words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/4"'])
+@pytest.mark.parametrize("before", ["words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/5"'])
 def test_what_is_no_plan_is_not_written_over(before: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text(before)

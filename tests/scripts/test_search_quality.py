@@ -43,7 +43,7 @@ def test_nothing_that_fits_is_no_miss() -> None:
 
 
 def found_at(level: str, knobs: Knobs, model: LinearMemory) -> Found:
-    return Found(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), rivals=())
+    return Found(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), alternatives=())
 
 
 def searched_as(monkeypatch: pytest.MonkeyPatch, found: Found) -> None:

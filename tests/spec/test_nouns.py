@@ -14,9 +14,8 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.methods.table import METHODS, methods_where
 from autotrain_mem.spec import (
-    Alternative,
-    Attempt,
     Block,
+    Candidate,
     DataSummary,
     Estimate,
     Hardware,
@@ -319,7 +318,7 @@ def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
     required = ESTIMATE.required_bytes
     for budget, fits in ((required, True), (required - 1, False)):
         assert dataclasses.replace(ESTIMATE, budget_bytes=budget).fits is fits
-        assert Attempt(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
+        assert Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
 LEVER = Lever(name="gradient_checkpointing", before=False, after=True, harm=Harm.TIME, why="recomputes")
@@ -339,11 +338,11 @@ FULL_PLAN = dataclasses.replace(
     MINIMAL_PLAN,
     levers=(LEVER, dataclasses.replace(LEVER, name="micro_batch", before="8 x 1", after="2 x 4")),
     attempts=(
-        Attempt(knobs=KNOBS, required_bytes=5, budget_bytes=4),
-        Attempt(knobs=KNOBS, required_bytes=3, budget_bytes=4, tokens_per_second=10.5, rehearsed_layers=2),
+        Candidate(knobs=KNOBS, required_bytes=5, budget_bytes=4),
+        Candidate(knobs=KNOBS, required_bytes=3, budget_bytes=4, tokens_per_second=10.5, rehearsed_layers=2),
     ),
     alternatives=(
-        Alternative(
+        Candidate(
             level="rounding",
             knobs=KNOBS,
             required_bytes=5,
@@ -372,7 +371,7 @@ FULL_PLAN = dataclasses.replace(
 
 def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     written = over_the_wire(codec.to_json(FULL_PLAN))
-    assert written["schema"] == "autofit.plan/4"
+    assert written["schema"] == "autofit.plan/5"
     assert (written["method"], written["model"], written["level"]) == ("grpo", "tiny", "lossless")
     assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert written["estimate"] == over_the_wire(codec.to_json(ESTIMATE))
@@ -381,7 +380,7 @@ def test_a_plan_holds_its_estimate_its_levers_and_its_attempts() -> None:
     }
     assert written["attempts"][0] == {
         **{"knobs": codec.to_json(KNOBS), "required_bytes": 5, "budget_bytes": 4, "fits": False},
-        **{"tokens_per_second": None, "rehearsed_layers": None},
+        **{"tokens_per_second": None, "rehearsed_layers": None, "level": "", "ratio": None, "would_fit": []},
     }
     assert written["data"]["truncated_rows_fraction"] == 0.125
 

@@ -10,7 +10,7 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.search import Found, find
-from autotrain_mem.spec import Attempt, Footprint, Hardware
+from autotrain_mem.spec import Candidate, Footprint, Hardware
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 
 
@@ -18,7 +18,7 @@ def compare_cards(
     rehearsals: Rehearsals,
     cards: Sequence[Hardware],
     lengths: Lengths,
-    told: Callable[[Hardware, Attempt], None] = lambda card, attempt: None,
+    told: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
 ) -> Cards:
     """The best plan for each card. Where few layers tell what the whole model does, no more are rehearsed.
 
@@ -51,7 +51,7 @@ def _judged(
     rehearsals: Rehearsals,
     lengths: Lengths,
     shared: dict[Any, Footprint],
-    told: Callable[[Hardware, Attempt], None],
+    told: Callable[[Hardware, Candidate], None],
 ) -> Found | UsageError | None:
     """The plan for one card, why it is refused there, such as a kernel that the card has not, or None."""
     card = rehearsals.hardware

@@ -11,11 +11,10 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.predict.suggestions import with_other_methods
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.precision import why_fp16
 from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
-from autotrain_mem.planner.search import Found, Rival, search
-from autotrain_mem.spec import Alternative, Attempt, DataProfile, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.planner.search import Found, search
+from autotrain_mem.spec import Candidate, DataProfile, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data_summary import summary
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
@@ -27,7 +26,7 @@ def searched(
     rehearsals: Rehearsals,
     facts: ModelFacts,
     lengths: Lengths,
-    on_attempt: Callable[[Attempt], None],
+    on_attempt: Callable[[Candidate], None],
     footprints: dict[Any, Footprint] | None = None,
 ) -> Found:
     """The best settings that fit; the error of a search that finds none also says what other methods would need.
@@ -71,7 +70,7 @@ def make_plan(
         defaults=rehearsals.defaults,
         levers=(*_precision(rehearsals, knobs), *found.levers),
         attempts=found.attempts,
-        alternatives=tuple(_alternative(rehearsals, rival, found.estimate) for rival in found.rivals),
+        alternatives=found.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
         warnings=(*warnings, *_cut_by_context(job, facts, profile)),
@@ -124,21 +123,6 @@ def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
     if job.is_online:
         rows *= knobs.num_generations or 1
     return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
-
-
-def _alternative(rehearsals: Rehearsals, rival: Rival, chosen: Estimate) -> Alternative:
-    attempt = attempt_of(rival.estimate)
-    fits = rival.estimate.fits
-    ratio = rival.estimate.tokens_per_second / chosen.tokens_per_second if chosen.tokens_per_second else None
-    return Alternative(
-        level=rival.level,
-        knobs=attempt.knobs,
-        required_bytes=attempt.required_bytes,
-        budget_bytes=attempt.budget_bytes,
-        tokens_per_second=attempt.tokens_per_second,
-        ratio=ratio if fits else None,
-        would_fit=() if fits else rival.would_fit,
-    )
 
 
 def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:

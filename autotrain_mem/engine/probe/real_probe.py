@@ -15,7 +15,7 @@ from autotrain_mem.engine.probe.confirm import Replanned
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.machine.other_processes import others_on
-from autotrain_mem.spec import Attempt, Footprint, Hardware, Plan, Probe
+from autotrain_mem.spec import Candidate, Footprint, Hardware, Plan, Probe
 from autotrain_mem.spec.length import without_wish
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch_probe import run_probe
@@ -37,7 +37,7 @@ class RealWays:
     folder: pathlib.Path
     """The run's output folder, which exists."""
     workers: Callable[[], Workers]
-    on_attempt: Callable[[Attempt], None] = lambda attempt: None
+    on_attempt: Callable[[Candidate], None] = lambda attempt: None
     footprints: dict[Any, Footprint] = field(default_factory=dict)
     """What was rehearsed for one move serves the next."""
 

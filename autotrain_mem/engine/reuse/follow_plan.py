@@ -17,12 +17,12 @@ from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.planner.ladder import FURTHEST, check_forbid, lever_name
 from autotrain_mem.planner.levers import LEVERS, LeverRow
-from autotrain_mem.planner.memo import attempt_of
 from autotrain_mem.planner.nearest import budget_line, needs_line
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.search import Found
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Attempt, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
+from autotrain_mem.spec import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
+from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.length import MAX_LENGTH, is_wish
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
@@ -45,7 +45,7 @@ def follow_plan(
     plan: Plan,
     facts: ModelFacts,
     lengths: Lengths,
-    told: Callable[[Attempt], None],
+    told: Callable[[Candidate], None],
     *,
     again: str,
 ) -> Plan:
@@ -73,7 +73,7 @@ def follow_plan(
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or (_less_room(plan.estimate, estimate),)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
-    attempt = attempt_of(estimate)
+    attempt = candidate(estimate)
     told(attempt)
     if not estimate.fits:
         raise _does_not_fit(plan, estimate, reasons, again)
@@ -120,12 +120,12 @@ def _plan(
     facts: ModelFacts,
     lengths: Lengths,
     *,
-    attempts: tuple[Attempt, ...],
+    attempts: tuple[Candidate, ...],
     seconds: float,
 ) -> Plan:
     """As a search would have made it that found these settings; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
-    found = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, rivals=())
+    found = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
     return make_plan(rehearsals, found, facts, lengths, warnings=(), seconds=seconds)
 
 

@@ -1,0 +1,66 @@
+"""A candidate is what a search and a plan keep of one configuration: what it needs, and how fast it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.spec.codec import Form
+from autotrain_mem.spec.estimate import Estimate
+from autotrain_mem.spec.knobs import Knobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One configuration on one device: a rehearsal of a search, or what a level of harm has to offer.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> any(attempt.fits for attempt in chosen.attempts)
+    True
+    >>> [other.level for other in chosen.alternatives if other.fits]
+    ['rounding']
+    """
+
+    json_form: ClassVar = Form(derived={"fits": "fits"})
+
+    level: str = ""
+    """The level of harm whose best plan it is, or the least that the level would need; empty for a rehearsal of the
+    search."""
+    knobs: Knobs
+    required_bytes: int
+    budget_bytes: int
+    tokens_per_second: float | None = None
+    """None on a device whose speed is not known."""
+    rehearsed_layers: int | None = None
+    """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
+    ratio: float | None = None
+    """Its tokens per second over the chosen plan's; None where it does not fit, and for a rehearsal of the search."""
+    would_fit: tuple[str, ...] = ()
+    """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
+
+    @property
+    def fits(self) -> bool:
+        return self.required_bytes <= self.budget_bytes
+
+
+def candidate(
+    estimate: Estimate, *, level: str = "", ratio: float | None = None, would_fit: tuple[str, ...] = ()
+) -> Candidate:
+    """What is kept of an estimate."""
+    return Candidate(
+        level=level,
+        knobs=estimate.knobs,
+        required_bytes=estimate.required_bytes,
+        budget_bytes=estimate.budget_bytes,
+        tokens_per_second=estimate.time.known_tokens_per_second,
+        rehearsed_layers=estimate.memory.rehearsed_layers,
+        ratio=ratio,
+        would_fit=would_fit,
+    )
+
+
+def alternative(estimate: Estimate, chosen: Estimate, *, level: str, would_fit: tuple[str, ...] = ()) -> Candidate:
+    """What another level has to offer beside the plan that was chosen."""
+    ratio = estimate.tokens_per_second / chosen.tokens_per_second if chosen.tokens_per_second else None
+    return candidate(estimate, level=level, ratio=ratio if estimate.fits else None, would_fit=would_fit)
