@@ -126,8 +126,8 @@ def decide(
     """
     if wish.plan is None:
         return plan(rehearsals, on_attempt, on_counting, to_train=to_train, simulate=wish.simulate)
-    heard = (on_attempt, on_counting)
-    return follow(rehearsals, wish.plan, *heard, to_train=to_train, simulate=wish.simulate, again=again)
+    reports = (on_attempt, on_counting)
+    return follow(rehearsals, wish.plan, *reports, to_train=to_train, simulate=wish.simulate, again=again)
 
 
 def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:

@@ -260,7 +260,7 @@ def _wish(
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
-            f"AutoFit({given[0]}=...) is for trainers, whose config does not tell what was given; {verb}(...) does.",
+            f"AutoFit({given[0]}=...) is for trainers, whose config does not say what was given; {verb}(...) does.",
             hint="Give an argument to keep it; remove it to have it tuned.",
         )
     _check_method(method)

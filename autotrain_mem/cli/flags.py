@@ -253,8 +253,8 @@ def _check_blocks(config: Mapping[str, Any]) -> None:
     """Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant."""
     meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
     if meant:
-        said = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
-        raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=said)
+        hint = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
+        raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=hint)
 
 
 def _names(text: str) -> frozenset[str]:

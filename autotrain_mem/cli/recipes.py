@@ -66,10 +66,10 @@ def config_file(prog: str, flags: dict[str, Any]) -> str | None:
             "--recipe and --config exclude each other.",
             hint=f"To change a recipe, add flags, which win over it; or copy {recipe(name).path} and give --config.",
         )
-    found, method = recipe(name), prog.split()[-1]
-    if found.method != method:
+    chosen, method = recipe(name), prog.split()[-1]
+    if chosen.method != method:
         raise UsageError(
-            f"The recipe {name} is for {found.method}, not {method}.",
-            hint=f"{prog.removesuffix(method)}{found.method} --recipe {name}",
+            f"The recipe {name} is for {chosen.method}, not {method}.",
+            hint=f"{prog.removesuffix(method)}{chosen.method} --recipe {name}",
         )
-    return str(found.path)
+    return str(chosen.path)

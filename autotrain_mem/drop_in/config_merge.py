@@ -40,7 +40,7 @@ _MIRRORED = {
 _PLACED = ("use_cpu", "bf16", "fp16")
 """Settings without which a config cannot be made on every machine. Where a plan is for is the device's to say."""
 
-_UNSAID = frozenset({"hub_token", "push_to_hub_token", "model_init_kwargs", *_MIRRORED.values()})
+_SKIPPED = frozenset({"hub_token", "push_to_hub_token", "model_init_kwargs", *_MIRRORED.values()})
 """Secrets, and what is said otherwise."""
 
 _LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
@@ -87,11 +87,11 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
 
 def _differing(config: Any, config_class: type) -> dict[str, Any]:
     placed = {name: getattr(config, name) for name in _PLACED}
-    default = _made(config_class, {"output_dir": config.output_dir, **placed})
+    default = _construct(config_class, {"output_dir": config.output_dir, **placed})
     differing = {
         name: _plain(getattr(config, name))
         for name in _names(config_class)
-        if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _UNSAID
+        if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _SKIPPED
     }
     differing |= _precision(config) | _generation(config)
     return {name: value for name, value in differing.items() if name not in _derived(config)}
@@ -129,16 +129,16 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
         return {"dtype": main_dtype(model), **dict.fromkeys(BASE_BITS, False), **adapted}
-    said = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
-    if "torch_dtype" in said:
+    options = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
+    if "torch_dtype" in options:
         raise UsageError(
             "model_init_kwargs: TRL reads dtype, and loads the model in float32 whatever torch_dtype says.",
-            hint=f'Write model_init_kwargs={{"dtype": "{_plain(said["torch_dtype"])}"}}.',
+            hint=f'Write model_init_kwargs={{"dtype": "{_plain(options["torch_dtype"])}"}}.',
         )
     quantization = quantization_of(keywords)
-    said.pop("quantization_config", None)
-    given = {flag: _plain(said.pop(name)) for name, flag in _LOADING.items() if name in said}
-    rest = {name: _plain(value) for name, value in said.items() if name not in _HARMLESS}
+    options.pop("quantization_config", None)
+    given = {flag: _plain(options.pop(name)) for name, flag in _LOADING.items() if name in options}
+    rest = {name: _plain(value) for name, value in options.items() if name not in _HARMLESS}
     defaults = {"dtype": "float32", "model_revision": "main", "attn_implementation": None, "trust_remote_code": False}
     given = {name: value for name, value in given.items() if value is not None and value != defaults[name]}
     return given | _of_quantization(quantization) | ({"model_init_kwargs": rest} if rest else {})
@@ -154,9 +154,9 @@ def main_dtype(model: Any) -> str:
 
 
 def _of_quantization(quantization: Any) -> dict[str, Any]:
-    said = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
-    bits = {name: True for name in BASE_BITS if said.get(name) or said.get(f"_{name}")}
-    nested = {"use_bnb_nested_quant": True} if said.get("bnb_4bit_use_double_quant") else {}
+    settings = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
+    bits = {name: True for name in BASE_BITS if settings.get(name) or settings.get(f"_{name}")}
+    nested = {"use_bnb_nested_quant": True} if settings.get("bnb_4bit_use_double_quant") else {}
     return bits | nested
 
 
@@ -165,13 +165,13 @@ def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     adapter = keywords.get("peft_config")
     if adapter is None:
         return {}
-    said = {
+    settings = {
         "lora_r": getattr(adapter, "r", None),
         "lora_alpha": getattr(adapter, "lora_alpha", None),
         "lora_dropout": getattr(adapter, "lora_dropout", None),
         "lora_target_modules": _targets(getattr(adapter, "target_modules", None)),
     }
-    return {"use_peft": True} | {name: value for name, value in said.items() if value is not None}
+    return {"use_peft": True} | {name: value for name, value in settings.items() if value is not None}
 
 
 def _targets(targets: Any) -> Any:
@@ -183,15 +183,12 @@ def _targets(targets: Any) -> Any:
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
     """An optimizer that the script makes stays where it is, and trains what it was made for."""
-    made = (keywords.get("optimizers") or (None, None))[0]
-    if made is None and keywords.get("optimizer_cls_and_kwargs") is None:
+    optimizer = (keywords.get("optimizers") or (None, None))[0]
+    if optimizer is None and keywords.get("optimizer_cls_and_kwargs") is None:
         return {}
     kept = {"optim": _plain(keywords["args"].optim), "optimizer_offload": False}
-    return kept if made is None else kept | {"use_peft": keywords.get("peft_config") is not None or _adapts(keywords)}
-
-
-def _adapts(keywords: Keywords) -> bool:
-    return is_adapted(keywords["model"])
+    adapts = keywords.get("peft_config") is not None or is_adapted(keywords["model"])
+    return kept if optimizer is None else kept | {"use_peft": adapts}
 
 
 def _check_names(autofit: AutoFit) -> None:
@@ -201,9 +198,7 @@ def _check_names(autofit: AutoFit) -> None:
         return
     near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
     meant = f"Did you mean {', '.join(near)}?\n" if near else ""
-    raise UsageError(
-        f"AutoFit: no plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}."
-    )
+    raise UsageError(f"No plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}.")
 
 
 def _value_of(name: str, keywords: Keywords) -> Any:
@@ -238,7 +233,7 @@ def _plain(value: Any) -> Any:
 def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
     """A config of the same class with a plan's knobs in it; the script's own stays as it is.
 
-    It is made anew by its class, so that what follows from a changed setting follows.
+    Its class makes a new one, so that what follows from a changed setting follows.
 
     Args:
         loads: The trainer loads the model by its name.
@@ -247,12 +242,12 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
     if loads and hasattr(config, "model_init_kwargs"):
         changed["model_init_kwargs"] = loading(config.model_init_kwargs, knobs.dtype)
     skipped = _derived(config) - changed.keys()
-    said = {name: _own(getattr(config, name)) for name in _names(type(config)) if name not in skipped}
-    made = _made(type(config), {**said, **changed})
+    values = {name: _own(getattr(config, name)) for name in _names(type(config)) if name not in skipped}
+    merged = _construct(type(config), {**values, **changed})
     for name, value in vars(config).items():
-        if name not in vars(made):
-            setattr(made, name, value)
-    return made
+        if name not in vars(merged):
+            setattr(merged, name, value)
+    return merged
 
 
 def _own(value: Any) -> Any:
@@ -270,10 +265,10 @@ def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
     return changed | {name: value for name, value in twice.items() if hasattr(config, name)}
 
 
-def _made(config_class: type, said: Mapping[str, Any]) -> Any:
+def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
     with warnings.catch_warnings(), _accelerate_as_it_was():
         warnings.simplefilter("ignore")  # the script's own config has warned already
-        return config_class(**said)
+        return config_class(**values)
 
 
 @contextmanager

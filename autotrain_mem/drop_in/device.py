@@ -65,7 +65,7 @@ def _card(index: int) -> Hardware:
     if index < len(cards):
         return cards[index]
     raise UsageError(
-        f"cuda:{index} is no card that NVML knows, so that nobody says what it has (AMD's are not known).",
+        f"cuda:{index} is no card that NVML knows, so its memory is unknown (AMD's cards are not supported).",
         hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
     )
 

@@ -71,7 +71,7 @@ def _alive(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callab
     guard = None
     try:
         guard = attach_guard(
-            trainer, learned=trainer.plan.experience.learned, on_incident=functools.partial(_tell, trainer)
+            trainer, learned=trainer.plan.experience.learned, on_incident=functools.partial(_report, trainer)
         )
         if name == "train":
             _run_longest_first(trainer)
@@ -150,10 +150,10 @@ def _keep_only(callbacks: list[Any], before: list[Any]) -> None:
         callbacks.remove(each)
 
 
-# -- what it tells -----------------------------------------------------------------------------------------------------
+# -- what it reports ---------------------------------------------------------------------------------------------------
 
 
-def _tell(trainer: Any, incident: Incident, learned: Learned) -> None:
+def _report(trainer: Any, incident: Incident, learned: Learned) -> None:
     """Once for each: on stderr, by transformers' logger, and in the plan."""
     _note(trainer, incident, learned)
     _warn(f"{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")

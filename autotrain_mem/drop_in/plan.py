@@ -1,4 +1,4 @@
-"""From a trainer's call to a plan: what the command does with flags, done with a script's own objects."""
+"""Turns a trainer's call into a plan: what the command does with flags, done with a script's own objects."""
 
 from __future__ import annotations
 
@@ -195,10 +195,10 @@ def _digest(asked: Asked) -> str:
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     relevant["reward_funcs"] = _rewards(relevant.get("reward_funcs"))
     relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
-    told = {name: _told(value) for name, value in relevant.items()}
-    if None in told.values():
+    texts = {name: _text_of(value) for name, value in relevant.items()}
+    if None in texts.values():
         return ""
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _rewards(rewards: Any) -> Any:
@@ -207,14 +207,14 @@ def _rewards(rewards: Any) -> Any:
     return ["a function" if inspect.isroutine(each) else each for each in asked]
 
 
-def _told(value: Any) -> str | None:
+def _text_of(value: Any) -> str | None:
     """What a value is, in full; None where that cannot be told."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):
         return f"{value.__module__}.{value.__qualname__}" if _is_known(value) else None
     if isinstance(value, list | tuple):
-        inner = [_told(each) for each in value]
+        inner = [_text_of(each) for each in value]
         return None if None in inner else repr(inner)
     if _is_known(type(value)) and hasattr(value, "to_dict"):
         return json.dumps(value.to_dict(), sort_keys=True, default=_sorted)
@@ -248,7 +248,7 @@ def _check_words(autofit: AutoFit) -> None:
     for name in ("effective_batch_size", "prompt_length"):
         value = getattr(autofit, name)
         if value is not None and value < 1:
-            raise UsageError(f"AutoFit: {name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
+            raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
 
 
 def _check_keywords(asked: Asked) -> None:
@@ -261,8 +261,8 @@ def _check_keywords(asked: Asked) -> None:
         why["optimizers"] = f"{title}'s optimizer holds two models, and is rehearsed as the config names it"
     if why:
         raise UsageError(
-            f"Not rehearsed yet, so that no plan can be made with it: {', '.join(why)}.",
-            hint="\n".join(f"{name}: {reason}; leave it away, or take trl's own class" for name, reason in why.items()),
+            f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",
+            hint="\n".join(f"{name}: {reason}; remove it, or take trl's own class" for name, reason in why.items()),
         )
 
 
@@ -281,7 +281,7 @@ def _of_process(asked: Asked) -> Iterator[str]:
     if (count := ranks.processes()) > 1:
         yield (
             f"{count} processes, each planned like a single one with DDP's buckets: what NCCL takes of a card is not "
-            f"counted, and an optimizer step has {count} times the rows that are told here."
+            f"counted, and an optimizer step has {count} times the rows that are shown here."
         )
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         yield (

@@ -42,7 +42,7 @@ def check_launch() -> None:
 
 
 def is_first() -> bool:
-    """Whether this process plans and tells."""
+    """Whether this process plans and reports."""
     import torch.distributed as dist
 
     return processes() == 1 or dist.get_rank() == 0
@@ -58,12 +58,12 @@ def smallest(find: Callable[[], Hardware]) -> Hardware:
         return find()
     import torch.distributed as dist
 
-    found: list[Any] = [None] * processes()
-    dist.all_gather_object(found, _device_or_error(find))
-    for said in found:
-        if "error" in said:
-            raise errors.from_json(said)
-    return min((codec.from_json(Hardware, each) for each in found), key=lambda each: each.budget_bytes())
+    devices: list[Any] = [None] * processes()
+    dist.all_gather_object(devices, _device_or_error(find))
+    for answer in devices:
+        if "error" in answer:
+            raise errors.from_json(answer)
+    return min((codec.from_json(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
 
 
 def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     if processes() == 1:
         return make()
     if not is_first():
-        said = _broadcast(None)
-        if "error" in said:
-            raise errors.from_json(said)
-        return codec.from_json(Plan, said)
+        answer = _broadcast(None)
+        if "error" in answer:
+            raise errors.from_json(answer)
+        return codec.from_json(Plan, answer)
     try:
         plan = make()
     except BaseException as error:  # the others wait for whatever ends the planning
@@ -95,11 +95,11 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     return plan
 
 
-def _broadcast(said: Any) -> Any:
+def _broadcast(answer: Any) -> Any:
     """What rank 0 says, in every process."""
     import torch.distributed as dist
 
-    box = [said]
+    box = [answer]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 

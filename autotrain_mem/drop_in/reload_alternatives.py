@@ -1,4 +1,4 @@
-"""What a model object keeps a plan from doing: levers that would need it loaded again, shown and never pulled."""
+"""Shows what a model object keeps a plan from doing: levers that would need it loaded again, and are never pulled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
         folder: A scratch folder.
 
     Raises:
-        DoesNotFitError: the object's own; its hint says whether the model would fit when it is loaded anew.
+        DoesNotFitError: the object's own; its hint says whether the model would fit when it is loaded again.
     """
     try:
         plan = plan_job(job)
@@ -57,7 +57,7 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
     takes_name = job.method_facts.takes_model_name
     if job.handed is None or isinstance(model, str) or not takes_name or not _is_stock(model):
         return None
-    path = folder / "anew"
+    path = folder / "reloaded"
     model.config.save_pretrained(path)
     written = capture.write(call.replacing(model, str(path)), path)
     arguments = {name: value for name, value in job.arguments.items() if name not in RELOADING}

@@ -160,7 +160,7 @@ WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a pin": (
         lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(pin=frozenset({"packing"}))),
-        "AutoFit(pin=...) is for trainers, whose config does not tell what was given; plan(...) does.\n"
+        "AutoFit(pin=...) is for trainers, whose config does not say what was given; plan(...) does.\n"
         "  Give an argument to keep it; remove it to have it tuned.",
     ),
     "a plan to estimate": (

@@ -78,37 +78,26 @@ def test_of_a_default_config_only_the_folder_and_the_length_are_given(method: st
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "word"),
+    ("settings", "words"),
     [
-        ("learning_rate", 1e-4, 1e-4),
-        ("optim", "adamw_torch", "adamw_torch"),
-        ("lr_scheduler_type", "cosine", "cosine"),
-        ("save_strategy", "no", "no"),
-        ("report_to", ["tensorboard"], ["tensorboard"]),
-        ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
-        ("gradient_checkpointing_kwargs", {"use_reentrant": False}, {"use_reentrant": False}),
-        ("gradient_checkpointing", False, False),
-        ("packing", True, True),
-        ("max_length", None, None),
-        ("max_length", 512, 512),
-        ("per_device_train_batch_size", 3, 3),
-        ("bf16", False, False),
-        ("fp16", True, True),
+        ({"learning_rate": 1e-4}, {"learning_rate": 1e-4}),
+        (
+            {"lr_scheduler_type": "cosine", "save_strategy": "no"},
+            {"lr_scheduler_type": "cosine", "save_strategy": "no"},
+        ),
+        ({"report_to": ["tensorboard"]}, {"report_to": ["tensorboard"]}),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_kwargs": {"num_cycles": 2}}),
+        ({"gradient_checkpointing": False}, {"gradient_checkpointing": False}),  # and not its second name
+        ({"max_length": None, "packing": True}, {"max_length": None, "packing": True}),
+        ({"per_device_train_batch_size": 3, "optim": "adamw_torch"},) * 2,
+        ({"bf16": False}, {"bf16": False}),
+        ({"fp16": True}, {"fp16": True}),
+        ({"learning_rate": 2e-5, "optim": "adamw_torch_fused", "gradient_checkpointing": True, "bf16": True}, {}),
     ],
+    ids=lambda value: ",".join(value) or "nothing",
 )
-def test_what_differs_from_the_default_is_given(setting: str, value: Any, word: Any) -> None:
-    assert given(config(**{setting: value})) == {setting: word}
-
-
-def test_a_value_of_the_default_is_not_given() -> None:
-    plain = config()
-    same = {"learning_rate": plain.learning_rate, "optim": "adamw_torch_fused", "gradient_checkpointing": True}
-    assert given(config(**same, bf16=True)) == {}
-
-
-def test_the_older_name_of_checkpointing_is_told_once() -> None:
-    """transformers keeps a second name of the setting, which follows the first."""
-    assert given(config(gradient_checkpointing=False)) == {"gradient_checkpointing": False}
+def test_what_differs_from_the_default_is_given(settings: dict[str, Any], words: dict[str, Any]) -> None:
+    assert given(config(**settings)) == words
 
 
 @pytest.mark.parametrize("method", GENERATING)
@@ -261,30 +250,24 @@ def test_only_what_the_plan_changes_is_changed(method: str) -> None:
     assert dict(vars(args)) == before
 
 
-def test_both_names_of_checkpointing_say_the_same() -> None:
-    made = planned_config(config(), knobs_of(config(), gradient_checkpointing=False), loads=False)
-    assert getattr(made, "activation_checkpointing", False) is False
-    again = planned_config(made, knobs_of(made, gradient_checkpointing=True), loads=False)
-    assert getattr(again, "activation_checkpointing", True) is True
-
-
 @pytest.mark.parametrize("method", GENERATING)
-def test_the_sizes_of_a_generation_follow_the_plan(method: str) -> None:
-    args = config(method, per_device_train_batch_size=8)
-    made = planned_config(
-        args, knobs_of(args, per_device_train_batch_size=2, gradient_accumulation_steps=4), loads=False
-    )
-    assert (made.steps_per_generation, made.generation_batch_size) == (4, 8)
-    assert (args.steps_per_generation, args.generation_batch_size) == (1, 8)
-
-
-@pytest.mark.parametrize("method", GENERATING)
-@pytest.mark.parametrize("sizes", [{"steps_per_generation": 2}, {"generation_batch_size": 16}], ids=["steps", "batch"])
-def test_a_generation_keeps_its_rows(method: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "planned", "follows"),
+    [
+        ({}, (2, 4), (4, 8)),
+        ({"steps_per_generation": 2}, (4, 2), (4, 16)),
+        ({"generation_batch_size": 16}, (4, 2), (4, 16)),
+    ],
+    ids=["the step's", "steps", "batch"],
+)
+def test_a_generation_that_is_not_one_steps_keeps_its_rows(
+    method: str, sizes: dict[str, int], planned: tuple[int, int], follows: tuple[int, int]
+) -> None:
     args = config(method, per_device_train_batch_size=8, **sizes)
-    knobs = knobs_of(args, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    made = planned_config(args, knobs, loads=False)
-    assert (made.steps_per_generation, made.generation_batch_size) == (4, 16)
+    rows, steps = planned
+    knobs = knobs_of(args, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+    merged = planned_config(args, knobs, loads=False)
+    assert (merged.steps_per_generation, merged.generation_batch_size) == follows
 
 
 @dataclass

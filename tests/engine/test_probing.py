@@ -115,11 +115,26 @@ def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
     assert made.warnings == CHOSEN.warnings
 
 
-def test_what_fits_the_card_but_not_the_budget_does_not_fit() -> None:
-    assert [each.fits for each in confirmed(CHOSEN, FakeWays(lambda count: 20 * count + 2)).experience.probes] == [
-        False,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("needed", "start", "probed", "fits", "rows_after"),
+    [
+        pytest.param(lambda n: 20 * n + 2, 4, [4, 2], [False, True], 2, id="the card holds it and the budget does not"),
+        pytest.param(lambda n: 5 * n, 2, [2, 8], [True, True], 8, id="far less than predicted moves up once"),
+        pytest.param(lambda n: 5 * n if n < 8 else 90, 2, [2, 8], [True, False], 2, id="the first one stays"),
+        pytest.param(lambda n: 8 * n, 2, [2], [True], 2, id="a little less moves nothing"),
+    ],
+)
+def test_a_plan_moves_by_what_its_probes_need(
+    needed: Callable[[int], int], start: int, probed: list[int], fits: list[bool], rows_after: int
+) -> None:
+    ways = FakeWays(needed)
+    confirmed_plan = confirmed(plan(of(start)), ways)
+    assert ways.probed == probed
+    assert [each.fits for each in confirmed_plan.experience.probes] == fits
+    assert confirmed_plan.knobs == rows(rows_after)
+    assert confirmed(plan(of(start)), FakeWays(needed)) == confirmed_plan, "the same probes lead to the same plan"
+    if rows_after == start:
+        assert confirmed_plan == replace(plan(of(start)), experience=confirmed_plan.experience)
 
 
 def test_a_cache_that_was_given_back_is_a_misfit() -> None:
@@ -153,28 +168,6 @@ def test_where_nothing_fits_by_what_was_measured_the_searchs_error_says_what_was
     assert raised.value.hint == "--gpu larger"
 
 
-def test_far_less_than_predicted_moves_the_plan_up_once() -> None:
-    ways = FakeWays(lambda count: 5 * count)
-    made = confirmed(plan(of(2)), ways)
-    assert ways.probed == [2, 8]
-    assert made.knobs == rows(8)
-    assert [each.fits for each in made.experience.probes] == [True, True]
-
-
-def test_where_the_larger_plan_does_not_fit_the_first_one_stays() -> None:
-    ways = FakeWays(lambda count: 5 * count if count < 8 else 90)
-    made = confirmed(plan(of(2)), ways)
-    assert ways.probed == [2, 8]
-    assert made == replace(plan(of(2)), experience=made.experience)
-    assert [each.fits for each in made.experience.probes] == [True, False]
-
-
-def test_a_little_less_than_predicted_moves_nothing() -> None:
-    ways = FakeWays(lambda count: 8 * count)
-    assert confirmed(plan(of(2)), ways).knobs == rows(2)
-    assert not ways.corrections
-
-
 def test_rows_that_are_shorter_than_planned_for_move_nothing() -> None:
     ways = FakeWays(lambda count: count, row_tokens=ROW_TOKENS - 1)
     assert confirmed(plan(of(2)), ways).knobs == rows(2)
@@ -192,12 +185,8 @@ def test_a_plan_that_was_confirmed_before_is_not_probed_again() -> None:
     made, ways = confirmed(CHOSEN, FakeWays(as_predicted)), FakeWays(as_predicted)
     assert confirmed(made, ways) == made
     assert not ways.probed
-
-
-def test_it_is_where_less_is_free_than_it_needed() -> None:
-    made = confirmed(CHOSEN, FakeWays(as_predicted))
     ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
-    assert confirmed(made, ways).knobs == rows(2)
+    assert confirmed(made, ways).knobs == rows(2), "less is free now than it needed"
     assert ways.probed == [2]
 
 
@@ -214,12 +203,6 @@ def test_what_is_held_outside_torch_counts_and_is_planned_with() -> None:
     assert [each.fits for each in made.experience.probes] == [False, True]
     assert [card.non_torch_bytes for card in ways.planned_on] == [50 * MIB]
     assert made.knobs == rows(2)
-
-
-def test_the_same_probes_lead_to_the_same_plan() -> None:
-    assert confirmed(CHOSEN, FakeWays(lambda count: 22 * count)) == confirmed(
-        CHOSEN, FakeWays(lambda count: 22 * count)
-    )
 
 
 @pytest.mark.parametrize(

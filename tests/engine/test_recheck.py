@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +12,20 @@ from nouns import TRL_DEFAULTS
 from test_cards import ADA, LARGE, SMALL, FakeWorker
 
 from autotrain_mem import api
-from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.engine.rehearsals import NOWHERE, Rehearsals, job_key
 from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Candidate, DataProfile, Hardware, Job, Plan
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.store import Store
 from autotrain_mem.units import GIB
 from autotrain_mem.versions import versions_key
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512, "lora_r": 16})
 DIGESTS = {"here/m": "one", "elsewhere/m": "one", "another": "two"}
+AGAIN = "autofit plan ..."
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Counting(FakeWorker):
     def fingerprint(self, job: Job) -> str:
         return str(self.longest)
 
-    def profile(self, job: Job, hear: Any) -> DataProfile:
+    def profile(self, job: Job, on_counting: Any) -> DataProfile:
         return DataProfile(rows_by_length={100: 9, self.longest: 1})
 
 
@@ -56,14 +59,18 @@ def asking(**arguments: Any) -> Job:
     return replace(JOB, arguments={**JOB.arguments, **arguments})
 
 
+def handing(digest: str) -> Job:
+    return replace(JOB, handed=Handed(path="call", holds_model=False, holds_rows=True, digest=digest))
+
+
 def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None, **more: Any) -> Plan:
-    return api.follow(rehearsals(worker or Counting(), job, card, **more), plan, again="autofit plan ...")
+    return api.follow(rehearsals(worker or Counting(), job, card, **more), plan, again=AGAIN)
 
 
-def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, **more: Any) -> str:
+def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None) -> str:
     """Why it was rehearsed once, whole; empty where it was not."""
-    worker = more.pop("worker", None) or Counting()
-    warnings = followed(plan, job, card, worker, **more).warnings
+    worker = worker or Counting()
+    warnings = followed(plan, job, card, worker).warnings
     assert len(worker.asked) == len(warnings)
     return warnings[0].partition("changed: ")[2].rstrip(".") if warnings else ""
 
@@ -73,22 +80,19 @@ def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same
     assert plan.alternatives
     assert followed(plan, worker=worker) == plan
     assert not worker.asked
-
-
-def test_what_no_rehearsal_depends_on_may_change() -> None:
-    job = asking(learning_rate=1e-5, output_dir="elsewhere", max_steps=7, seed=1)
-    plan = made()
+    job = asking(learning_rate=1e-5, output_dir="elsewhere", max_steps=7, seed=1)  # no rehearsal depends on these
     assert reason(plan, job) == ""
     again = followed(plan, job)
     assert (again.job, again.optimizer_steps, again.knobs) == (job, 7, plan.knobs)
+    same = {"per_device_train_batch_size": plan.knobs.per_device_train_batch_size, "use_peft": plan.knobs.use_peft}
+    assert reason(plan, asking(**same)) == ""
 
 
 def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, worker, heard = made(), Counting(), list[Candidate]()
     monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
     again = api.follow(rehearsals(worker), plan, heard.append)
-    assert [knobs for knobs, _ in worker.asked] == [plan.knobs]
-    assert [attempt.knobs for attempt in heard] == [plan.knobs]
+    assert [knobs for knobs, _ in worker.asked] == [attempt.knobs for attempt in heard] == [plan.knobs]
     assert again.warnings == (
         "The plan was made before and rehearsed once more, since this has changed: "
         f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0.",
@@ -97,19 +101,66 @@ def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatc
     assert again.estimate.memory.rehearsed_layers is None
 
 
-def test_digests_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"trl files": "1", "autotrain_mem": "2"}, "autofit's own code, trl's files"),
+        ({"trl files": "1", "trl": "99.0"}, f"trl {versions_key()['trl']} -> 99.0"),
+        ({"torch": f"{str(versions_key()['torch']).partition('+')[0]}+cu130"}, ""),
+    ],
+    ids=["digests of files", "one package is named once", "a build for another device is no change"],
+)
+def test_versions_are_compared_in_words(changed: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made()
-    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl files": "1", "autotrain_mem": "2"})
-    assert reason(plan) == "autofit's own code, trl's files"
-    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl files": "1", "trl": "99.0"})
-    assert reason(plan) == f"trl {versions_key()['trl']} -> 99.0"
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), **changed})
+    assert reason(plan) == why
 
 
-def test_a_build_of_the_same_version_for_another_device_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (replace(JOB, model="elsewhere/m"), ""),
+        (replace(JOB, fit="lossless", forbid=frozenset({"lora", "gradient_checkpointing"}), max_slowdown=2.0), ""),
+        (asking(max_length=1024), "max_length 512 -> 1024, longest row 512 -> 1024 tokens"),
+        (
+            replace(asking(lora_r=32, weight_decay=0.1), environment={"TOKENIZERS_PARALLELISM": "false"}),
+            "lora_r 16 -> 32, weight_decay not given -> 0.1, the variable TOKENIZERS_PARALLELISM",
+        ),
+    ],
+    ids=["the same model elsewhere", "what it meets anyhow", "a given length", "every other word"],
+)
+def test_a_word_counts_where_a_rehearsal_depends_on_it(job: Job, why: str) -> None:
     plan = made()
-    public = str(versions_key()["torch"]).partition("+")[0]
-    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "torch": f"{public}+cu130"})
-    assert reason(plan) == ""
+    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
+    assert reason(plan, job) == why
+    assert followed(plan, job).job == job
+
+
+def test_the_environment_and_the_models_config_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = made()
+    assert reason(plan, worker=Counting(digests={"here/m": "edited"})) == "the config of here/m"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert reason(plan) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
+
+
+def test_data_whose_rows_have_grown_are_rehearsed_and_shorter_ones_are_not() -> None:
+    automatic, job = replace(asking(max_length="auto"), dataset="d"), replace(JOB, dataset="d")
+    assert made(automatic).row_tokens == 300
+    assert reason(made(automatic), automatic, worker=Counting(longest=299)) == ""
+    plan = made(job)
+    assert reason(plan, job, worker=Counting(longest=301)) == "longest row 300 -> 301 tokens"
+    assert reason(plan, replace(JOB, dataset="e")) == "dataset d -> e"
+
+
+def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
+    plan, why = made(handing("a")), "what the script hands over"
+    assert (plan.objects, plan.job.handed) == ("a", None)
+    assert [reason(plan, handing(digest)) for digest in "ab"] == ["", why]
+    assert reason(made(handing("")), handing("")) == why
+    assert reason(plan, JOB).endswith(why)
+
+
+# -- the card --------------------------------------------------------------------------------------------------------
 
 
 def test_another_card_is_judged_by_what_it_has() -> None:
@@ -117,19 +168,27 @@ def test_another_card_is_judged_by_what_it_has() -> None:
     larger = replace(LARGE, name="larger", total_bytes=40 * GIB, free_bytes=40 * GIB)
     assert reason(plan, card=larger) == "card large -> larger"
     again = followed(plan, card=larger)
-    assert again.estimate.hardware == larger
-    assert again.estimate.budget_bytes == larger.budget_bytes()
+    assert (again.estimate.hardware, again.estimate.budget_bytes) == (larger, larger.budget_bytes())
     assert again.alternatives == (), "they were those of the other card"
+    nvml = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected", uuid="GPU-1")
+    assert reason(made(card=named("rtx4090")), card=nvml) == "", "a card of the catalog by NVML's name"
+
+
+def test_a_card_without_bfloat16_is_followed_in_float16() -> None:
+    again = followed(made(), card=replace(LARGE, name="turing", compute_capability=(7, 5)))
+    assert again.knobs.fp16
+    assert again.levers[0].name == "fp16"
+    assert followed(again, card=replace(LARGE, compute_capability=ADA)).knobs.fp16, "what the plan says is kept"
 
 
 def test_what_no_longer_fits_is_refused_with_the_sums_and_the_way_out() -> None:
     with pytest.raises(DoesNotFitError) as raised:
         followed(made(), card=SMALL)
-    said = raised.value.message
-    assert said.startswith("here/m with the settings of its plan does not fit small.\n  needs   ")
-    assert "  budget  11.5 GiB (12.0 GiB total, 491.5 MiB headroom)" in said
-    assert "on large; since then: card large -> small" in said
-    assert raised.value.hint == "Plan again: autofit plan ..."
+    message = raised.value.message
+    assert message.startswith("here/m with the settings of its plan does not fit small.\n  needs   ")
+    assert "  budget  11.5 GiB (12.0 GiB total, 491.5 MiB headroom)" in message
+    assert "on large; since then: card large -> small" in message
+    assert raised.value.hint == f"Plan again: {AGAIN}"
 
 
 def test_less_free_memory_counts_only_where_the_plan_needs_it() -> None:
@@ -148,69 +207,7 @@ def test_the_headroom_of_the_plan_is_kept_on_its_card_unless_another_is_given() 
     assert followed(plan, headroom_bytes=GIB).estimate.budget_bytes == LARGE.total_bytes - GIB
 
 
-def test_a_card_of_the_catalog_is_the_card_that_nvml_calls_otherwise() -> None:
-    plan = made(card=named("rtx4090"))
-    here = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected", uuid="GPU-1")
-    assert reason(plan, card=here) == ""
-
-
-def test_a_length_that_was_given_may_be_given_anew() -> None:
-    plan, worker = made(), Counting()
-    again = followed(plan, asking(max_length=1024), worker=worker)
-    assert [knobs for knobs, _ in worker.asked] == [replace(plan.knobs, max_length=1024)]
-    assert (again.knobs.max_length, again.row_tokens) == (1024, 1024)
-    assert again.warnings[0].endswith("max_length 512 -> 1024, longest row 512 -> 1024 tokens.")
-
-
-def test_every_other_word_that_a_rehearsal_depends_on_is_named() -> None:
-    changed = replace(asking(lora_r=32, weight_decay=0.1), environment={"TOKENIZERS_PARALLELISM": "false"})
-    assert (
-        reason(made(), changed) == "lora_r 16 -> 32, weight_decay not given -> 0.1, the variable TOKENIZERS_PARALLELISM"
-    )
-
-
-def test_an_allocator_that_is_set_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = made()
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    assert reason(plan) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
-
-
-def test_data_whose_rows_have_grown_are_rehearsed_and_shorter_ones_are_not() -> None:
-    job = replace(asking(max_length="auto"), dataset="d")
-    plan = made(job)
-    assert plan.row_tokens == 300
-    assert reason(plan, job, worker=Counting(longest=299)) == ""
-    job = replace(JOB, dataset="d")
-    plan = made(job)
-    assert reason(plan, job, worker=Counting(longest=301)) == "longest row 300 -> 301 tokens"
-
-
-def test_other_data_are_named() -> None:
-    plan = made(replace(JOB, dataset="d"))
-    assert reason(plan, replace(JOB, dataset="e")) == "dataset d -> e"
-
-
-def test_the_same_model_in_another_folder_is_followed() -> None:
-    plan = made()
-    assert reason(plan, replace(JOB, model="elsewhere/m")) == ""
-
-
-def test_a_config_that_was_edited_is_named() -> None:
-    plan = made()
-    assert reason(plan, worker=Counting(digests={"here/m": "edited"})) == "the config of here/m"
-
-
-def test_another_model_is_refused_before_anything_is_rehearsed() -> None:
-    worker = Counting()
-    with pytest.raises(UsageError, match=r"The plan is for here/m, not for another\.") as raised:
-        followed(made(), replace(JOB, model="another"), worker=worker)
-    assert raised.value.hint == "Train here/m with sft to follow it, or plan again: autofit plan ..."
-    assert not worker.asked
-
-
-def test_another_method_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"The plan is for sft, not for dpo\."):
-        followed(made(), replace(JOB, method="dpo"))
+# -- what contradicts it -----------------------------------------------------------------------------------------------
 
 
 CONTRADICTIONS: dict[str, tuple[Job, str]] = {
@@ -234,32 +231,34 @@ def test_what_contradicts_the_plan_is_refused_with_both_ways_out(name: str) -> N
     with pytest.raises(UsageError, match="The plan decides otherwise: ") as raised:
         followed(plan, job, SMALL, worker)
     assert said in raised.value.message, (raised.value.message, plan.knobs)
-    assert raised.value.hint == "Leave that away to train with the plan, or plan again: autofit plan ..."
+    assert raised.value.hint == f"Remove that to train with the plan, or plan again: {AGAIN}"
     assert not worker.asked
 
 
-def test_what_the_plan_meets_anyhow_may_be_asked_of_it() -> None:
-    plan = made()
-    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
-    stricter = replace(JOB, fit="lossless", forbid=frozenset({"lora", "gradient_checkpointing"}), max_slowdown=2.0)
-    assert reason(plan, stricter) == ""
-    assert followed(plan, stricter).job == stricter
-    offloading = made(card=SMALL)
-    assert offloading.level == "lossless, offloading"
-    assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (replace(JOB, model="another"), r"The plan is for here/m, not for another\."),
+        (replace(JOB, method="dpo"), r"The plan is for sft, not for dpo\."),
+        (replace(JOB, forbid=frozenset({"lara"})), "knows no lever named lara"),
+    ],
+)
+def test_another_subject_is_refused_before_anything_is_rehearsed(job: Job, message: str) -> None:
+    worker = Counting()
+    with pytest.raises(UsageError, match=message):
+        followed(made(), job, worker=worker)
+    assert not worker.asked
 
 
 def test_how_far_to_go_is_compared_with_how_far_the_plan_went() -> None:
+    offloading = made(card=SMALL)
+    assert offloading.level == "lossless, offloading"
+    assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
     card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
     plan = made(card=card)
     assert reason(plan, replace(JOB, fit="rounding"), card) == ""
     with pytest.raises(UsageError, match="fit is lossless, and the plan is of the level rounding"):
         followed(plan, replace(JOB, fit="lossless"), card)
-
-
-def test_a_lever_that_there_is_not_is_told_beside_a_plan_too() -> None:
-    with pytest.raises(UsageError, match="knows no lever named lara"):
-        followed(made(), replace(JOB, forbid=frozenset({"lara"})))
 
 
 def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:
@@ -268,28 +267,12 @@ def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:
         followed(plan, replace(asking(max_length=200), dataset="d"))
 
 
-def test_the_plans_own_settings_may_be_said_again() -> None:
-    plan = made()
-    same = {"per_device_train_batch_size": plan.knobs.per_device_train_batch_size, "use_peft": plan.knobs.use_peft}
-    assert reason(plan, asking(**same)) == ""
+# -- what is kept between runs -----------------------------------------------------------------------------------------
 
 
-def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
-    def handing(digest: str) -> Job:
-        return replace(JOB, handed=Handed(path="call", holds_model=False, holds_rows=True, digest=digest))
-
-    plan = made(handing("a"))
-    assert plan.objects == "a"
-    assert plan.job.handed is None
-    assert reason(plan, handing("a")) == ""
-    assert reason(plan, handing("b")) == "what the script hands over"
-    assert reason(made(handing("")), handing("")) == "what the script hands over"
-    assert reason(plan, JOB).endswith("what the script hands over")
-
-
-def test_a_card_without_bfloat16_is_followed_in_float16() -> None:
-    turing = replace(LARGE, name="turing", compute_capability=(7, 5))
-    again = followed(made(), card=turing)
-    assert again.knobs.fp16
-    assert again.levers[0].name == "fp16"
-    assert followed(again, card=replace(LARGE, compute_capability=ADA)).knobs.fp16, "what the plan says is kept"
+def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) -> None:
+    assert job_key(asking(learning_rate=3e-3, output_dir="elsewhere", num_train_epochs=7)) == job_key(JOB)
+    assert job_key(asking(weight_decay=0.1)) != job_key(JOB), "some optimizers hold decayed gradients"
+    kept = rehearsals(Counting(), store=Store(tmp_path, told=lambda message: None))
+    assert kept.footprint_store is kept.store
+    assert replace(kept, job=asking(trust_remote_code=True)).footprint_store is NOWHERE, "its code may change unseen"

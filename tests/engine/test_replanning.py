@@ -116,8 +116,8 @@ def _resuming(wish: object) -> Job:
 
 def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
     run, learned = _run(tmp_path), Learned(train_tokens=512)
-    run.hear({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
-    run.hear({"event": "restart", "restart": codec.to_json(RESTART)})
+    run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
+    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     kept = Plan.load(tmp_path).experience
     assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
     assert [event["event"] for event in run.told] == ["incident", "restart"]
@@ -146,7 +146,7 @@ def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_writte
     assert run.first_checkpoint().step == 5
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
     assert run.newest(ending).step == 5
-    run.hear({"event": "checkpoint", "step": 10, "path": str(tmp_path / "checkpoint-10")})
+    run.record({"event": "checkpoint", "step": 10, "path": str(tmp_path / "checkpoint-10")})
     assert run.newest(ending).step == 10
 
 

@@ -18,13 +18,13 @@ def compare_cards(
     rehearsals: Rehearsals,
     cards: Sequence[Hardware],
     lengths: Lengths,
-    told: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
+    on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
 ) -> Cards:
     """The best plan for each card. Where few layers tell what the whole model does, no more are rehearsed.
 
     Args:
         rehearsals: Of the job; its own device is not looked at.
-        told: Hears of every configuration as it has been judged for a card.
+        on_attempt: Hears of every configuration as it has been judged for a card.
 
     Raises:
         UsageError: every card refuses the job; the error is the smallest one's.
@@ -32,32 +32,32 @@ def compare_cards(
     """
     shared: dict[Any, Footprint] = {}
     ordered = sorted(cards, key=lambda card: (card.total_bytes, card.name))
-    judged = [_judged(replace(rehearsals, hardware=card), lengths, shared, told) for card in ordered]
+    judged = [_judged(replace(rehearsals, hardware=card), lengths, shared, on_attempt) for card in ordered]
     refusals = [each for each in judged if isinstance(each, UsageError)]
     if refusals and len(refusals) == len(ordered):
         raise refusals[0]
     return Cards(verdicts=tuple(_verdict(card, each) for card, each in zip(ordered, judged, strict=True)))
 
 
-def _verdict(card: Hardware, found: Found | UsageError | None) -> CardVerdict:
-    if isinstance(found, UsageError):
-        return CardVerdict(hardware=card, refusal=found.message)
-    if found is None:
+def _verdict(card: Hardware, best: Found | UsageError | None) -> CardVerdict:
+    if isinstance(best, UsageError):
+        return CardVerdict(hardware=card, refusal=best.message)
+    if best is None:
         return CardVerdict(hardware=card, refusal=NOTHING_FITS)
-    return CardVerdict(hardware=card, level=found.level, estimate=found.estimate)
+    return CardVerdict(hardware=card, level=best.level, estimate=best.estimate)
 
 
 def _judged(
     rehearsals: Rehearsals,
     lengths: Lengths,
     shared: dict[Any, Footprint],
-    told: Callable[[Hardware, Candidate], None],
+    on_attempt: Callable[[Hardware, Candidate], None],
 ) -> Found | UsageError | None:
     """The plan for one card, why it is refused there, such as a kernel that the card has not, or None."""
     card = rehearsals.hardware
     try:
         facts = rehearsals.describe()
         predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
-        return find(rehearsals.space(facts, lengths), predictions, lambda attempt: told(card, attempt))
+        return find(rehearsals.space(facts, lengths), predictions, lambda attempt: on_attempt(card, attempt))
     except UsageError as error:
         return error

@@ -1,4 +1,4 @@
-"""Rehearsals of copies: of a model with few layers, and of a loss with few chunks, from which the whole is told."""
+"""Rehearses copies of a model with few layers and of a loss with few chunks, and extrapolates the whole from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rehearse = Callable[[Knobs, int, int | None, Worker], Trace]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """What is to be told from copies."""
+    """Settings that are predicted from copies."""
 
     knobs: Knobs
     depths: Depths
@@ -44,7 +44,7 @@ class Copies:
         self._has_chunks = has_chunks
 
     def traces(self, points: Sequence[Point]) -> list[Trace | None]:
-        """Of the whole model; None where its copies do not tell for sure. The longest copies are begun first."""
+        """Traces of the whole model; None where its copies do not tell for sure. The longest copies are begun first."""
         copies = [
             (point, layers, chunks)
             for point in points
@@ -52,14 +52,14 @@ class Copies:
             for chunks in self._chunks(point)
         ]
         calls = [partial(self._rehearse, point.knobs, layers, chunks) for point, layers, chunks in copies]
-        made = iter(self._workers.map(calls))
-        told = [
-            [[next(made) for _ in self._chunks(point)] for _ in (point.depths.long, point.depths.short)]
+        results = iter(self._workers.map(calls))
+        traces = [
+            [[next(results) for _ in self._chunks(point)] for _ in (point.depths.long, point.depths.short)]
             for point in points
         ]
-        return [self._told(point, *both) for point, both in zip(points, told, strict=True)]
+        return [self._whole(point, *both) for point, both in zip(points, traces, strict=True)]
 
-    def _told(self, point: Point, long: list[Trace], short: list[Trace]) -> Trace | None:
+    def _whole(self, point: Point, long: list[Trace], short: list[Trace]) -> Trace | None:
         of_long, of_short = self._with_all_chunks(long), self._with_all_chunks(short)
         if of_long is None or of_short is None:
             return None

@@ -1,4 +1,4 @@
-"""From a search's result to a plan: what stands beside the settings, for those who have to agree with them."""
+"""Makes a plan of a search's result: what stands beside the settings, for those who have to agree with them."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ def searched(
 
 def make_plan(
     rehearsals: Rehearsals,
-    found: Found,
+    best: Found,
     facts: ModelFacts,
     lengths: Lengths,
     *,
     warnings: Iterable[str],
     seconds: float,
 ) -> Plan:
-    """The plan of what was found, with alternatives, what the data say, and how long it will take."""
-    job, knobs, profile = rehearsals.job, found.estimate.knobs, lengths.profile
+    """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
+    job, knobs, profile = rehearsals.job, best.estimate.knobs, lengths.profile
     limit = None if job.is_online else knobs.max_length
     rows = knobs.per_device_train_batch_size
     return Plan(
         job=job,
-        level=found.level,
-        estimate=found.estimate,
+        level=best.level,
+        estimate=best.estimate,
         defaults=rehearsals.defaults,
-        levers=(*_precision(rehearsals, knobs), *found.levers),
-        attempts=found.attempts,
-        alternatives=found.alternatives,
+        levers=(*_precision(rehearsals, knobs), *best.levers),
+        attempts=best.attempts,
+        alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
         warnings=(*warnings, *_cut_by_context(job, facts, profile)),
@@ -105,7 +105,7 @@ def _cut_by_context(job: Job, facts: ModelFacts, profile: DataProfile | None) ->
 
 
 def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
-    """Of the whole training; None where neither ``max_steps`` nor the data say.
+    """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
 
     As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
     Packing leaves the tokens and changes the rows.

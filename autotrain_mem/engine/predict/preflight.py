@@ -50,12 +50,12 @@ def check_preflight(
     """
     on_cpu = simulate or hardware.origin == "cpu"
     capability = hardware.compute_capability or ASSUMED_CAPABILITY
-    found = worker.preflight(job, capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data)
+    result = worker.preflight(job, capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data)
     load = None
-    if to_train and found.parameters is not None:
-        load = Load(job=job, parameters=found.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir))
+    if to_train and result.parameters is not None:
+        load = Load(job=job, parameters=result.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir))
     room = () if load is None else room_findings(load)
-    warnings = settle((*found.findings, *room))
+    warnings = settle((*result.findings, *room))
     unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
     return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
 

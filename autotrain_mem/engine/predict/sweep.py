@@ -32,7 +32,7 @@ REFUSALS = (UsageError, MissingExtraError, ModelError, DatasetError, PlanError, 
 
 Asked = TypeVar("Asked")
 Worker = TypeVar("Worker")
-Told = Callable[[SweepPoint], None]
+OnPoint = Callable[[SweepPoint], None]
 Call = Callable[[Worker], SweepPoint]
 
 
@@ -57,7 +57,7 @@ def estimate_all(
     asked: Sequence[Asked | AutofitError],
     estimate: Callable[[Asked, Worker], Estimate],
     share_out: Callable[[Sequence[Call[Worker]]], Iterable[SweepPoint]],
-    told: Told = lambda point: None,
+    on_point: OnPoint = lambda point: None,
 ) -> Sweep:
     """What every point needs; one that is refused does not end the others.
 
@@ -66,7 +66,7 @@ def estimate_all(
         asked: For every combination what ``estimate`` takes, or why it was refused before that.
         estimate: Of one point, by one worker.
         share_out: Makes all calls, each with a worker that no other call has meanwhile; returns the points in order.
-        told: Hears of every point as it is done, from whichever thread made the call.
+        on_point: Hears of every point as it is done, from whichever thread made the call.
 
     Raises:
         AutofitError: every point was refused; the error is the first one's.
@@ -74,7 +74,7 @@ def estimate_all(
 
     def call(settings: tuple[Setting, ...], one: Asked | AutofitError, worker: Worker) -> SweepPoint:
         point = SweepPoint(settings=settings, outcome=_outcome(estimate, one, worker))
-        told(point)
+        on_point(point)
         return point
 
     pairs = zip(combinations(axes), asked, strict=True)

@@ -1,4 +1,4 @@
-"""What probes measured, turned into a prediction that agrees with them.
+"""Corrects a prediction by what probes measured, so that it agrees with them.
 
 Each phase has a line: corrected = measured + scale x (predicted - predicted there), so that what was measured is what
 is predicted for it, byte for byte, and what is predicted for other settings moves by a scale of its own.
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """Of one phase."""
+    """How one phase's prediction moves."""
 
     predicted_bytes: int
     """Where it was measured."""
@@ -76,7 +76,7 @@ class Correction:
     """
 
     lines: Mapping[Phase, Line] = field(default_factory=dict)
-    """Of the phases that were reached, in their order."""
+    """One for each phase that was reached, in their order."""
     cached_bytes: int = 0
     """More that the allocator holds beyond what tensors take."""
     more_bytes: int = 0
@@ -125,9 +125,9 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
         return correction
     misfits = sum(not point.probe.fits for point in points)
     needed_bytes = budget_bytes + 1 + int(MISTRUST * (misfits - 1) * budget_bytes)
-    told = replace(last.predicted, memory=correction.of(last.predicted.memory))
+    needed = replace(last.predicted, memory=correction.of(last.predicted.memory))
     outside_bytes = last.predicted.outside_bytes if last.probe.non_torch_bytes is None else last.probe.non_torch_bytes
-    required_bytes = told.reserved.peak_reserved_bytes + outside_bytes
+    required_bytes = needed.reserved.peak_reserved_bytes + outside_bytes
     return replace(correction, more_bytes=max(0, needed_bytes - required_bytes))
 
 
@@ -137,8 +137,8 @@ def asked_bytes(refused: str) -> int:
     >>> asked_bytes("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 104.00 MiB")
     16777216
     """
-    found = _ASKED.search(refused)
-    return 0 if found is None else parse_bytes(found[1].replace("bytes", "B"))
+    match = _ASKED.search(refused)
+    return 0 if match is None else parse_bytes(match[1].replace("bytes", "B"))
 
 
 def _lines(points: Sequence[Point]) -> dict[Phase, Line]:
@@ -219,13 +219,13 @@ _NOT_STATIC = (Owner.OTHER, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)
 
 def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
     """What is more is of the others; what is less is taken from what is least certain first."""
-    made = dict(owners)
+    owned = dict(owners)
     if moved_bytes >= 0:
-        made[Owner.OTHER] = made.get(Owner.OTHER, 0) + moved_bytes
-        return made
+        owned[Owner.OTHER] = owned.get(Owner.OTHER, 0) + moved_bytes
+        return owned
     for owner in (*_NOT_STATIC, *(each for each in owners if each not in _NOT_STATIC)):
-        taken_bytes = min(made.get(owner, 0), -moved_bytes)
+        taken_bytes = min(owned.get(owner, 0), -moved_bytes)
         if taken_bytes:
-            made[owner] -= taken_bytes
+            owned[owner] -= taken_bytes
             moved_bytes += taken_bytes
-    return made
+    return owned

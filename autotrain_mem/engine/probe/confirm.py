@@ -1,4 +1,4 @@
-"""A plan before its probes and after: confirmed as it is, or moved to what fits by what was measured."""
+"""Confirms a plan by probes: it stays as it is, or moves to what fits by what was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOM_WORTH_A_MOVE = 0.10
 """Share of what was predicted that must turn out not to be needed before a plan is moved up. Public runs were predicted
 within 5 % mostly (README, "How good it is"), which is no reason to plan again."""
 
-Tell = Callable[[Mapping[str, Any]], None]
+OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Replanned:
 
 
 class Ways(Protocol):
-    """What a plan is confirmed with."""
+    """What confirming a plan needs of the machine."""
 
     def look(self) -> Hardware:
         """The device that is planned for, with what is free of it now."""
@@ -56,7 +56,7 @@ class _Course:
     predicted: Estimate
     """For its settings, as no probe has corrected it."""
     ways: Ways
-    tell: Tell
+    on_event: OnEvent
     experience: Experience
     points: tuple[Point, ...] = ()
     fitting: Plan | None = None
@@ -78,7 +78,7 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
     return hardware.origin != "cpu" and not vllm_share_bytes and job.handed is None
 
 
-def confirmed(chosen: Plan, ways: Ways, tell: Tell = lambda event: None, *, may_move: bool = True) -> Plan:
+def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, *, may_move: bool = True) -> Plan:
     """The plan as a probe has shown it to fit; its experience holds every probe.
 
     A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
@@ -86,13 +86,13 @@ def confirmed(chosen: Plan, ways: Ways, tell: Tell = lambda event: None, *, may_
     that was probed before, and fits what is free now, is not probed again.
 
     Args:
-        tell: Hears ``probing``, ``probe``, ``replanned`` and ``room`` events.
+        on_event: Hears ``probing``, ``probe``, ``replanned`` and ``room`` events.
         may_move: Settings are the search's; else they are the user's, and a probe that does not fit ends it.
 
     Raises:
         DoesNotFitError: nothing that is allowed fits, by what was measured.
     """
-    course = _Course(chosen, chosen.estimate, ways, tell, chosen.experience)
+    course = _Course(chosen, chosen.estimate, ways, on_event, chosen.experience)
     _look(course, may_move=may_move)
     if _was_confirmed(course):
         return chosen
@@ -111,11 +111,11 @@ def confirmed(chosen: Plan, ways: Ways, tell: Tell = lambda event: None, *, may_
 
 def _look(course: _Course, *, may_move: bool) -> None:
     """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
-    planned_for, found = course.predicted.hardware, course.ways.look()
-    if abs(found.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
+    planned_for, device = course.predicted.hardware, course.ways.look()
+    if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
         return
-    course.tell({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": found.free_bytes})
-    here = replace(planned_for, free_bytes=found.free_bytes)
+    course.on_event({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": device.free_bytes})
+    here = replace(planned_for, free_bytes=device.free_bytes)
     budget_bytes = course.ways.budget_bytes(here)
     course.predicted = replace(course.predicted, hardware=here, budget_bytes=budget_bytes)
     estimate = replace(course.plan.estimate, hardware=here, budget_bytes=budget_bytes)
@@ -133,12 +133,12 @@ def _was_confirmed(course: _Course) -> bool:
 
 
 def _probe(course: _Course) -> Probe:
-    course.tell({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
+    course.on_event({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
     probe = _judged(course.ways.probe(course.plan), course)
     course.experience = course.experience.with_probe(probe)
     course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
     course.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else course.non_torch_bytes
-    course.tell(
+    course.on_event(
         {
             "event": "probe",
             "probe": codec.to_json(probe),
@@ -169,11 +169,11 @@ def _has_room(course: _Course) -> bool:
 def _moves_up(course: _Course) -> bool:
     """Whether there is something better by what was measured; the plan that fits is kept beside it."""
     before = course.plan
-    made = _planned(course)
-    if made.plan.knobs == before.knobs:
+    better = _planned(course)
+    if better.plan.knobs == before.knobs:
         return False
     course.fitting = before
-    _take(course, made)
+    _take(course, better)
     return True
 
 
@@ -194,11 +194,11 @@ def _planned(course: _Course) -> Replanned:
     return course.ways.planned(correction, hardware)
 
 
-def _take(course: _Course, made: Replanned) -> None:
+def _take(course: _Course, replanned: Replanned) -> None:
     before = course.plan
-    course.plan = replace(made.plan, warnings=before.warnings)
-    course.predicted = made.predicted
-    course.tell({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
+    course.plan = replace(replanned.plan, warnings=before.warnings)
+    course.predicted = replanned.predicted
+    course.on_event({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
 
 
 # -- where it ends -------------------------------------------------------------------------------------------------
@@ -224,6 +224,7 @@ def _no_longer_fits(course: _Course) -> DoesNotFitError:
 
 
 def _measured(course: _Course) -> str:
-    told = [(point.probe, point.predicted) for point in course.points]
-    lines = [outcome(probe, made.required_bytes, made.budget_bytes) for probe, made in told]
+    lines = [
+        outcome(point.probe, point.predicted.required_bytes, point.predicted.budget_bytes) for point in course.points
+    ]
     return "\n".join(f"  probed {line}" for line in lines)

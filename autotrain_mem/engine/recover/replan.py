@@ -1,4 +1,4 @@
-"""Another plan for a run that is under way, after what was measured: less memory, and the same training.
+"""Plans again for a run that is under way, after what was measured: less memory, and the same training.
 
 What a checkpoint holds, and what is trained, stays as it is: dtype, optimizer, adapter, quantization, lengths, packing,
 and the rows of an optimizer step. What may move is how these rows are divided, recomputation, offloading (an optimizer
@@ -58,7 +58,7 @@ def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:
-    """What is other, as it would be typed.
+    """The settings that differ, as they would be typed.
 
     >>> from autotrain_mem import Knobs
     >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
@@ -107,10 +107,10 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
     )
-    found = find(space, Predictions(rehearsals, facts, lengths))
-    if found is None or found.estimate.knobs == chosen.knobs:
+    best = find(space, Predictions(rehearsals, facts, lengths))
+    if best is None or best.estimate.knobs == chosen.knobs:
         return None
-    return _plan(chosen, found)
+    return _with_settings(chosen, best)
 
 
 def _movable(job: Job) -> frozenset[str]:
@@ -122,13 +122,13 @@ def _off(names: Iterable[str]) -> dict[str, Any]:
     return dict.fromkeys(names, False)
 
 
-def _plan(chosen: Plan, found: Found) -> Plan:
+def _with_settings(chosen: Plan, best: Found) -> Plan:
     """The chosen one with these settings; against the budget that it was made for."""
     return replace(
         chosen,
-        estimate=replace(found.estimate, budget_bytes=chosen.estimate.budget_bytes),
-        levers=_levers(chosen.levers, found.levers),
-        attempts=(*chosen.attempts, *found.attempts),
+        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),
+        levers=_levers(chosen.levers, best.levers),
+        attempts=(*chosen.attempts, *best.attempts),
     )
 
 
@@ -176,8 +176,8 @@ def _narrower(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> R
 
 
 def _flags_that_fit(space: Space, predictions: Predictions, chosen: Estimate) -> str | None:
-    found = find(space, predictions)
-    if found is not None:
-        return flags_of(chosen.knobs, found.estimate.knobs) or None
+    best = find(space, predictions)
+    if best is not None:
+        return flags_of(chosen.knobs, best.estimate.knobs) or None
     near = confirmed(space, Memo(predictions, may_expand=allowed(LEVERS[EXPANDABLE], space)))
     return None if near is None else suggestion(space, near.knobs)

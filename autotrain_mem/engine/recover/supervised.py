@@ -1,4 +1,4 @@
-"""The training under its supervisor: each process is asked for, and what it teaches is written into ``plan.json``."""
+"""Trains under a supervisor: starts each process, and writes what it teaches into ``plan.json``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def train_supervised(
     run = _Run(rehearsals, chosen, device, folder, simulate=simulate, guarded=guarded, on_event=on_event)
     checkpoint = run.first_checkpoint()
     first = Stint(knobs=chosen.knobs, learned=chosen.experience.learned, checkpoint=checkpoint)
-    end = supervise(first, run, restarts=restarts, on_event=run.hear)
+    end = supervise(first, run, restarts=restarts, on_event=run.record)
     return Trained(plan=run.plan, report=run.report(end), interrupted=end["interrupted"])
 
 
@@ -102,7 +102,7 @@ class _Run:
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
-    def train(self, stint: Stint, hear: Callable[[Event], None]) -> Event | Ending:
+    def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
         job = self._rehearsals.job
         arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: _text(stint.resume_from)}
         request = Request(
@@ -118,7 +118,7 @@ class _Run:
         )
         environment = process_environment(self._device, stint.knobs, job.environment, simulate=self._simulate)
         environment |= one_tracked_run(self._number, job.environment)
-        return launch.train(request, environment, self._folder / launch.LOG_NAME, hear)
+        return launch.train(request, environment, self._folder / launch.LOG_NAME, on_event)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
@@ -136,7 +136,7 @@ class _Run:
                     others_bytes = _others_bytes(ending.error)
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except AutofitError:
-                return None  # what ended the training is to be told, not what came of the search for a way out
+                return None  # the user reads what ended the training, not what came of the search for a way out
         if plan is None:
             return None
         self._keep(plan)
@@ -155,7 +155,7 @@ class _Run:
 
     # -- what it is told ----------------------------------------------------------------------------------------------
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Keep what is to be kept, and pass it on."""
         experience = self.plan.experience
         match event["event"]:
@@ -168,7 +168,7 @@ class _Run:
                 self._others -= {event["step"]}
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
-        self._course.hear(event)
+        self._course.record(event)
         self._on_event(event)
 
     def _keep(self, plan: Plan) -> None:
@@ -178,7 +178,7 @@ class _Run:
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
-        """The one that the user wishes to go on from: the newest whole one of the folder, or the one that is named."""
+        """The one that the user wishes to resume from: the newest whole one of the folder, or the one that is named."""
         wish = self._rehearsals.job.arguments.get(RESUME)
         if not wish:
             return None
@@ -192,14 +192,14 @@ class _Run:
         self._first = newest_start(self._folder)
         if self._first is None:
             raise OutputFolderError(
-                f"The output folder {self._folder} holds no whole checkpoint to go on from.",
-                hint="Leave --resume_from_checkpoint away and give another --output_dir, to begin anew.",
+                f"The output folder {self._folder} holds no whole checkpoint to resume from.",
+                hint="Remove --resume_from_checkpoint and give another --output_dir, to start again.",
             )
         return self._first
 
     def _put_torn_aside(self) -> None:
-        for said in set_torn_aside(self._folder):
-            self._on_event({"event": "torn", "message": said})
+        for message in set_torn_aside(self._folder):
+            self._on_event({"event": "torn", "message": message})
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class _Course:
         self._began: list[float] = []
         self._began_at = 0
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         if event["event"] == "start":
             self._began.append(time.perf_counter())
             self._began_at = event["step"]
@@ -260,8 +260,9 @@ _HOST = "--dataloader_num_workers 0 and settings without offloading take less of
 
 
 def as_begun(chosen: Plan) -> Plan:
-    """As the output folder is to hold it: with all that befell the run that it goes on with; of another run only what
-    its guard and its probes found. Whoever follows it begins a run of his own.
+    """The plan as the output folder is to hold it: with all that befell the run that it resumes.
+
+    Of another run it keeps only what its guard and its probes measured. Whoever follows it begins a run of his own.
     """
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
@@ -274,7 +275,7 @@ def _named(checkpoint: Path) -> Checkpoint:
     why = why_no_start(checkpoint)
     if why:
         raise OutputFolderError(
-            f"Cannot go on from {checkpoint}: {why}.",
+            f"Cannot resume from {checkpoint}: {why}.",
             hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
         )
     return Checkpoint(path=checkpoint, step=step_of(checkpoint))

@@ -1,4 +1,4 @@
-"""A plan that was made before, followed here: as it is where nothing that it rests on has changed, else rehearsed once.
+"""Follows a plan that was made before: as it is where nothing that it rests on has changed, else rehearsed once.
 
 Nothing is searched: the settings are the plan's. What the user says beside it is law too, so a word that contradicts
 one of them is refused, not obeyed in silence.
@@ -45,7 +45,7 @@ def follow_plan(
     plan: Plan,
     facts: ModelFacts,
     lengths: Lengths,
-    told: Callable[[Candidate], None],
+    on_attempt: Callable[[Candidate], None],
     *,
     again: str,
 ) -> Plan:
@@ -55,7 +55,8 @@ def follow_plan(
     comes back with that prediction and with the warning that says why.
 
     Args:
-        again: How to plan anew, for the hints: a command, or what a script would say.
+        on_attempt: Hears of the settings where they are rehearsed.
+        again: How to plan again, for the hints: a command, or what a script would say.
 
     Raises:
         UsageError: what is asked for contradicts its settings.
@@ -69,18 +70,18 @@ def follow_plan(
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
     estimate = _here(plan, rehearsals)
     if not reasons and estimate.fits:
-        followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
+        followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or (_less_room(plan.estimate, estimate),)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
     attempt = candidate(estimate)
-    told(attempt)
+    on_attempt(attempt)
     if not estimate.fits:
         raise _does_not_fit(plan, estimate, reasons, again)
     seconds = time.perf_counter() - started
-    followed = _plan(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
-    befell = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
-    return replace(followed, warnings=(*followed.warnings, _note(reasons)), experience=befell)
+    followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
+    experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
+    return replace(followed, warnings=(*followed.warnings, _note(reasons)), experience=experience)
 
 
 def _knobs(plan: Plan, space: Space, rehearsals: Rehearsals) -> Knobs:
@@ -113,7 +114,7 @@ def _here(plan: Plan, rehearsals: Rehearsals) -> Estimate:
     )
 
 
-def _plan(
+def _planned(
     plan: Plan,
     estimate: Estimate,
     rehearsals: Rehearsals,
@@ -125,8 +126,8 @@ def _plan(
 ) -> Plan:
     """As a search would have made it that found these settings; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
-    found = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
-    return make_plan(rehearsals, found, facts, lengths, warnings=(), seconds=seconds)
+    result = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
+    return make_plan(rehearsals, result, facts, lengths, warnings=(), seconds=seconds)
 
 
 def _less_room(before: Estimate, now: Estimate) -> str:
@@ -152,7 +153,7 @@ def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], agai
 
 
 def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
-    """Of another model or method nothing in the plan is true; the same model may stand elsewhere. Raises UsageError."""
+    """Refuse a plan of another model or method; the same model may lie elsewhere. Raises UsageError."""
     for made_for, asked, same in (
         (plan.method, job.method, plan.method == job.method),
         (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),
@@ -166,7 +167,7 @@ def _check_words(plan: Plan, space: Space, job: Job, again: str) -> None:
     if wrong := [*_contradictions(plan, space, job)]:
         raise UsageError(
             f"The plan decides otherwise: {'; '.join(wrong)}.",
-            hint=f"Leave that away to train with the plan, or plan again: {again}",
+            hint=f"Remove that to train with the plan, or plan again: {again}",
         )
 
 
@@ -211,7 +212,7 @@ def _is_pulled(row: LeverRow, plan: Plan) -> bool:
 def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> tuple[str, ...]:
     """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
     job = rehearsals.job
-    found = [
+    changes = [
         *_versions(plan.versions, versions_key()),
         *_card(plan.estimate.hardware, rehearsals.hardware),
         *_words(plan, job, knobs),
@@ -219,12 +220,12 @@ def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts
         *_objects(plan, job),
     ]
     if facts.digest != plan.model_digest:
-        found.append(f"the config of {job.model}")
+        changes.append(f"the config of {job.model}")
     if job.arguments.get("trust_remote_code"):
-        found.append("perhaps the model's own code")
+        changes.append("perhaps the model's own code")
     if (setting := environment_setting(job.environment)) != plan.allocator:
-        found.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
-    return tuple(found)
+        changes.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
+    return tuple(changes)
 
 
 def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
