@@ -1,4 +1,4 @@
-"""TRL's trainer around a model object, as a script would make it."""
+"""TRL's trainer around a model object, or the name of one, as a script would make it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Any
 ROWS, LENGTH, STEPS = 2, 48, 2
 
 
-def sft_trainer(model: Any, output_dir: pathlib.Path) -> Any:
+def sft_trainer(model: Any, output_dir: pathlib.Path, beside: dict[str, Any] | None = None, **config: Any) -> Any:
+    """A trainer of two steps.
+
+    Args:
+        beside: Further arguments of the trainer's constructor.
+    """
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
     words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
-    args = SFTConfig(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        max_steps=STEPS,
-        per_device_train_batch_size=ROWS,
-        gradient_accumulation_steps=2,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        bf16=True,
-    )
+    small = {"max_steps": STEPS, "per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 2, "bf16": True}
+    quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     rows = Dataset.from_list([{"input_ids": [5] * LENGTH} for _ in range(ROWS * STEPS * 2)])
-    words_alone = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2")
-    return SFTTrainer(model=model, args=args, train_dataset=rows, processing_class=words_alone)
+    return SFTTrainer(
+        model=model,
+        args=SFTConfig(output_dir=str(output_dir), **{**small, **quiet, **config}),
+        train_dataset=rows,
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2"),
+        **(beside or {}),
+    )

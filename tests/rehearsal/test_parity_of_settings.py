@@ -78,19 +78,17 @@ def test_an_emptied_cache_is_in_the_trace(model_folder: Folder, tmp_path: pathli
     assert emptied[0] == emptied[1] > 0
 
 
-def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(model_folder: Folder) -> None:
     one = case("sft", model_folder("qwen2"), {"packing_strategy": "bfd"}, packing=True)
     tokens = LENGTH * one.knobs.per_device_train_batch_size  # bfd flattens the micro-batch into one row
-    sizes = [block.size_bytes for block in rehearsed(one, tmp_path).blocks]
+    sizes = [block.size_bytes for block in rehearsed(one).blocks]
     assert tokens**2 in sizes, "no boolean mask of tokens x tokens"
 
 
-def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder) -> None:
     """As nearly every real batch does: completions end at different tokens."""
     one = case("grpo", model_folder("qwen2"), per_device_train_batch_size=4, num_generations=8)
-    trace = rehearsed(one, tmp_path)
+    trace = rehearsed(one)
     forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
 
@@ -116,7 +114,7 @@ def test_a_large_mixture_is_rehearsed_from_its_config(method: str, tmp_path: pat
     layers = 2
     config = Qwen3MoeConfig(**LARGE_MIXTURE, num_hidden_layers=layers, architectures=["Qwen3MoeForCausalLM"])
     config.save_pretrained(tmp_path / "model")
-    trace = rehearsed(case(method, tmp_path / "model", use_peft=True, dtype="bfloat16"), tmp_path / "out")
+    trace = rehearsed(case(method, tmp_path / "model", use_peft=True, dtype="bfloat16"))
     weights = {block.module: block.size_bytes for block in trace.blocks if block.owner is Owner.WEIGHTS}
     experts = [size for name, size in weights.items() if ".experts." in name]
     assert sum(experts) == layers * 128 * 3 * 2048 * 768 * 2, "gate, up and down of every expert in bfloat16"

@@ -1,22 +1,23 @@
-"""SFT rehearsed with the installed TRL: the worst batch, every knob's effect, and nothing left behind."""
+"""SFT rehearsed with the installed TRL: the worst batch, what knobs add, and nothing left behind."""
 
 from __future__ import annotations
 
-import json
 import pathlib
-from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_folder
+from real_run import rehearsal_of
+from tiny import tiny_config
 
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_row
-from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_job
+from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
 from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace, codec
 from autotrain_mem.worker import server
 
@@ -27,8 +28,8 @@ TOKEN_ID_BYTES = 8
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+def folder(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
+    return model_folder("qwen2")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,8 @@ def some_knobs(**changes: Any) -> Knobs:
 def rehearse(
     model: pathlib.Path, arguments: dict[str, Any] | None = None, length: int = LENGTH, **changes: Any
 ) -> Trace:
-    """One rehearsal, its scratch folder beside the model's."""
     job = Job(method="sft", model=str(model), dataset=None, arguments=arguments or {})
-    return rehearse_job(job, some_knobs(**changes), length, str(model.parent / "scratch"))
+    return rehearsal_of(job, some_knobs(**changes), length)
 
 
 ENDLESS = Room(capacity_bytes=None)
@@ -71,9 +71,9 @@ def names(trace: Trace, owner: Owner) -> set[str]:
     return {block.module for block in trace.blocks if block.owner is owner}
 
 
-def batches(trace: Trace) -> Counter[int]:
-    """How often a batch tensor of each size arrived."""
-    return Counter(block.size_bytes for block in trace.blocks if block.module == "batch")
+def batches(trace: Trace) -> set[int]:
+    """Sizes of the tensors of a batch."""
+    return {block.size_bytes for block in trace.blocks if block.module == "batch"}
 
 
 def peak(trace: Trace) -> int:
@@ -83,18 +83,16 @@ def peak(trace: Trace) -> int:
 # -- the worst batch -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 48), (3, 17)])
-def test_the_worst_batch_fills_every_row(rows: int, length: int, folder: pathlib.Path) -> None:
-    trace = rehearse(folder, length=length, per_device_train_batch_size=rows)
-    assert set(batches(trace)) == {rows * length * TOKEN_ID_BYTES}
-
-
-def test_rows_longer_than_max_length_are_truncated_by_trl(folder: pathlib.Path) -> None:
-    assert set(batches(rehearse(folder, length=100, max_length=30))) == {2 * 30 * TOKEN_ID_BYTES}
-
-
-def test_rows_are_not_truncated_without_max_length(folder: pathlib.Path) -> None:
-    assert set(batches(rehearse(folder, length=100, max_length=None))) == {2 * 100 * TOKEN_ID_BYTES}
+@pytest.mark.parametrize(
+    ("rows", "length", "max_length", "tokens"),
+    [(1, 48, 48, 48), (3, 17, 48, 51), (2, 100, 30, 60), (2, 100, None, 200)],
+    ids=["one row", "short rows", "truncated by TRL", "without a limit"],
+)
+def test_the_worst_batch_fills_every_row(
+    rows: int, length: int, max_length: int | None, tokens: int, folder: pathlib.Path
+) -> None:
+    trace = rehearse(folder, length=length, max_length=max_length, per_device_train_batch_size=rows)
+    assert batches(trace) == {tokens * TOKEN_ID_BYTES}
 
 
 def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
@@ -110,16 +108,6 @@ def test_packed_blocks_are_full(strategy: str, folder: pathlib.Path) -> None:
     trace = rehearse(folder, {"packing_strategy": strategy}, packing=True)
     assert max(batches(trace)) == 2 * LENGTH * TOKEN_ID_BYTES  # newer TRL adds document borders, a few bytes
     assert estimate_memory(trace, ENDLESS).peak_phase in (Phase.FORWARD, Phase.BACKWARD)
-
-
-def test_longer_rows_need_more(folder: pathlib.Path, plain: Trace) -> None:
-    shorter, longer = (peak(rehearse(folder, length=length, max_length=length)) for length in (16, 256))
-    assert shorter < peak(plain) < longer
-
-
-def test_more_rows_need_more(folder: pathlib.Path, plain: Trace) -> None:
-    fewer, more = (peak(rehearse(folder, per_device_train_batch_size=rows)) for rows in (1, 4))
-    assert fewer < peak(plain) < more
 
 
 # -- weights, gradients, optimizer state ---------------------------------------------------------------------------
@@ -140,12 +128,6 @@ def test_weights_and_gradients_have_the_bytes_of_the_dtype(dtype: str, itemsize:
     biases = [block for block in trace.blocks if block.owner is Owner.WEIGHTS and block.module.endswith("bias")]
     assert sum(block.size_bytes for block in (*weights, *biases)) == parameter_bytes("qwen2", itemsize)
     assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * parameter_bytes("qwen2", itemsize)
-
-
-def test_the_auto_dtype_is_what_the_config_says(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    assert total(rehearse(tmp_path, dtype="auto"), Owner.GRADIENTS) == 2 * parameter_bytes("qwen2", 2)
 
 
 # State bytes per byte of fp32 weights. 8-bit optimizers of bitsandbytes keep embeddings, which are most of this tiny
@@ -193,35 +175,18 @@ def test_a_paged_optimizer_is_rehearsed_as_paged_or_refused_or_listed(optim: str
     assert max(state) < embedding or any("paged" in sentence for sentence in trace.not_counted)
 
 
-def test_the_optimizers_state_is_alive_in_the_second_steps_forward(folder: pathlib.Path, plain: Trace) -> None:
-    difference = peak(plain) - peak(rehearse(folder, optim="sgd"))
-    state = total(plain, Owner.OPTIMIZER_STATE)
-    assert state <= difference <= state * 1.05, "512-byte rounding of about 50 small tensors"
-
-
 # -- levers --------------------------------------------------------------------------------------------------------
 
 
-def test_gradient_checkpointing_lowers_the_peak(folder: pathlib.Path) -> None:
-    long = {"length": 256, "max_length": 256}
-    kept = peak(rehearse(folder, **long))
-    recomputed = peak(rehearse(folder, gradient_checkpointing=True, **long))
-    assert recomputed < kept  # by how much depends on the loss: newer TRL keeps whole logits on the CPU
-
-
-def test_lora_trains_adapters_only(folder: pathlib.Path) -> None:
-    trace = rehearse(folder, {"lora_r": 4}, use_peft=True)
-    assert names(trace, Owner.GRADIENTS)
-    assert all("lora_" in name for name in names(trace, Owner.GRADIENTS))
-    adapters = sum(b.size_bytes for b in trace.blocks if b.owner is Owner.WEIGHTS and "lora_" in b.module)
-    assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * adapters
-    scalars = 4 * len(names(trace, Owner.GRADIENTS))  # adamw counts its steps in one float per tensor
-    assert total(trace, Owner.OPTIMIZER_STATE) == 2 * adapters + scalars
-
-
-def test_a_higher_rank_trains_more(folder: pathlib.Path) -> None:
-    low, high = (total(rehearse(folder, {"lora_r": r}, use_peft=True), Owner.GRADIENTS) for r in (4, 16))
-    assert high == 4 * low
+def test_lora_trains_adapters_only_and_more_of_them_with_a_higher_rank(folder: pathlib.Path) -> None:
+    low, high = (rehearse(folder, {"lora_r": rank}, use_peft=True) for rank in (4, 16))
+    assert names(low, Owner.GRADIENTS)
+    assert all("lora_" in name for name in names(low, Owner.GRADIENTS))
+    adapters = sum(b.size_bytes for b in low.blocks if b.owner is Owner.WEIGHTS and "lora_" in b.module)
+    assert total(low, Owner.GRADIENTS) == REHEARSED_STEPS * adapters
+    scalars = 4 * len(names(low, Owner.GRADIENTS))  # adamw counts its steps in one float per tensor
+    assert total(low, Owner.OPTIMIZER_STATE) == 2 * adapters + scalars
+    assert total(high, Owner.GRADIENTS) == 4 * total(low, Owner.GRADIENTS)
 
 
 def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:
@@ -233,21 +198,13 @@ def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathli
     assert estimate_memory(four, ENDLESS).owners_at_peak[Owner.GRADIENTS] >= weights
 
 
-def test_every_phase_of_a_training_step_is_met(plain: Trace) -> None:
-    phases = set(estimate_memory(plain, ENDLESS).phases)
-    assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP}
-
-
-def test_two_rehearsals_of_the_same_thing_are_the_same(folder: pathlib.Path) -> None:
+def test_two_rehearsals_of_the_same_thing_are_the_same(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """But for the order in which autocast drops its cached weights, which is that of their addresses."""
-    first, second = (rehearse(folder, use_peft=True) for _ in range(2))
+    job, knobs = Job(method="sft", model=str(folder), dataset=None), some_knobs(use_peft=True)
+    first, second = (rehearse_anew(job, knobs, LENGTH, str(tmp_path)) for _ in range(2))
     assert first.blocks == second.blocks
     assert first.phase_starts == second.phase_starts
     assert estimate_memory(first, ENDLESS).phases == estimate_memory(second, ENDLESS).phases
-
-
-def test_a_rehearsed_trace_survives_the_way_to_another_process(plain: Trace) -> None:
-    assert codec.from_json(Trace, json.loads(json.dumps(codec.to_json(plain)))) == plain
 
 
 @pytest.mark.parametrize(
@@ -302,33 +259,6 @@ def test_a_folder_with_nothing_but_a_config_is_enough(
 ) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     assert peak(rehearse(tmp_path)) == peak(plain)
-
-
-def test_tied_embeddings_are_counted_once(folder: pathlib.Path, tmp_path: pathlib.Path, plain: Trace) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    untied = rehearse(tmp_path)
-    assert (
-        total(untied, Owner.WEIGHTS) - total(plain, Owner.WEIGHTS) == config["vocab_size"] * config["hidden_size"] * 4
-    )
-
-
-def test_a_mixture_of_experts_rehearses_in_trls_default_dtype(tmp_path: pathlib.Path) -> None:
-    from transformers import MixtralConfig
-
-    config = MixtralConfig(
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        vocab_size=100,
-        architectures=["MixtralForCausalLM"],
-    )
-    config.save_pretrained(tmp_path / "model")
-    trace = rehearse(tmp_path / "model")
-    assert any("experts" in name for name in names(trace, Owner.GRADIENTS))
 
 
 def unsupported(kind: str) -> Any:
@@ -397,28 +327,24 @@ def state_of_torch() -> list[Any]:
     ]
 
 
-def test_a_rehearsal_leaves_the_process_as_it_found_it(folder: pathlib.Path) -> None:
-    before = state_of_torch()
-    rehearse(folder, use_peft=True, gradient_checkpointing=True)
-    assert state_of_torch() == before
-    real = torch.ones(2)
-    assert type(real) is torch.Tensor
-    assert real.tolist() == [1.0, 1.0]
-
-
-def test_a_rehearsal_that_fails_leaves_the_process_as_it_found_it(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_a_rehearsal_leaves_the_process_as_it_found_it(
+    fails: bool, folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import trl
-
-    before = state_of_torch()
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("in the middle of a forward")
 
-    monkeypatch.setattr(trl.SFTTrainer, "compute_loss", fail)
-    with pytest.raises(ZeroDivisionError):
-        rehearse(folder)
+    job, knobs = Job(method="sft", model=str(folder), dataset=None), some_knobs(use_peft=True)
+    before = state_of_torch()
+    if fails:
+        monkeypatch.setattr(trl.SFTTrainer, "compute_loss", fail)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        rehearse_anew(job, knobs, LENGTH, str(tmp_path))
     monkeypatch.undo()
     assert state_of_torch() == before
-    assert peak(rehearse(folder)) > 0, "and the next one works"
+    real = torch.ones(2)
+    assert type(real) is torch.Tensor
+    assert real.tolist() == [1.0, 1.0]
+    assert peak(rehearse_anew(job, knobs, LENGTH, str(tmp_path))) > 0, "and the next one works"

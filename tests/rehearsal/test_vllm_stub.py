@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,14 +71,3 @@ def peak_bytes(trace: Trace) -> int:
         live += sign * block.size_bytes
         peak = max(peak, live)
     return peak
-
-
-def test_everything_is_given_back() -> None:
-    from trl.generation import vllm_generation
-
-    before, environment = dict(vars(vllm_generation)), dict(os.environ)
-    with vllm_stand_in():
-        engine("colocate")
-        assert vars(vllm_generation) != before
-    assert vars(vllm_generation) == before
-    assert dict(os.environ) == environment

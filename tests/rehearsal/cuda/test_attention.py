@@ -150,12 +150,6 @@ def test_dropout_makes_no_score_matrix_in_a_fused_kernel(card: tuple[int, int]) 
     assert max(block.size_bytes for block in recorder.trace().blocks) < ROWS * TOKENS * 2
 
 
-def test_dropout_in_the_math_kernel_keeps_a_byte_per_score() -> None:
-    with cuda_attention(T4), Recorder().recording() as recorder:
-        torch.nn.functional.scaled_dot_product_attention(*projections(BF16), None, 0.5, True)
-    assert ROWS * TOKENS in [block.size_bytes for block in recorder.trace().blocks]
-
-
 # -- the bytes -----------------------------------------------------------------------------------------------------
 
 
@@ -377,14 +371,6 @@ def test_flash_attention_by_name_computes_what_sdpa_does() -> None:
     _, by_name = births_of_training(False, "llama", A100, False, "flash_attention_2")
     _, by_default = births_of_training(False, "llama", A100, False)
     assert by_name == pytest.approx(by_default, rel=8e-3)
-
-
-def test_flash_attention_by_name_builds_no_mask_of_tokens_by_tokens() -> None:
-    births, _ = births_of_training(True, "llama", A100, False, "flash_attention_2")
-    by_default, _ = births_of_training(True, "llama", A100, False)
-    mask = 2 * 24 * 24 * 2
-    assert mask in by_default
-    assert mask not in births
 
 
 def test_packed_documents_stay_apart() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_folder
+from object_trainer import sft_trainer
+from real_run import births, first_difference
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotrain_mem.errors import UnsupportedModelError
@@ -23,7 +23,7 @@ from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed, statisti
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Trace
 
-ROWS, LENGTH, STEPS = 2, 48, 2
+Folder = Callable[[str], pathlib.Path]
 
 QUANTIZED: dict[str, dict[str, Any]] = {
     "nf4-double": {
@@ -41,12 +41,6 @@ QUANTIZED: dict[str, dict[str, Any]] = {
     },
     "int8": {"load_in_8bit": True},
 }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: tiny_folder(root / family, family) for family in ("qwen2", "gpt2")}
 
 
 def quantization(name: str) -> Any:
@@ -76,11 +70,11 @@ def weights(model: Any) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_a_quantized_base_keeps_what_the_real_one_keeps(
-    family: str, name: str, dtype: str, folders: dict[str, pathlib.Path]
+    family: str, name: str, dtype: str, model_folder: Folder
 ) -> None:
-    real = load(folders[family], dtype=dtype, quantization_config=quantization(name))
+    real = load(model_folder(family), dtype=dtype, quantization_config=quantization(name))
     with FakeTensorMode(), without_weights():
-        fake = load(folders[family], dtype=dtype, quantization_config=quantization(name))
+        fake = load(model_folder(family), dtype=dtype, quantization_config=quantization(name))
     assert weights(fake) == weights(real)
     assert [type(module) for module in fake.modules()] == [type(module) for module in real.modules()]
     for attribute in ("is_quantized", "quantization_method", "is_loaded_in_4bit", "is_loaded_in_8bit"):
@@ -90,13 +84,11 @@ def test_a_quantized_base_keeps_what_the_real_one_keeps(
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_a_weight_unpacks_to_the_dtype_that_the_real_one_unpacks_to(
-    name: str, folders: dict[str, pathlib.Path]
-) -> None:
+def test_a_weight_unpacks_to_the_dtype_that_the_real_one_unpacks_to(name: str, model_folder: Folder) -> None:
     """It decides how large the whole weight is that the backward pass holds for a moment."""
-    real = load(folders["qwen2"], dtype="float32", quantization_config=quantization(name))
+    real = load(model_folder("qwen2"), dtype="float32", quantization_config=quantization(name))
     with FakeTensorMode(), without_weights():
-        fake = load(folders["qwen2"], dtype="float32", quantization_config=quantization(name))
+        fake = load(model_folder("qwen2"), dtype="float32", quantization_config=quantization(name))
     for module, true in zip(fake.modules(), real.modules(), strict=True):
         state, true_state = (getattr(getattr(m, "weight", None), "quant_state", None) for m in (module, true))
         for field in ("shape", "dtype", "blocksize", "quant_type", "nested"):
@@ -109,9 +101,9 @@ def test_a_weight_unpacks_to_the_dtype_that_the_real_one_unpacks_to(
 
 @pytest.mark.parametrize("name", ["nf4-double", "int8"])
 def test_a_checkpoint_that_is_quantized_already_rehearses_without_being_asked_for(
-    name: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+    name: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
-    load(folders["qwen2"], dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
+    load(model_folder("qwen2"), dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
     real = load(tmp_path, dtype="bfloat16")
     (tmp_path / "model.safetensors").unlink()
     with FakeTensorMode(), without_weights():
@@ -119,8 +111,8 @@ def test_a_checkpoint_that_is_quantized_already_rehearses_without_being_asked_fo
     assert weights(fake) == weights(real)
 
 
-def test_a_second_quantization_is_refused(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    load(folders["qwen2"], quantization_config=quantization("int8")).save_pretrained(tmp_path)
+def test_a_second_quantization_is_refused(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    load(model_folder("qwen2"), quantization_config=quantization("int8")).save_pretrained(tmp_path)
     with without_weights(), pytest.raises(UnsupportedModelError, match=r"quantized already \(bitsandbytes\)"):
         load(tmp_path, quantization_config=quantization("nf4-double"))
 
@@ -142,13 +134,13 @@ def test_int8_layers_that_keep_float16_weights_are_refused() -> None:
         refuse_unrehearsed(Qwen2Config(), asked)
 
 
-def test_a_rehearsal_leaves_no_fake_table_of_codes_behind(folders: dict[str, pathlib.Path]) -> None:
+def test_a_rehearsal_leaves_no_fake_table_of_codes_behind(model_folder: Folder) -> None:
     """bitsandbytes keeps one for the whole process; a fake one there would spoil a real quantization later."""
     from bitsandbytes import functional
 
     before = dict(functional.name2qmap)
     with FakeTensorMode(), without_weights():
-        load(folders["qwen2"], quantization_config=quantization("nf4-double"))
+        load(model_folder("qwen2"), quantization_config=quantization("nf4-double"))
     assert functional.name2qmap == before
 
 
@@ -280,12 +272,12 @@ def step(model: Any, embedding_bits: int | None) -> Any:
     return optimizer
 
 
-def test_8bit_optimizer_state_has_the_real_sizes(folders: dict[str, pathlib.Path]) -> None:
+def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     """Embeddings and parameters below 4096 elements keep 32-bit state; the rest a byte, and a scale per 256."""
     with cuda_bitsandbytes():
-        real = state_sizes(step(load(folders["qwen2"]), embedding_bits=32))
+        real = state_sizes(step(load(model_folder("qwen2")), embedding_bits=32))
     with fake_run.fake_tensors() as mode, without_weights(), cuda_bitsandbytes():
-        model = load(folders["qwen2"])
+        model = load(model_folder("qwen2"))
         with Recorder(KnownValues(mode).run).recording():
             fake = state_sizes(step(model, embedding_bits=32))
     assert fake == real
@@ -297,12 +289,12 @@ def test_8bit_optimizer_state_has_the_real_sizes(folders: dict[str, pathlib.Path
     ]
 
 
-def test_an_exception_made_in_one_run_does_not_reach_the_next(folders: dict[str, pathlib.Path]) -> None:
+def test_an_exception_made_in_one_run_does_not_reach_the_next(model_folder: Folder) -> None:
     """bitsandbytes remembers by position which parameters keep 32-bit state; a worker rehearses many runs."""
     sizes = []
     for bits in (32, None):
         with cuda_bitsandbytes():
-            sizes.append(state_sizes(step(load(folders["qwen2"]), embedding_bits=bits)))
+            sizes.append(state_sizes(step(load(model_folder("qwen2")), embedding_bits=bits)))
     assert ("state1", VOCABULARY_SIZE * 64 * 4) in sizes[0][0]
     assert ("state1", VOCABULARY_SIZE * 64) in sizes[1][0]
 
@@ -311,34 +303,12 @@ def test_an_exception_made_in_one_run_does_not_reach_the_next(folders: dict[str,
 
 
 def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Any:
-    from datasets import Dataset
     from peft import LoraConfig
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
 
-    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
-    rows = [{"input_ids": [5] * LENGTH} for _ in range(ROWS * STEPS * 2)]
+    adapter = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    beside = {"peft_config": adapter, "quantization_config": quantization(name)}
     dtype = config.pop("dtype", "bfloat16")
-    return SFTTrainer(
-        model=str(folder),
-        args=SFTConfig(
-            output_dir=str(output_dir),
-            use_cpu=True,
-            max_steps=STEPS,
-            per_device_train_batch_size=ROWS,
-            gradient_accumulation_steps=2,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            model_init_kwargs={"dtype": dtype},
-            **config,
-        ),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2"),
-        peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-        quantization_config=quantization(name),
-    )
+    return sft_trainer(str(folder), output_dir, beside, model_init_kwargs={"dtype": dtype}, **config)
 
 
 def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
@@ -355,15 +325,6 @@ def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: A
     return watch.recorder.trace()
 
 
-def births(trace: Trace) -> list[tuple[str, str, int, str]]:
-    return [(p.value, b.owner.value, b.size_bytes, b.module) for p, sign, b in trace.walk() if sign > 0]
-
-
-def first_difference(rehearsed: Trace, real: Trace) -> str:
-    pairs = itertools.zip_longest(births(rehearsed), births(real), fillvalue=("", "", 0, "nothing more"))
-    return next((f"birth {i}: rehearsed {a}, real {b}" for i, (a, b) in enumerate(pairs) if a[:3] != b[:3]), "")
-
-
 CASES = {
     "nf4": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
     "nf4-float32-base": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True, "dtype": "float32"}),
@@ -378,19 +339,19 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_lora_on_a_quantized_base_allocates_what_the_real_run_allocates(
-    case: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+    case: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
     family, name, config = CASES[case]
-    rehearsed = rehearse(folders[family], name, tmp_path / "fake", **config)
-    real = train(folders[family], name, tmp_path / "real", **config)
+    rehearsed = rehearse(model_folder(family), name, tmp_path / "fake", **config)
+    real = train(model_folder(family), name, tmp_path / "real", **config)
     assert not first_difference(rehearsed, real)
     assert len(births(rehearsed)) > 100
 
 
 @pytest.mark.parametrize("name", ["nf4-double", "int8"])
 def test_a_rehearsed_backward_holds_a_whole_weight_in_16_bits(
-    name: str, folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+    name: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
-    trace = rehearse(folders["qwen2"], name, tmp_path, bf16=True)
+    trace = rehearse(model_folder("qwen2"), name, tmp_path, bf16=True)
     backward = [size for phase, _, size, _ in births(trace) if phase == "backward"]
     assert 64 * 192 * 2 in backward

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from real_run import VARIANTS, assert_alike, births, case, trained
+from real_run import VARIANTS, Case, assert_alike, births, case, rehearsal_of, trained
 
 from autotrain_mem.rehearsal.cuda import rules
 from autotrain_mem.rehearsal.cuda.rules import fp16_on_cpu
-from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Phase
 
 Folder = Callable[[str], pathlib.Path]
@@ -45,27 +43,21 @@ def test_what_is_trained_is_float32_beside_a_float16_base(
     assert trainer.accelerator.scaler.is_enabled()
 
 
-def forward(one: Any, folder: pathlib.Path, card: tuple[int, int]) -> list[tuple[str, str, int, str]]:
-    found = births(rehearse(one.job, one.knobs, one.length, str(folder), card))
+def forward(one: Case, card: tuple[int, int]) -> list[tuple[str, str, int, str]]:
+    found = births(rehearsal_of(one.job, one.knobs, one.length, compute_capability=card))
     return [birth for birth in found if birth[0] == Phase.FORWARD.value]
 
 
-def test_a_float16_base_is_not_cast_more_often_than_a_bfloat16_one(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_a_float16_base_is_not_cast_more_often_than_a_bfloat16_one(model_folder: Folder) -> None:
     half = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE["lora"])
     brain = case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16")
-    assert forward(half, tmp_path, (8, 0)) == forward(brain, tmp_path, (8, 0))
+    assert forward(half, (8, 0)) == forward(brain, (8, 0))
 
 
-def test_a_t4_has_a_fused_attention_kernel_for_fp16_and_none_for_bf16(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_a_t4_has_a_fused_attention_kernel_for_fp16_and_none_for_bf16(model_folder: Folder) -> None:
     t4 = (7, 5)
     half, brain = (case("sft", model_folder("qwen2"), fp16=on, use_peft=True) for on in (True, False))
-    assert sum(birth[2] for birth in forward(half, tmp_path, t4)) < sum(
-        birth[2] for birth in forward(brain, tmp_path, t4)
-    )
+    assert sum(birth[2] for birth in forward(half, t4)) < sum(birth[2] for birth in forward(brain, t4))
 
 
 def test_the_cpu_is_left_as_it_was() -> None:

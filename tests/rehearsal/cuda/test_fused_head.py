@@ -114,21 +114,6 @@ def test_of_a_fake_loss_nothing_is_known() -> None:
     assert all(known_value(parameter.grad) is None for parameter in model.parameters())
 
 
-@needs_fused_head
-def test_everything_is_given_back() -> None:
-    from trl.kernels import chunked_logprob as head
-    from trl.trainer import utils
-
-    def state() -> dict[str, Any]:
-        names = ("_use_triton", "_forward_kernel", "_backward_kernel", "_addmm_fp32", "triton")
-        return {name: vars(head).get(name) for name in names} | {"utils": utils._use_triton}
-
-    before = state()
-    with fused_head_stand_ins():
-        assert head._use_triton(torch.device("cpu"))
-    assert state() == before
-
-
 @pytest.mark.skipif(HAS_FUSED_HEAD, reason="for a TRL without the fused head")
 def test_an_older_trl_is_left_alone() -> None:
     from trl.trainer import utils

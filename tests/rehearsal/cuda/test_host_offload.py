@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import tiny_folder
+from object_trainer import sft_trainer
+from real_run import peak
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -19,32 +20,19 @@ from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.work import Kind
-from autotrain_mem.trainers import host_optimizer
 from autotrain_mem.trainers.host_optimizer import offload_to_host
-
-LENGTH = 48
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2"))
+def folder(model_folder: Callable[[str], pathlib.Path]) -> str:
+    return str(model_folder("qwen2"))
 
 
 def build(folder: str, output_dir: pathlib.Path, *, peft: bool = False, **arguments: Any) -> Any:
-    from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
 
-    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2, "bf16": True}
-    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "logging_steps": 100}
-    return SFTTrainer(
-        model=folder,
-        args=SFTConfig(output_dir=str(output_dir), max_length=LENGTH, **(small | quiet | arguments)),
-        train_dataset=Dataset.from_dict({"input_ids": [[5] * LENGTH] * 8}),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=LoraConfig(task_type="CAUSAL_LM") if peft else None,
-    )
+    beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
+    return sft_trainer(folder, output_dir, beside, **arguments)
 
 
 Prepare = Callable[[Any], None]
@@ -74,15 +62,6 @@ def real(
 
 def births(trace: Trace) -> list[tuple[str, str, int]]:
     return [(phase.value, block.owner.value, block.size_bytes) for phase, sign, block in trace.walk() if sign > 0]
-
-
-def peak(trace: Trace, owner: Owner | None = None) -> int:
-    current = highest = 0
-    for _, sign, block in trace.walk():
-        if owner in (None, block.owner):
-            current += sign * block.size_bytes
-            highest = max(highest, current)
-    return highest
 
 
 # -- activation offloading -----------------------------------------------------------------------------------------
@@ -159,30 +138,19 @@ def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> tuple[Trac
 
 
 @REAL_OR_FAKE
-def test_few_activations_are_on_the_device_at_once(tensors: Callable[[], Any]) -> None:
-    """Those whose copy may still run: TRL keeps the five last (``max_fwd_stash_size``)."""
+def test_few_activations_are_on_the_device_at_once_and_what_comes_back_is_born_again(
+    tensors: Callable[[], Any],
+) -> None:
+    """TRL keeps the five last, whose copy may still run (``max_fwd_stash_size``), and copies on one stream of its own,
+    beside the default one on which the rest of the training stays."""
     with tensors():
         offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
     assert peak(kept) >= 40 * ELEMENTS * 4
     assert peak(offloaded) <= 10 * ELEMENTS * 4
-
-
-@REAL_OR_FAKE
-def test_what_comes_back_is_born_again(tensors: Callable[[], Any]) -> None:
-    with tensors():
-        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
+    still_leaving = 5
     more = Counter(block.size_bytes for block in offloaded.blocks) - Counter(block.size_bytes for block in kept.blocks)
-    still_leaving = 5
     assert 40 - still_leaving <= more[ELEMENTS * 4] <= 40
-
-
-@REAL_OR_FAKE
-def test_what_comes_back_is_born_on_the_stream_that_copies(tensors: Callable[[], Any]) -> None:
-    """``OffloadActivations`` makes one stream beside the default one; the rest of the training stays on that."""
-    with tensors():
-        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
     aside = [block for block in offloaded.blocks if block.stream]
-    still_leaving = 5
     assert {block.stream for block in aside} == {1}
     assert {block.size_bytes for block in aside} == {ELEMENTS * 4}
     assert 40 - still_leaving <= len(aside) <= 40
@@ -339,12 +307,6 @@ class _Scale(torch.autograd.Function):
         return grad, None
 
 
-def test_outside_a_cpu_run_still_needs_an_accelerator() -> None:
-    """What the rules is for: should TRL offload from the CPU one day, it can go."""
-    with pytest.raises(AttributeError):
-        activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
-
-
 # -- the optimizer on the host -------------------------------------------------------------------------------------
 
 
@@ -376,24 +338,3 @@ def test_a_simulated_run_with_the_optimizer_on_the_host_trains_the_same_weights(
     _, trained = real(folder, tmp_path, offload_to_host, optim="adamw_torch_fused")
     _, expected = real(folder, tmp_path, optim="adamw_torch_fused")
     assert_same_weights(trained, expected)
-
-
-# -- restoring -----------------------------------------------------------------------------------------------------
-
-
-def patched() -> list[Any]:
-    return [
-        activation_offloading.torch,
-        activation_offloading.OffloadActivations,
-        torch.Tensor.record_stream,
-        host_optimizer.on_host,
-    ]
-
-
-def test_everything_is_given_back_after_an_exception() -> None:
-    before = patched()
-    with host_offloading():
-        assert all(now is not then for now, then in zip(patched(), before, strict=True))
-    with pytest.raises(ZeroDivisionError), host_offloading():
-        raise ZeroDivisionError
-    assert all(now is then for now, then in zip(patched(), before, strict=True))

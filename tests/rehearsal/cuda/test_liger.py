@@ -98,10 +98,6 @@ def test_the_head_holds_one_chunk_of_logits_and_both_gradients() -> None:
     assert max(made) == VOCABULARY * HIDDEN * 2
 
 
-def test_a_frozen_head_gets_no_gradient() -> None:
-    assert VOCABULARY * HIDDEN * 2 not in head(weight_trains=False)
-
-
 def test_float32_weights_under_autocast_are_cast_for_every_chunk() -> None:
     chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
     made = head(weight_trains=True, dtype=FP32, autocast=True)
@@ -111,12 +107,6 @@ def test_float32_weights_under_autocast_are_cast_for_every_chunk() -> None:
 def test_float32_without_autocast_makes_a_second_gradient_of_the_head_for_every_chunk() -> None:
     chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
     assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
-
-
-def test_evaluation_makes_logits_and_no_products() -> None:
-    trained, evaluated = head(weight_trains=False), head(weight_trains=False, hidden_trains=False, dtype=FP32)
-    assert max(evaluated) <= 2 * max(trained)
-    assert VOCABULARY * HIDDEN * 4 not in evaluated
 
 
 # -- models --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from real_run import Case, case, rehearsed, trained
-from tiny import FAMILIES, tiny_folder
+from tiny import FAMILIES
 from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading, modeling_utils
 from trl.trainer.utils import create_model_from_path
 
@@ -22,18 +22,14 @@ from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
 
+Folder = Callable[[str], pathlib.Path]
+
 QUANTIZED: dict[str, dict[str, Any]] = {
     "nf4-nested": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "fp4": {"load_in_4bit": True},
     "int8": {"load_in_8bit": True},
 }
 KINDS = ["full", *QUANTIZED]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: tiny_folder(root / family, family) for family in FAMILIES}
 
 
 def options(kind: str) -> dict[str, Any]:
@@ -106,18 +102,16 @@ def transformers_warm_up(path: Any, kind: str) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_first_comes_one_block_of_the_size_that_transformers_asks_for_and_goes(
-    family: str, kind: str, folders: dict[str, pathlib.Path]
+    family: str, kind: str, model_folder: Folder
 ) -> None:
-    trace = fake_load(folders[family], kind)
+    trace = fake_load(model_folder(family), kind)
     assert list(trace.events[:2]) == [1, -1]
     assert trace.blocks[0].module == WARM_UP
-    assert trace.blocks[0].size_bytes == transformers_warm_up(folders[family], kind)
+    assert trace.blocks[0].size_bytes == transformers_warm_up(model_folder(family), kind)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_born_in_the_order_in_which_transformers_loads_them(
-    family: str, folders: dict[str, pathlib.Path]
-) -> None:
+def test_weights_are_born_in_the_order_in_which_transformers_loads_them(family: str, model_folder: Folder) -> None:
     loaded: list[str] = []
     set_one = core_model_loading.set_param_for_module
 
@@ -126,8 +120,8 @@ def test_weights_are_born_in_the_order_in_which_transformers_loads_them(
         set_one(model, name, *args)
 
     with patch.object(core_model_loading, "set_param_for_module", watched):
-        model = AutoModelForCausalLM.from_pretrained(folders[family])
-    born = names(fake_load(folders[family]))
+        model = AutoModelForCausalLM.from_pretrained(model_folder(family))
+    born = names(fake_load(model_folder(family)))
     assert born[: len(loaded)] == loaded
     assert set(born[len(loaded) :]) == {name for name, _ in model.named_non_persistent_buffers()}
     assert len(loaded) >= 20
@@ -135,30 +129,30 @@ def test_weights_are_born_in_the_order_in_which_transformers_loads_them(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_a_rehearsed_load_is_a_real_one(family: str, kind: str, folders: dict[str, pathlib.Path]) -> None:
-    fake, real = fake_load(folders[family], kind), real_load(folders[family], kind)
+def test_a_rehearsed_load_is_a_real_one(family: str, kind: str, model_folder: Folder) -> None:
+    fake, real = fake_load(model_folder(family), kind), real_load(model_folder(family), kind)
     assert fake.events == real.events
     assert fake.blocks == real.blocks
 
 
-def test_what_is_loaded_without_a_map_of_devices_is_not_on_the_device(folders: dict[str, pathlib.Path]) -> None:
+def test_what_is_loaded_without_a_map_of_devices_is_not_on_the_device(model_folder: Folder) -> None:
     """GRPO's reward models: the trainer moves them when it is there."""
-    assert not fake_load(folders["qwen2"], device_map=None).events
+    assert not fake_load(model_folder("qwen2"), device_map=None).events
 
 
-def test_a_quantizer_asks_for_a_map_of_its_own(folders: dict[str, pathlib.Path]) -> None:
-    asked, unasked = (fake_load(folders["qwen2"], "fp4", device_map=given) for given in ("auto", None))
+def test_a_quantizer_asks_for_a_map_of_its_own(model_folder: Folder) -> None:
+    asked, unasked = (fake_load(model_folder("qwen2"), "fp4", device_map=given) for given in ("auto", None))
     assert unasked.events
     assert (unasked.events, unasked.blocks) == (asked.events, asked.blocks)
 
 
 @pytest.mark.parametrize(("arguments", "is_on_device"), [({}, True), ({"device_map": None}, False)])
 def test_trl_loads_onto_the_device_unless_the_training_is_distributed(
-    arguments: dict[str, Any], is_on_device: bool, folders: dict[str, pathlib.Path]
+    arguments: dict[str, Any], is_on_device: bool, model_folder: Folder
 ) -> None:
     recorder = Recorder()
     with cuda_loading(recorder):
-        model = create_model_from_path(str(folders["qwen2"]), **arguments)
+        model = create_model_from_path(str(model_folder("qwen2")), **arguments)
     assert bool(recorder.trace().events) is is_on_device
     assert not hasattr(model, "hf_device_map"), "there is no device here to be on"
 
@@ -177,7 +171,7 @@ SOURCE = OUT * IN * 2
 
 
 @pytest.mark.parametrize("kind", ["nf4-nested", "fp4"])
-def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, folders: dict[str, pathlib.Path]) -> None:
+def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_folder: Folder) -> None:
     from bitsandbytes import functional
 
     nested = kind == "nf4-nested"
@@ -186,7 +180,7 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, folders: 
         made = functional.quantize_4bit(source, compress_statistics=nested, quant_type=kind[:3])
         del source
     large = [block.size_bytes for block in recorder.trace().blocks if block.size_bytes >= 64]
-    ours = of_weight(fake_load(folders["qwen2"], kind), WEIGHT)
+    ours = of_weight(fake_load(model_folder("qwen2"), kind), WEIGHT)
     table, codes = 1024, Counter([64, 64, 64, 64])  # kept by bitsandbytes for the process; made on the host
     born = Counter(size for sign, size in ours if sign > 0 and size >= 64)
     assert not born - Counter(large)
@@ -196,18 +190,18 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, folders: 
 
 @pytest.mark.parametrize(("kind", "passing"), [("nf4-nested", [SOURCE, 768, 768]), ("int8", [SOURCE, SOURCE])])
 def test_a_weight_arrives_whole_and_dies_when_it_is_quantized(
-    kind: str, passing: list[int], folders: dict[str, pathlib.Path]
+    kind: str, passing: list[int], model_folder: Folder
 ) -> None:
     """768: a float32 scale for each 64 of 64 x 192. 8 bits: once more in float16."""
-    events = of_weight(fake_load(folders["qwen2"], kind), WEIGHT)
+    events = of_weight(fake_load(model_folder("qwen2"), kind), WEIGHT)
     assert events[0] == (1, SOURCE)
     assert events[-1] == (-1, SOURCE)
     assert sorted(size for sign, size in events if sign < 0) == sorted(passing)
 
 
-def test_gpt2s_weights_are_turned_over_before_they_are_quantized(folders: dict[str, pathlib.Path]) -> None:
+def test_gpt2s_weights_are_turned_over_before_they_are_quantized(model_folder: Folder) -> None:
     source = 64 * 3 * 64 * 2
-    events = of_weight(fake_load(folders["gpt2"], "fp4"), "transformer.h.0.attn.c_attn.weight")
+    events = of_weight(fake_load(model_folder("gpt2"), "fp4"), "transformer.h.0.attn.c_attn.weight")
     assert events.count((1, source)) == events.count((-1, source)) == 2
 
 
@@ -218,14 +212,14 @@ def load_of(trace: Trace) -> list[tuple[int, int, str]]:
     return [(sign, block.size_bytes, block.module) for phase, sign, block in trace.walk() if phase is Phase.LOAD]
 
 
-@pytest.fixture(scope="module")
-def lora(folders: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Trace]:
-    one = case("sft", folders["qwen2"], use_peft=True, dtype="bfloat16")
-    return one, rehearsed(one, tmp_path_factory.mktemp("lora"))
+def lora(model_folder: Folder) -> Case:
+    return case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16")
 
 
-def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(lora: tuple[Case, Trace]) -> None:
-    events = [(sign, size) for sign, size, name in load_of(lora[1]) if "lora_A" in name]
+def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(
+    model_folder: Folder,
+) -> None:
+    events = [(sign, size) for sign, size, name in load_of(rehearsed(lora(model_folder))) if "lora_A" in name]
     half = [size for sign, size in events if sign < 0]
     assert half
     assert len(events) == 3 * len(half)
@@ -234,32 +228,15 @@ def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_fl
     assert events[len(half) :] == casts
 
 
-def test_the_real_run_loads_as_the_rehearsal_does(lora: tuple[Case, Trace], tmp_path: pathlib.Path) -> None:
-    one, fake = lora
-    assert load_of(fake) == load_of(trained(one, tmp_path)[0])
+def test_the_real_run_loads_as_the_rehearsal_does(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    one = lora(model_folder)
+    assert load_of(rehearsed(one)) == load_of(trained(one, tmp_path)[0])
 
 
-def test_a_second_model_takes_a_block_of_its_own(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    trace = rehearsed(case("dpo", folders["qwen2"]), tmp_path)
+def test_a_second_model_takes_a_block_of_its_own(model_folder: Folder) -> None:
+    trace = rehearsed(case("dpo", model_folder("qwen2")))
     warm_ups = [index for index, (sign, _, name) in enumerate(load_of(trace)) if sign > 0 and name == WARM_UP]
     assert len(warm_ups) == 2
     assert warm_ups[0] == 0
     between = [name for sign, _, name in load_of(trace)[: warm_ups[1]] if sign > 0]
     assert "model.norm.weight" in between
-
-
-def test_everything_is_given_back() -> None:
-    from peft.tuners.tuners_utils import BaseTuner
-    from trl.trainer import utils
-
-    def patched() -> list[Any]:
-        named = [PreTrainedModel.__dict__[name] for name in ("from_pretrained", "_load_pretrained_model")]
-        return [*named, utils.PartialState, BaseTuner.inject_adapter, BaseTuner._cast_adapter_dtype]
-
-    before = patched()
-    with cuda_loading(Recorder()):
-        assert all(now is not then for now, then in zip(patched(), before, strict=True))
-    assert patched() == before
-    with pytest.raises(ZeroDivisionError), cuda_loading(Recorder()):
-        raise ZeroDivisionError
-    assert patched() == before

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, tiny_folder
+from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
+Folder = Callable[[str], pathlib.Path]
+
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: tiny_folder(root / family, family) for family in FAMILIES}
 
 
 def bare(folder: pathlib.Path, to: pathlib.Path, **changes: Any) -> str:
@@ -66,35 +63,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_model_is_the_one_that_is_loaded_with_weights(
-    family: str, options: str, folders: dict[str, pathlib.Path]
-) -> None:
-    real = AutoModelForCausalLM.from_pretrained(folders[family], **OPTIONS[options])
-    made = fake(AutoModelForCausalLM, folders[family], **OPTIONS[options])
+def test_the_model_is_the_one_that_is_loaded_with_weights(family: str, options: str, model_folder: Folder) -> None:
+    real = AutoModelForCausalLM.from_pretrained(model_folder(family), **OPTIONS[options])
+    made = fake(AutoModelForCausalLM, model_folder(family), **OPTIONS[options])
     assert tensors(made) == tensors(real)
     assert facts(made) == facts(real)
     assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_reward_model_has_the_head_that_is_asked_for(family: str, folders: dict[str, pathlib.Path]) -> None:
-    real = AutoModelForSequenceClassification.from_pretrained(folders[family], num_labels=1)
-    made = fake(AutoModelForSequenceClassification, folders[family], num_labels=1)
+def test_a_reward_model_has_the_head_that_is_asked_for(family: str, model_folder: Folder) -> None:
+    real = AutoModelForSequenceClassification.from_pretrained(model_folder(family), num_labels=1)
+    made = fake(AutoModelForSequenceClassification, model_folder(family), num_labels=1)
     assert tensors(made) == tensors(real)
     assert facts(made) == facts(real)
 
 
-def test_config_json_is_enough(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    path = bare(folders["qwen2"], tmp_path / "bare")
+def test_config_json_is_enough(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    path = bare(model_folder("qwen2"), tmp_path / "bare")
     made = fake(AutoModelForCausalLM, path, dtype="auto")
-    assert tensors(made) == tensors(AutoModelForCausalLM.from_pretrained(folders["qwen2"], dtype="auto"))
+    assert tensors(made) == tensors(AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype="auto"))
 
 
 def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
-    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path
+    model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "half"
-    AutoModelForCausalLM.from_pretrained(folders["qwen2"], dtype=torch.bfloat16).save_pretrained(path)
+    AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype=torch.bfloat16).save_pretrained(path)
     bare(path, path, dtype=None)
     assert fake(AutoModelForCausalLM, path).dtype is torch.bfloat16
     (path / WEIGHTS).unlink()
@@ -104,41 +99,41 @@ def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("attribute", ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"])
 def test_what_an_architecture_keeps_in_float32_stays_so(
-    attribute: str, dtype: torch.dtype, folders: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    attribute: str, dtype: torch.dtype, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Qwen2ForCausalLM
 
     monkeypatch.setattr(Qwen2ForCausalLM, attribute, ["down_proj"])
-    real = Qwen2ForCausalLM.from_pretrained(folders["qwen2"], dtype=dtype)
-    assert tensors(fake(Qwen2ForCausalLM, folders["qwen2"], dtype=dtype)) == tensors(real)
+    real = Qwen2ForCausalLM.from_pretrained(model_folder("qwen2"), dtype=dtype)
+    assert tensors(fake(Qwen2ForCausalLM, model_folder("qwen2"), dtype=dtype)) == tensors(real)
 
 
-def test_tied_embeddings_are_one_parameter(folders: dict[str, pathlib.Path]) -> None:
-    made = fake(AutoModelForCausalLM, folders["qwen2"])
+def test_tied_embeddings_are_one_parameter(model_folder: Folder) -> None:
+    made = fake(AutoModelForCausalLM, model_folder("qwen2"))
     assert made.lm_head.weight is made.model.embed_tokens.weight
 
 
-def test_without_a_fake_mode_the_model_stays_on_the_meta_device(folders: dict[str, pathlib.Path]) -> None:
+def test_without_a_fake_mode_the_model_stays_on_the_meta_device(model_folder: Folder) -> None:
     with without_weights():
-        made = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
+        made = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"))
     assert {tensor.device.type for tensor in made.parameters()} == {"meta"}
 
 
-def test_a_map_of_devices_is_not_made_for_the_machine_that_rehearses(folders: dict[str, pathlib.Path]) -> None:
-    made = fake(AutoModelForCausalLM, folders["qwen2"], device_map="auto")
+def test_a_map_of_devices_is_not_made_for_the_machine_that_rehearses(model_folder: Folder) -> None:
+    made = fake(AutoModelForCausalLM, model_folder("qwen2"), device_map="auto")
     assert not hasattr(made, "hf_device_map")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_loading_with_weights_works_again_afterwards(fails: bool, folders: dict[str, pathlib.Path]) -> None:
+def test_loading_with_weights_works_again_afterwards(fails: bool, model_folder: Folder) -> None:
     before = PreTrainedModel.__dict__["from_pretrained"]
     if fails:
         with pytest.raises(ZeroDivisionError), without_weights():
             raise ZeroDivisionError
     else:
-        fake(AutoModelForCausalLM, folders["qwen2"])
+        fake(AutoModelForCausalLM, model_folder("qwen2"))
     assert PreTrainedModel.__dict__["from_pretrained"] is before
-    model = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
+    model = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"))
     assert not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in model.parameters())
 
 
@@ -152,47 +147,47 @@ class OwnModel(Qwen2ForCausalLM):
 
 
 def test_a_model_that_brings_its_own_code_is_made_alike(
-    folders: dict[str, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    path = bare(folders["qwen2"], tmp_path / "own", auto_map=names, model_type="its_own")
+    path = bare(model_folder("qwen2"), tmp_path / "own", auto_map=names, model_type="its_own")
     (tmp_path / "own" / "own.py").write_text(REMOTE)
     made = fake(AutoModelForCausalLM, path, trust_remote_code=True)
     assert type(made).__name__ == "OwnModel"
     assert all(isinstance(tensor, FakeTensor) for tensor in made.parameters())
 
 
-def test_a_model_without_a_head_is_refused(folders: dict[str, pathlib.Path]) -> None:
+def test_a_model_without_a_head_is_refused(model_folder: Folder) -> None:
     from transformers import Qwen2Model
 
     with pytest.raises(UnsupportedModelError, match="no output head"):
-        fake(Qwen2Model, folders["qwen2"])
+        fake(Qwen2Model, model_folder("qwen2"))
 
 
-def test_attention_that_is_not_installed_is_said(folders: dict[str, pathlib.Path]) -> None:
+def test_attention_that_is_not_installed_is_said(model_folder: Folder) -> None:
     with pytest.raises(UnsupportedModelError, match="attn") as caught:
-        fake(AutoModelForCausalLM, folders["qwen2"], attn_implementation="no_such_attention")
+        fake(AutoModelForCausalLM, model_folder("qwen2"), attn_implementation="no_such_attention")
     assert "--attn_implementation" in caught.value.hint
 
 
-def test_an_adapter_beside_its_base_is_refused(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    path = pathlib.Path(bare(folders["qwen2"], tmp_path / "adapted"))
+def test_an_adapter_beside_its_base_is_refused(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    path = pathlib.Path(bare(model_folder("qwen2"), tmp_path / "adapted"))
     (path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
     with pytest.raises(UnsupportedModelError, match="LoRA adapter"):
         fake(AutoModelForCausalLM, path)
 
 
 def test_neither_adapters_nor_generation_defaults_are_looked_up_on_the_network(
-    folders: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
     import huggingface_hub
     from transformers import AutoConfig, Qwen2ForCausalLM
 
-    config = AutoConfig.from_pretrained(folders["qwen2"])
+    config = AutoConfig.from_pretrained(model_folder("qwen2"))
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.utils._http, "get_session", lambda: asked.append("session"))

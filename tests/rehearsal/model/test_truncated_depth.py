@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from object_trainer import sft_trainer
-from real_run import Case, case
+from real_run import Case, case, rehearsal_of
 from story import story
 from tiny import tiny_config
 
@@ -23,7 +23,6 @@ from autotrain_mem.rehearsal.model.truncated_depth import (
     with_layers,
 )
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
-from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Job, Trace
 from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 
@@ -52,8 +51,8 @@ def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-def rehearsed(one: Case, scratch: pathlib.Path, layers: int | None = None) -> Trace:
-    return rehearse(one.job, one.knobs, one.length, str(scratch), layers=layers)
+def rehearsed(one: Case, **options: Any) -> Trace:
+    return rehearsal_of(one.job, one.knobs, one.length, **options)
 
 
 # -- the whole from a part -----------------------------------------------------------------------------------------
@@ -72,29 +71,29 @@ def rehearsed(one: Case, scratch: pathlib.Path, layers: int | None = None) -> Tr
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
 def test_few_layers_tell_every_event_of_a_whole_rehearsal(
-    method: str, knobs: dict[str, Any], deep_folder: pathlib.Path, tmp_path: pathlib.Path
+    method: str, knobs: dict[str, Any], deep_folder: pathlib.Path
 ) -> None:
     one = case(method, deep_folder, **knobs)
     held_back = LAYERS_HELD_BACK if one.knobs.activation_offloading else 0
     depths = Depths(short=held_back + 1, long=held_back + 3, whole=DEPTH if held_back else 5)
-    short, long = (rehearsed(one, tmp_path, layers) for layers in (depths.short, depths.long))
+    short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
     told = expand(short, long, depths)
     assert told is not None
-    whole = rehearsed(one, tmp_path, None if held_back else depths.whole)
+    whole = rehearsed(one, layers=None if held_back else depths.whole)
     assert story(told) == story(whole)
     assert told.operators == whole.operators
 
 
 @pytest.mark.slow
-def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_tokens(
-    deep_folder: pathlib.Path, tmp_path: pathlib.Path
+def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
+    deep_folder: pathlib.Path,
 ) -> None:
     length = 400
     one = case("sft", deep_folder, per_device_train_batch_size=8, max_length=length, gradient_checkpointing=False)
 
     def few_chunks(layers: int) -> Trace:
         few, more = (
-            rehearse(one.job, one.knobs, length, str(tmp_path), layers=layers, chunks=chunks)
+            rehearsal_of(one.job, one.knobs, length, layers=layers, chunks=chunks)
             for chunks in (FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS)
         )
         assert few.loss_chunks == (13,)  # of 256 tokens, of 8 x 399
@@ -103,18 +102,16 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal_of_many_t
         return told
 
     told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=5))
-    whole = rehearse(one.job, one.knobs, length, str(tmp_path), layers=5)
+    whole = rehearsal_of(one.job, one.knobs, length, layers=5)
     assert told is not None
     assert story(told) == story(whole)
     assert told.operators == whole.operators
 
 
 @pytest.mark.slow
-def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path) -> None:
     one = case("sft", deep_folder)
-    few, whole = (
-        rehearse(one.job, one.knobs, one.length, str(tmp_path), layers=1, chunks=c) for c in (FEW_LOSS_CHUNKS, None)
-    )
+    few, whole = (rehearsed(one, layers=1, chunks=chunks) for chunks in (FEW_LOSS_CHUNKS, None))
     assert few.loss_chunks == ()
     assert story(few) == story(whole)
     assert expand_loss(few, few, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS) is few
@@ -154,21 +151,21 @@ def test_lists_that_tell_of_each_layer_are_shortened_too() -> None:
 # -- the pattern ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "period"), [("qwen2", 1), ("gpt2", 1), ("llama", 1), ("gemma3", 2)])
-def test_the_period_is_that_of_the_kinds_of_layers(family: str, period: int) -> None:
-    assert layer_pattern(JOB, deep_config(family)) == LayerPattern(layers=DEPTH, period=period)
-
-
-def test_a_mixture_whose_first_layers_are_dense_has_no_pattern() -> None:
-    assert layer_pattern(JOB, deep_config("qwen3_moe", mlp_only_layers=[0, 1])) is None
-
-
-def test_a_mixture_in_every_layer_has_one() -> None:
-    assert layer_pattern(JOB, deep_config("qwen3_moe")) == LayerPattern(layers=DEPTH, period=1)
-
-
-def test_a_model_that_brings_its_own_code_has_none() -> None:
-    assert layer_pattern(JOB, deep_config("qwen2", auto_map={"AutoConfig": "code.Config"})) is None
+@pytest.mark.parametrize(
+    ("family", "changes", "period"),
+    [
+        ("qwen2", {}, 1),
+        ("gpt2", {}, 1),
+        ("llama", {}, 1),
+        ("gemma3", {}, 2),
+        ("qwen3_moe", {}, 1),
+        ("qwen3_moe", {"mlp_only_layers": [0, 1]}, None),  # the first layers are dense
+        ("qwen2", {"auto_map": {"AutoConfig": "code.Config"}}, None),  # it brings its own code
+    ],
+)
+def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[str, Any], period: int | None) -> None:
+    expected = None if period is None else LayerPattern(layers=DEPTH, period=period)
+    assert layer_pattern(JOB, deep_config(family, **changes)) == expected
 
 
 def test_ppo_loads_several_models_and_has_none() -> None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from object_trainer import sft_trainer
+from real_run import births, first_difference
 from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -461,11 +462,8 @@ CASES: dict[str, Callable[[pathlib.Path], Any]] = {
 }
 
 
-Births = list[tuple[str, str, int, str]]
-
-
-def births(trace: Trace) -> Births:
-    return [(p.value, b.owner.value, b.size_bytes, b.module) for p, sign, b in trace.walk() if sign > 0]
+def rehearse(packed: bytes, output_dir: pathlib.Path) -> Trace:
+    return fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), output_dir)))
 
 
 def train(model: Any, output_dir: pathlib.Path) -> Trace:
@@ -482,24 +480,15 @@ def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
 ) -> None:
     model = CASES[case](model_folder("qwen2"))
     packed = pack(model)
-    rehearsed = births(
-        fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), tmp_path / "fake")))
-    )
-    real = births(train(model, tmp_path / "real"))
-    assert len(real) > 100
-    assert first_difference(rehearsed, real) is None
+    rehearsed = rehearse(packed, tmp_path / "fake")
+    real = train(model, tmp_path / "real")
+    assert len(births(real)) > 100
+    assert not first_difference(rehearsed, real)
 
 
 def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: pathlib.Path) -> None:
     model = gated()
     train(model, tmp_path)
     packed = pack(model)
-    rehearsed = births(
-        fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), tmp_path)))
-    )
-    assert first_difference(rehearsed, births(train(model, tmp_path))) is None
-
-
-def first_difference(rehearsed: Births, real: Births) -> tuple[int, Any, Any] | None:
-    pairs = enumerate(itertools.zip_longest(rehearsed, real, fillvalue=("", "", 0, "nothing more")))
-    return next(((at, ours, theirs) for at, (ours, theirs) in pairs if ours[:3] != theirs[:3]), None)
+    rehearsed = rehearse(packed, tmp_path)
+    assert not first_difference(rehearsed, train(model, tmp_path))

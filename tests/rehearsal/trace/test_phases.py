@@ -30,7 +30,7 @@ def test_what_vllm_generated_is_scored_and_trained_on_alike(
     method: str, mode: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
     one = case(method, model_folder("qwen2"), {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
-    fake = rehearsed(one, tmp_path / "fake")
+    fake = rehearsed(one)
     with vllm_stand_in():
         real, _ = trained(one, tmp_path / "real")
     assert not difference(one, fake, real)
@@ -38,10 +38,9 @@ def test_what_vllm_generated_is_scored_and_trained_on_alike(
 
 
 @pytest.fixture(scope="module")
-def full(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def full(model_folder: Folder) -> Trace:
     """A rehearsal with a reference model."""
-    one = case("grpo", model_folder("qwen2"), {"beta": 0.1})
-    return rehearsed(one, tmp_path_factory.mktemp("full"))
+    return rehearsed(case("grpo", model_folder("qwen2"), {"beta": 0.1}))
 
 
 def test_the_models_that_are_not_trained_are_weights_with_names_of_their_own(full: Trace) -> None:
