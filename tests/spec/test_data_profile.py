@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.spec import Counting, DataProfile, codec
+from autotrain_mem.spec import DataProfile
 
 NINETY_NINE_SHORT = DataProfile(rows_by_length={10: 99, 80: 1})
 
@@ -134,17 +133,6 @@ def test_dropped_pairs_take_all_their_tokens_with_them(sides: list[tuple[int, in
     profile = of_pairs(sides, drops=True)
     assert profile.kept_tokens(limit) == sum(map(sum, kept))
     assert profile.expected_longest(1, limit) == pytest.approx(sum(map(max, kept)) / len(kept) if kept else 0)
-
-
-@given(few_lengths)
-def test_a_profile_survives_the_way_through_json(lengths: list[int]) -> None:
-    profile = replace(of_pairs([(length, 1) for length in lengths]), longest_evaluated=7, drops=True)
-    assert codec.from_json(DataProfile, json.loads(json.dumps(codec.to_json(profile)))) == profile
-
-
-def test_progress_survives_the_way_through_json() -> None:
-    told = Counting(done=5, rows=9, doing="Tokenizing")
-    assert codec.from_json(Counting, json.loads(json.dumps(codec.to_json(told)))) == told
 
 
 def of(lengths: list[int]) -> DataProfile:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotrain_mem.errors import TokenizerError, UsageError
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.preflight import Finding, Preflight, settle
+from autotrain_mem.spec.preflight import Finding, settle
 
 WARNING = Finding(kind="warning", message="Slow.", cure="Give --fast.")
 USAGE = Finding(kind="error", message="Both.", cure="Give one.\nOr none.")
@@ -34,8 +33,3 @@ def test_several_errors_are_one_of_the_class_of_the_first() -> None:
 def test_an_error_that_was_met_keeps_its_class() -> None:
     with pytest.raises(TokenizerError, match="x"):
         settle([Finding.of(TokenizerError("x", hint="y"))])
-
-
-def test_the_answer_of_a_worker_is_read_back() -> None:
-    fields = {"findings": [codec.to_json(WARNING), codec.to_json(TOKENS)], "parameters": 5}
-    assert codec.from_json(Preflight, fields) == Preflight(findings=(WARNING, TOKENS), parameters=5)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotrain_mem.spec import Phase, StepTime, Work, Workload, codec
 from autotrain_mem.spec.work import Kind
@@ -24,26 +21,6 @@ def work(count: float = 1.0, flops: int = 100, phase: Phase = Phase.FORWARD) -> 
         launches=1,
         count=count,
     )
-
-
-WORKS = st.builds(
-    Work,
-    phase=st.sampled_from(list(Phase)),
-    kind=st.sampled_from(list(Kind)),
-    dtype=st.sampled_from(["bfloat16", "float32"]),
-    flops=st.integers(0, 10**15),
-    bytes=st.integers(0, 10**12),
-    fixed_bytes=st.integers(0, 10**12),
-    launches=st.integers(0, 9),
-    count=st.floats(-9, 9),
-    of_chunk=st.booleans(),
-)
-
-
-@given(st.lists(WORKS, max_size=5), st.integers(0, 9))
-def test_a_workload_comes_back_as_it_went(works: list[Work], number: int) -> None:
-    sent = Workload(work=tuple(works), micro_steps=number, optimizer_steps=1, passes=4, micro_steps_per_generation=8)
-    assert codec.from_json(Workload, json.loads(json.dumps(codec.to_json(sent)))) == sent
 
 
 def layers(count: int) -> Workload:
@@ -77,12 +54,6 @@ def test_seconds_on_rates_that_were_assumed_are_not_told_as_the_cards_own() -> N
     assumed = codec.to_json(time_of(assumed="a100-80gb"))
     assert assumed["step_seconds"] is None
     assert assumed["tokens_per_second"] is None
-
-
-@pytest.mark.parametrize("assumed", ["", "a100-80gb"])
-def test_a_step_time_comes_back_as_it_went(assumed: str) -> None:
-    sent = time_of(assumed=assumed)
-    assert codec.from_json(StepTime, json.loads(json.dumps(codec.to_json(sent)))) == sent
 
 
 def chunks(count: int, rows: int = 8) -> Workload:
