@@ -98,10 +98,6 @@ def test_values_of_python_are_taken_as_flags_take_them(here: Path) -> None:
     assert given["lora_target_modules"] == list(targets)
 
 
-def test_only_what_is_given_is_pinned(here: Path) -> None:
-    assert pinned_plan().job.arguments.keys() == PINNED.keys()
-
-
 # -- a plan that was made before -----------------------------------------------------------------------------------
 
 
@@ -119,11 +115,8 @@ def test_a_word_against_the_plan_is_refused(here: Path) -> None:
     made = pinned_plan()
     with pytest.raises(UsageError, match="per_device_train_batch_size is 4, and 2 in the plan"):
         autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=made), per_device_train_batch_size=4)
-    with pytest.raises(UsageError, match=r'for sft, not for dpo.\n  Give "sft"'):
+    with pytest.raises(UsageError, match=r"for sft, not for dpo"):
         autotrain_mem.plan("dpo", MODEL, autofit=AutoFit(plan=made))
-
-
-def test_a_file_that_holds_no_plan_is_an_error_of_its_own(here: Path) -> None:
     with pytest.raises(PlanFileError):
         autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=here / "data.jsonl"))
 
@@ -131,62 +124,34 @@ def test_a_file_that_holds_no_plan_is_an_error_of_its_own(here: Path) -> None:
 # -- what is wrong -------------------------------------------------------------------------------------------------
 
 
+def planned(method: str = "sft", autofit: AutoFit | None = None, **arguments: Any) -> Callable[[], object]:
+    return lambda: autotrain_mem.plan(method, MODEL, autofit=autofit or AutoFit(), **arguments)
+
+
 WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
-    "unknown names": (
-        lambda: autotrain_mem.plan("sft", MODEL, max_lenght=5, lr=2),
-        "Unknown keys: max_lenght, lr.\n  max_lenght: did you mean max_length?\n  lr: did you mean learning_rate?",
-    ),
-    "one of ours": (
-        lambda: autotrain_mem.plan("sft", MODEL, gpu="l4", effective_batch_size=8),
-        "gpu, effective_batch_size are not TRL's to take.\n  Write autofit=AutoFit(gpu='l4', effective_batch_size=8).",
-    ),
-    "a model given twice": (
-        lambda: autotrain_mem.estimate("sft", MODEL, model_name_or_path="other"),
-        "The model is given twice, as model and as model_name_or_path.\n  Remove one.",
-    ),
-    "unknown method": (
-        lambda: autotrain_mem.fit("stf", MODEL),
-        "Unknown method 'stf'.\n  Did you mean \"sft\"? Known: sft, reward, dpo, grpo, rloo, ppo.",
-    ),
-    "rows": (
-        lambda: autotrain_mem.plan("sft", MODEL, dataset=[{"text": "a"}]),  # type: ignore[arg-type]
-        "dataset takes a hub id or a path, not a list.\n"
-        "  Objects go to a trainer: from autotrain_mem import SFTTrainer; SFTTrainer(train_dataset=...).",
-    ),
-    "a function": (
-        lambda: autotrain_mem.plan("grpo", MODEL, reward_funcs=[len]),
-        "reward_funcs takes a builtin_function_or_method in a trainer only: here arguments go to another process.\n"
-        "  Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
-    ),
-    "a pin": (
-        lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(pin=frozenset({"packing"}))),
-        "AutoFit(pin=...) is for trainers, whose config does not say what was given; plan(...) does.\n"
-        "  Give an argument to keep it; remove it to have it tuned.",
-    ),
+    "unknown names": (planned(max_lenght=5, lr=2), "max_length learning_rate"),
+    "one of ours": (planned(gpu="l4", effective_batch_size=8), "autofit=AutoFit(gpu='l4', effective_batch_size=8)"),
+    "a model given twice": (planned(model_name_or_path="other"), "model_name_or_path"),
+    "unknown method": (planned("stf"), "sft reward dpo grpo rloo ppo"),
+    "rows": (planned(dataset=[{"text": "a"}]), "dataset list SFTTrainer(train_dataset=...)"),
+    "a function": (planned("grpo", reward_funcs=[len]), "reward_funcs builtin_function_or_method"),
+    "a pin": (planned(autofit=AutoFit(pin=frozenset({"packing"}))), "AutoFit(pin=...) plan(...)"),
+    "several cards": (planned(autofit=AutoFit(gpu="l4,t4"), max_length=64), "--gpu l4,t4"),
+    "no headroom": (planned(autofit=AutoFit(gpu="l4", headroom="99GiB"), max_length=64), "99GiB 22.0 500MiB 8%"),
     "a plan to estimate": (
         lambda: autotrain_mem.estimate("sft", MODEL, autofit=AutoFit(plan="plan.json")),
-        "AutoFit(plan=...) has no place here: estimate tells what arguments need; plan(...) and fit(...) follow a "
-        "plan.\n  Remove plan.",
-    ),
-    "several cards": (
-        lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(gpu="l4,t4"), max_length=64),
-        "--gpu l4,t4 names several cards.\n"
-        "  Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them).",
-    ),
-    "no headroom": (
-        lambda: autotrain_mem.plan("sft", MODEL, autofit=AutoFit(gpu="l4", headroom="99GiB"), max_length=64),
-        "A headroom of 99GiB leaves nothing of a device of 22.0 GiB.\n"
-        "  headroom takes a size such as 500MiB or a share such as 8%, less than the device has.",
+        "AutoFit(plan=...) estimate plan(...) fit(...)",
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_every_mistake_has_one_clear_message(mistake: str, here: Path) -> None:
-    call, said = WRONG[mistake]
+    call, words = WRONG[mistake]
     with pytest.raises(UsageError) as raised:
         call()
-    assert str(raised.value) == said
+    assert not [word for word in words.split() if word not in str(raised.value)], raised.value
+    assert raised.value.hint
 
 
 def test_an_error_with_flags_says_what_they_are_in_python(here: Path) -> None:
@@ -225,6 +190,7 @@ def test_an_environment_is_for_the_run_and_not_for_this_process(here: Path) -> N
     before = dict(os.environ)
     setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     planned = autotrain_mem.plan("sft", MODEL, autofit=CARD, environment=setting, **PINNED)
+    assert planned.job.arguments.keys() == PINNED.keys()
     assert planned.knobs.expandable_segments
     assert planned.job.environment == setting
     assert dict(os.environ) == before
