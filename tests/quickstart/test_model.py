@@ -34,17 +34,13 @@ def fingerprint(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_the_model_loads_whole_and_is_about_a_million_float32_parameters(folder):
+def test_the_model_loads_whole_and_is_about_a_million_tied_float32_parameters(folder):
     loaded, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     assert loaded.dtype == torch.float32
     assert 0.9e6 < loaded.num_parameters() < 1.2e6
-
-
-def test_the_weights_are_safetensors_and_tied(folder):
     assert (folder / "model.safetensors").stat().st_size < 4.5e6
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
@@ -63,23 +59,15 @@ def test_config_tokenizer_and_generation_agree_on_the_special_tokens(folder, tok
         assert settings.eos_token_id == tokenizer.eos_token_id
         assert settings.pad_token_id == tokenizer.pad_token_id
     assert tokenizer.convert_ids_to_tokens(list(range(4))) == list(model.SPECIAL_TOKENS)
-
-
-def test_padding_is_not_the_end_of_a_turn(tokenizer):
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_auto_processor_finds_the_tokenizer(folder, tokenizer):
+    assert len(tokenizer) <= model.VOCABULARY_SIZE
     assert AutoProcessor.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
 
 
-@pytest.mark.parametrize("text", [*list(data.texts(ROWS))[:6], STRANGE_TEXT, ""])
-def test_text_survives_the_tokenizer(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_digits_are_tokens_of_their_own(tokenizer):
+def test_text_survives_the_tokenizer_and_digits_are_tokens_of_their_own(tokenizer):
+    for text in [*list(data.texts(ROWS))[:6], STRANGE_TEXT, ""]:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     tokens = tokenizer.tokenize("137 + 25 = 162.")
     assert [token for token in tokens if any(map(str.isdigit, token))] == list("13725162")
 
@@ -90,27 +78,19 @@ def test_the_loaded_tokenizer_splits_as_the_trained_one(tokenizer):
         assert tokenizer(text)["input_ids"] == trained(text)["input_ids"]
 
 
-def test_the_vocabulary_fits_the_embedding(tokenizer):
-    assert len(tokenizer) <= model.VOCABULARY_SIZE
-
-
 def test_every_row_fits_the_context_and_the_longest_is_eight_times_the_median(tokenizer):
     rendered = [tokenizer.apply_chat_template(row["messages"], return_dict=False) for row in ROWS]
     lengths = [len(tokens) for tokens in rendered]
     assert 8 * median(lengths) <= max(lengths) <= model.CONTEXT_LENGTH
 
 
-def test_the_chat_template_renders_turns(tokenizer):
-    text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    assert text == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\nAnswer: 4<|im_end|>\n"
-
-
-def test_the_generation_prompt_opens_the_assistants_turn(tokenizer):
+def test_the_chat_template_renders_turns_and_the_generation_prompt_opens_the_assistants(tokenizer):
     question = CONVERSATION[:1]
     prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
     whole = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    assert prompt.endswith("<|im_start|>assistant\n")
+    assert whole == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\nAnswer: 4<|im_end|>\n"
     assert whole.startswith(prompt)
+    assert prompt.endswith("<|im_start|>assistant\n")
 
 
 def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(tokenizer):

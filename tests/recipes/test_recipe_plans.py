@@ -53,9 +53,9 @@ def test_what_a_plan_chose_needs_what_it_did(recipe: Recipe, models: pathlib.Pat
     card = OTHER_CARD[WHOLE] if recipe.name == WHOLE else recipe.card
     expected = golden(recipe, card)
     words = ["--recipe", recipe.name, "--gpu", card, *flags(recipe, models)]
-    own = own_flags.read(f"autofit plan {recipe.method}", words)
-    rehearsals = commands._rehearsals(workers, own, recipe.method)
-    predictions = Predictions(rehearsals, rehearsals.describe(), Lengths(longest=own.prompt_length))
+    wish, _ = own_flags.read(f"autofit plan {recipe.method}", words)
+    rehearsals = api.rehearsals_for(workers, wish, print)
+    predictions = Predictions(rehearsals, rehearsals.describe(), Lengths(longest=wish.autofit.prompt_length))
     (found,) = predictions.rehearse([expected.knobs], whole=False)
     assert found.fits
     assert found.budget_bytes == pytest.approx(expected.budget_mib * MIB, abs=MIB)
