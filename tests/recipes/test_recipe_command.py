@@ -10,7 +10,6 @@ import pytest
 from autotrain_mem.cli import flags, main
 from autotrain_mem.errors import UsageError
 from autotrain_mem.recipe_files import recipe, recipes
-from autotrain_mem.spec import codec
 
 NAME = "reward-gemma3-1b-lora-8k"
 
@@ -62,7 +61,8 @@ def test_the_list_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) 
 def test_the_list_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["recipes", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["recipes"] == [codec.to_json(each) for each in recipes()]
+    named = [(each["name"], each["method"], each["card"], each["what"]) for each in told["recipes"]]
+    assert named == [(each.name, each.method, each.card, each.what) for each in recipes()]
     assert all(pathlib.Path(each["path"]).is_file() for each in told["recipes"])
 
 
