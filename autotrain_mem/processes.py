@@ -185,16 +185,16 @@ class Channel:
 
     Args:
         ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
-        heard: Is given each object as it arrives, whatever the process does meanwhile.
-        closed: Is called when the parent closes its end, before the process ends.
+        on_message: Is given each object as it arrives, whatever the process does meanwhile.
+        on_close: Is called when the parent closes its end, before the process ends.
     """
 
     def __init__(
         self,
         *,
         ignore_interrupt: bool,
-        heard: Callable[[Mapping[str, Any]], None] = lambda request: None,
-        closed: Callable[[], None] = lambda: None,
+        on_message: Callable[[Mapping[str, Any]], None] = lambda request: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if ignore_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -204,7 +204,7 @@ class Channel:
         self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._heard, self._closed = heard, closed
+        self._on_message, self._on_close = on_message, on_close
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -224,10 +224,10 @@ class Channel:
     def _read(self) -> None:
         for line in self._in:
             request = json.loads(line)
-            self._heard(request)
+            self._on_message(request)
             self._requests.put(request)
         with contextlib.suppress(Exception):  # whatever it is, nobody is left to be told
-            self._closed()
+            self._on_close()
         if _HAS_GROUPS and os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
         os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run

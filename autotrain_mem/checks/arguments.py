@@ -49,7 +49,7 @@ _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """What TRL's parser made of the user's words."""
+    """The user's words as TRL's parser read them."""
 
     given: Mapping[str, Any]
     """Exactly the arguments that the user gave, under TRL's names."""
@@ -151,7 +151,7 @@ def _parser(method: str) -> argparse.ArgumentParser:
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """By name. The first action of a name is the flag itself; a later one is its --no_ form, with its own default."""
+    """Finds actions by name: the first of a name is the flag itself, a later one its --no_ form with its default."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
@@ -212,7 +212,7 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 def _refuse(method: str, message: str) -> NoReturn:
-    """What argparse would have printed, in our words."""
+    """Raises what argparse would have printed, in our words."""
     match = _ARGPARSE.fullmatch(message)
     if match is None:
         raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for the values it takes.")

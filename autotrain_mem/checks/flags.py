@@ -30,7 +30,7 @@ class Flags:
 
 
 def device(flags: Flags) -> Problems:
-    """Where it runs must be one place, and a simulated card must be named."""
+    """A run has one place, and a simulated card must be named."""
     given, own = flags.given, flags.own
     if given.get("use_cpu") and own.get("gpu") is not None:
         yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."

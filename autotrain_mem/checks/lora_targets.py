@@ -45,7 +45,7 @@ def unmatched_targets(setup: Setup) -> Problems:
 
 
 def _cure(missing: Sequence[str], names: Sequence[str]) -> str:
-    """To PEFT a single name is a regular expression for a module's whole name (``trl/trainer/model_config.py:
+    """PEFT reads a single name as a regular expression for a module's whole name (``trl/trainer/model_config.py:
     __post_init__`` makes a text of a list of one)."""
     *first, last = names
     some = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
@@ -60,7 +60,7 @@ def _alone(asked: Any) -> Sequence[str]:
 
 
 def _matches(lora: Any, name: str, layers: list[str]) -> bool:
-    """By PEFT's own rule."""
+    """Asks PEFT's own rule."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
     one = copy(lora)
@@ -69,7 +69,7 @@ def _matches(lora: Any, name: str, layers: list[str]) -> bool:
 
 
 def _meta_model(job: Job, config: Any) -> Any:
-    """As TRL makes it, without weights and bytes: the class that the config names, or a classifier of one score."""
+    """Builds the model as TRL does, without weights: the class that the config names, or a classifier of one score."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 

@@ -60,7 +60,7 @@ _OF_THE_FILE = ("_name_or_path", "transformers_version")
 
 
 def config_digest(job: Job, config: Any) -> str:
-    """Of everything that the configs of the job's models say of these: the same text for equal models."""
+    """Digests everything that the configs of the job's models say of these: the same text for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
     judges = [job.arguments[name] for name in REWARD_MODEL_ARGUMENTS if job.arguments.get(name)]
     configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]

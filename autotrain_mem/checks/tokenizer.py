@@ -20,9 +20,11 @@ LOOKED_AT_ROWS = 4
 
 
 def special_tokens(setup: Setup) -> Problems:
-    """What the trainers refuse as they are built (``trl/trainer/sft_trainer.py: __init__``, and those of reward and
-    DPO): an end or a padding token that is not in the vocabulary, for padding that of a template taken from elsewhere
-    included. The last resort for padding is the end token."""
+    """Trainers refuse, as they are built, an end or a padding token that is not in the vocabulary.
+
+    ``trl/trainer/sft_trainer.py: __init__``, and those of reward and DPO; for padding the vocabulary of a template
+    taken from elsewhere counts too. The last resort for padding is the end token.
+    """
     filled, tokenizer = setup.filled, setup.tokenizer
     if tokenizer is None:
         return

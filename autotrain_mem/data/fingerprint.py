@@ -1,4 +1,4 @@
-"""What a count of tokens depends on, as one digest: the same digest, the same lengths. Nothing is tokenized."""
+"""Digests what a count of tokens depends on: the same digest, the same lengths. Nothing is tokenized."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _model(name: str, filled: Configs, scratch: str) -> Any:
 
 
 def _commit(name: str) -> str | None:
-    """Of the snapshot in the cache, ``.../snapshots/COMMIT/tokenizer.json``; TRL loads no other than main's."""
+    """Finds the snapshot in the cache, ``.../snapshots/COMMIT/tokenizer.json``; TRL loads no other than main's."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in _TOKENIZER_FILES:

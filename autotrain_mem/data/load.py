@@ -76,7 +76,7 @@ def was_out_of_reach(error: DatasetError) -> bool:
 
 
 def dataset_name(job: Job) -> str:
-    """What is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
+    """Names what is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
     if job.handed is not None:
         return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or job.method_facts.example_dataset)
@@ -92,7 +92,7 @@ def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> li
 
 
 def rows_name(job: Job, filled: Configs, split: str) -> str:
-    """What a message calls a split: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
+    """Names a split for a message: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
     return dataset_name(job) if job.handed is None or split == filled.script.dataset_train_split else split
 
 
@@ -143,7 +143,7 @@ def _load_file(path: pathlib.Path) -> Any:
 
 
 def _first_bad_line(path: pathlib.Path) -> str:
-    """What the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
+    """Finds what the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
     suffix = path.suffix.lower()
     if suffix == ".json":
         return _whole_file(path)

@@ -67,7 +67,7 @@ def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFor
 
 
 def _right_values(columns: tuple[str, ...]) -> str:
-    """What stands in these columns where nothing is wrong."""
+    """Says what stands in these columns where nothing is wrong."""
     check = _CHECKS.get(columns)
     if check in (_are_token_ids, _are_both_token_ids):
         return _TOKENIZED

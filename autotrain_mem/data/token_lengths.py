@@ -13,19 +13,19 @@ from autotrain_mem.data.row_checks import check_rows
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import Hear, RowLengths, heard, processes
+from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
 from autotrain_mem.spec import DataProfile, Job
 
 
-def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> DataProfile:
+def profile(job: Job, output_dir: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
     """Let the installed trainer prepare the data, untruncated, and count tokens.
 
     The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
 
     Args:
-        hear: Is told how far the counting is.
+        on_progress: Is told how far the counting is.
 
     Raises:
         DatasetError: see :func:`autotrain_mem.data.load.load`.
@@ -34,7 +34,7 @@ def profile(job: Job, output_dir: str, hear: Hear = lambda counting: None) -> Da
     """
     filled = method_of(job.method).configs(counting_arguments(job, output_dir))
     splits = load.load(job, filled)
-    with heard(hear):
+    with progress_reported_to(on_progress):
         trained, *others = (
             _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
             for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))

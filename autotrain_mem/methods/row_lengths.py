@@ -14,7 +14,7 @@ from unittest.mock import patch
 from autotrain_mem.host import cores
 from autotrain_mem.spec.data import Counting
 
-Hear = Callable[[Counting], None]
+OnProgress = Callable[[Counting], None]
 
 ROWS_PER_PROCESS = 2000
 """A pass over the data in a pool takes 0.5 s more to start and to gather than one without, and a row of gsm8k 0.45 ms
@@ -53,13 +53,13 @@ def processes(rows: int, given: int | None) -> int | None:
 
 
 @contextmanager
-def heard(hear: Hear) -> Iterator[None]:
+def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
     """Tell of every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
     Dataset.map)."""
     from datasets import arrow_dataset
 
     def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> _Bar:
-        return _Bar(hear, rows=total, done=initial, doing=(desc or "Reading").partition(" (num_proc")[0])
+        return _Bar(on_progress, rows=total, done=initial, doing=(desc or "Reading").partition(" (num_proc")[0])
 
     with patch.object(arrow_dataset, "hf_tqdm", bar):
         yield
@@ -68,8 +68,8 @@ def heard(hear: Hear) -> Iterator[None]:
 class _Bar:
     """What ``Dataset.map`` uses of tqdm's bars."""
 
-    def __init__(self, hear: Hear, *, rows: int, done: int, doing: str) -> None:
-        self._hear, self._rows, self._done, self._doing = hear, rows, done, doing
+    def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
+        self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
         self._told_at = 0.0
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class _Bar:
         now = time.monotonic()
         if now - self._told_at >= TOLD_EVERY_SECONDS or self._done >= self._rows:
             self._told_at = now
-            self._hear(Counting(done=self._done, rows=self._rows, doing=self._doing))
+            self._on_progress(Counting(done=self._done, rows=self._rows, doing=self._doing))
 
 
 @contextmanager

@@ -173,7 +173,7 @@ class _Ends:
             know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
 
     def _jump(self, update: Callable[..., Any]) -> None:
-        """From behind the first token to before the last."""
+        """Moves the loop from behind the first token to before the last."""
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
         if self._record is not None:
@@ -190,7 +190,7 @@ class _Ends:
             self._record.end(self._states())
 
     def _states(self) -> dict[str, _Growing]:
-        """What a step makes longer, by a name that stays."""
+        """Lists the tensors that a step makes longer, by a name that stays."""
         named = {"input_ids": self._ids, **self._model_kwargs}
         states = {
             name: _Growing(tensor, tensor.shape[-1])

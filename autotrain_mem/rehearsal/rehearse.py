@@ -138,7 +138,7 @@ def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
-    """What this configuration adds to a run that its estimate leaves out, in sentences for the estimate."""
+    """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
     facts = []
     if knobs.optim.startswith("paged_"):

@@ -45,7 +45,7 @@ def vllm_stand_in() -> Iterator[None]:
 
 
 class _Engine:
-    """What ``VLLMGeneration`` asks of ``vllm.LLM``."""
+    """Answers what ``VLLMGeneration`` asks of ``vllm.LLM``."""
 
     def __init__(self, **options: Any) -> None:
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=list)))
@@ -74,7 +74,7 @@ class _Engine:
 
 
 class _Client:
-    """What ``VLLMGeneration`` and the trainers ask of ``trl.generation.vllm_client.VLLMClient``."""
+    """Answers what ``VLLMGeneration`` and the trainers ask of ``trl.generation.vllm_client.VLLMClient``."""
 
     def __init__(self, **options: Any) -> None: ...
 

@@ -111,7 +111,7 @@ class Worker:
         return text
 
     def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
-        """What the model's config says.
+        """Asks what the model's config says.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
@@ -129,7 +129,7 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """What can be known to go wrong before anything is rehearsed.
+        """Asks what can be known to go wrong before anything is rehearsed.
 
         Args:
             to_train: Training follows, on this machine.
@@ -151,7 +151,7 @@ class Worker:
         return codec.from_json(Preflight, answer)
 
     def fingerprint(self, job: Job) -> str:
-        """What :meth:`profile` answers the same to: the data, the tokenizer and the formatting, as one digest.
+        """Asks for a digest of what :meth:`profile` depends on: the data, the tokenizer and the formatting.
 
         Raises:
             DatasetError, ModelNotFoundError: there are no such data, or no tokenizer.
@@ -160,16 +160,16 @@ class Worker:
         digest: str = self._ask("fingerprint", job=codec.to_json(job))["fingerprint"]
         return digest
 
-    def profile(self, job: Job, hear: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
+    def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
         """Token lengths of the job's dataset.
 
         Args:
-            hear: Is told how far the counting is, a few times a second; the time limit is for silence.
+            on_progress: Is told how far the counting is, a few times a second; the time limit is for silence.
 
         Raises:
             DatasetError: there are no such data, or the method cannot train on them.
         """
-        return codec.from_json(DataProfile, self._ask("profile", hear, job=codec.to_json(job)))
+        return codec.from_json(DataProfile, self._ask("profile", on_progress, job=codec.to_json(job)))
 
     def rehearse(
         self,
@@ -211,13 +211,13 @@ class Worker:
             return self._child
 
     def _ask(
-        self, operation: str, hear: Callable[[Counting], None] = lambda counting: None, **fields: Any
+        self, operation: str, on_progress: Callable[[Counting], None] = lambda counting: None, **fields: Any
     ) -> dict[str, Any]:
         child = self._living()
         try:
             child.send({"operation": operation, **fields})
             while "progress" in (answer := child.receive(self._time_limit_seconds)):
-                hear(codec.from_json(Counting, answer["progress"]))
+                on_progress(codec.from_json(Counting, answer["progress"]))
         except ChildDied as death:
             raise _died(operation, death) from death
         except ChildTimeout as timeout:
@@ -235,7 +235,7 @@ class Worker:
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Where it happened; what TRL, PEFT or the user's own code raised is of Python's nearest class."""
+    """Rebuilds what was raised there; of TRL, PEFT or the user's own code in Python's nearest class."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
     kind = getattr(builtins, raised.get("kind", ""), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):

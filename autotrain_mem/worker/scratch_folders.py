@@ -38,7 +38,7 @@ class Leftovers:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """By another name first: whoever still writes there then finds no folder, and cannot add to it meanwhile."""
+    """Renames the folder first: whoever still writes there then finds no folder, and cannot add to it meanwhile."""
     renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
     try:
         folder.rename(renamed)

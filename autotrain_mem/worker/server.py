@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotrain_mem.errors import AutofitError
-from autotrain_mem.methods.row_lengths import Hear
+from autotrain_mem.methods.row_lengths import OnProgress
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
 from autotrain_mem.spec import Job, Knobs, codec
@@ -121,11 +121,11 @@ def fingerprint(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {"fingerprint": fingerprint_dataset(codec.from_json(Job, request["job"]), scratch)}
 
 
-def profile(request: dict[str, Any], scratch: str, hear: Hear = lambda counting: None) -> dict[str, Any]:
+def profile(request: dict[str, Any], scratch: str, on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
     """A job -> how many rows have how many tokens; told on the way how far the counting is."""
     from autotrain_mem.data.token_lengths import profile as profile_dataset
 
-    return codec.to_json(profile_dataset(codec.from_json(Job, request["job"]), scratch, hear))
+    return codec.to_json(profile_dataset(codec.from_json(Job, request["job"]), scratch, on_progress))
 
 
 def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -171,16 +171,16 @@ STEPS = {
 """How an error calls each operation."""
 
 
-def answer(request: dict[str, Any], hear: Hear = lambda counting: None) -> dict[str, Any]:
+def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
     """Do what is asked; whatever goes wrong is an answer too.
 
     Args:
-        hear: Is told how far an answer is that takes minutes.
+        on_progress: Is told how far an answer is that takes minutes.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
             if request["operation"] == "profile":
-                return {"ok": profile(request, scratch, hear)}
+                return {"ok": profile(request, scratch, on_progress)}
             return {"ok": OPERATIONS[request["operation"]](request, scratch)}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
@@ -195,7 +195,7 @@ def _from_python(request: Mapping[str, Any]) -> bool:
 
 
 def import_ahead() -> None:
-    """What nearly every question needs, while nobody has asked one yet: of two workers only one is asked for flags.
+    """Imports what nearly every question needs before one is asked: of two workers only one is asked for flags.
 
     Whatever is wrong with the installed libraries is told by the first question that needs them.
     """
@@ -224,7 +224,7 @@ def leave_group() -> None:
 def main() -> None:
     """Serve until the parent goes away."""
     leftovers = Leftovers()
-    channel = Channel(ignore_interrupt=True, heard=leftovers.note, closed=leftovers.remove)
+    channel = Channel(ignore_interrupt=True, on_message=leftovers.note, on_close=leftovers.remove)
     leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines

@@ -33,7 +33,7 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """What this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    """Says what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
     major, _ = compute_capability
     return (_FLASH_SPLIT, *(_CUDNN if major >= 9 else ()))
 

@@ -1,4 +1,4 @@
-"""What each of CUDA's attention kernels allocates and keeps, on tensors of the CPU, fake or real.
+"""Allocates and keeps what each of CUDA's attention kernels does, on tensors of the CPU, fake or real.
 
 Real tensors get their true values by the CPU's own kernel, unseen. Attention runs without dropout here: on CUDA the
 kernels drop inside and allocate nothing for it.
@@ -232,7 +232,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
 
 def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
-    """Of all scores, those that the kernel computes: blocks that no query sees are skipped, a mask hides nothing.
+    """Returns the share of scores that the kernel computes: blocks that no query sees are skipped, a mask hides none.
 
     Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
     """
@@ -262,7 +262,7 @@ def _unseen() -> Iterator[None]:
 def _values(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
 ) -> torch.Tensor:
-    """What the kernel computes, by plain means; dropout left out."""
+    """Computes what the kernel computes, by plain means; dropout left out."""
     grouped = query.size(1) != key.size(1)
     if call.softcap:
         return _softcapped(query, key, value, call)

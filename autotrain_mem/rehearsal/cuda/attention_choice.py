@@ -1,4 +1,4 @@
-"""Which kernel CUDA picks for scaled_dot_product_attention, by the facts of torch 2.13.
+"""Picks the kernel that CUDA picks for scaled_dot_product_attention, by the facts of torch 2.13.
 
 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``. What users may switch off
 (``torch.backends.cuda.enable_flash_sdp`` and its like) is taken to be on.

@@ -102,7 +102,7 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Kernel]:
-    """What to register for each operator that the installed torch casts otherwise on the CPU.
+    """Makes the kernels to register, one for each operator that the installed torch casts otherwise on the CPU.
 
     Not cuDNN's own: they run on cuDNN alone, and some are known to a CUDA build of torch only (``_cudnn_rnn``).
     """

@@ -1,4 +1,4 @@
-"""What torch does in place when nobody watches, and out of place under any mode: told to the recorder, which is one.
+"""Tells the recorder, which is a mode, what torch does in place without one and out of place under any.
 
 Autograd adds up the gradients of a tensor that is used twice in the buffer of the first one, if nothing else holds it
 (``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``), and some backward formulas write into the zeros that

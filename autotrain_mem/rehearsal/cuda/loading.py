@@ -58,7 +58,7 @@ _GPU = torch.device("cuda")
 
 @dataclass(kw_only=True, slots=True)
 class _Loading:
-    """What is known of a model before its weights are there."""
+    """The facts of a model that are known before its weights are there."""
 
     names: list[str] = field(default_factory=list)
     """Of what a checkpoint holds, in the order in which it is loaded."""

@@ -176,5 +176,5 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
-    """What no rehearsal for such a card counts, whatever its settings."""
+    """Says what no rehearsal for such a card counts, whatever its settings."""
     return (*workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))

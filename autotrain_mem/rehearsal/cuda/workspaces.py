@@ -1,4 +1,4 @@
-"""What CUDA's kernels take from torch's allocator within one operator, which no dispatcher sees.
+"""Counts what CUDA's kernels take from torch's allocator within one operator, which no dispatcher sees.
 
 One row for each operator whose kernel takes memory that grows with a training step's tensors. Each row names the file
 and the symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts what is alive there at once. cub's radix
@@ -37,7 +37,7 @@ Taking = Callable[[tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
 
 
 def workspaces(compute_capability: tuple[int, int]) -> Workspace:
-    """What the kernels of one run take on a card; a fresh one for each run, as it knows which handles were used."""
+    """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used."""
     takings: dict[Any, Taking] = {
         **{operator: _given_back(row) for operator, row in _rows(compute_capability).items()},
         **dict.fromkeys(_by_cublas(), _kept_by_cublas(_cublas_bytes(compute_capability))),

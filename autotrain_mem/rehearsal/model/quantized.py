@@ -58,7 +58,7 @@ def checkpoint_quantization(config: Any) -> Any:
 
 
 def quantization_method(quantization: Any) -> str:
-    """Whose quantization a config asks for, in transformers' words: "bitsandbytes", "gptq"; empty for None."""
+    """Names the method that a config asks for, in transformers' words: "bitsandbytes", "gptq"; empty for None."""
     if quantization is None:
         return ""
     if not isinstance(quantization, dict):
@@ -71,7 +71,7 @@ def quantization_method(quantization: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What decides the storages of a 4-bit weight; layers of one kind share a template."""
+    """The facts that decide the storages of a 4-bit weight; layers of one kind share a template."""
 
     shape: tuple[int, int]
     dtype: torch.dtype

@@ -132,7 +132,7 @@ def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
 
 
 def formatting_of(job: Job) -> Callable[[Any], str] | None:
-    """What a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
+    """Returns the function that a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
     return None if job.handed is None else read(job).keywords.get("formatting_func")
 
 

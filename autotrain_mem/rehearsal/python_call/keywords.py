@@ -77,7 +77,7 @@ def _shorten(call: Call, layers: int) -> None:
 
 
 def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """What a plan asks for beside the config, where the script does not hand it: LoRA, and a quantized base.
+    """Adds what a plan asks for beside the config and the script does not hand over: LoRA, and a quantized base.
 
     Args:
         arguments: The job's, with the plan's knobs over them.
@@ -136,7 +136,7 @@ rehearsal has two batches (:func:`left_out`)."""
 
 
 def left_out(job: Job) -> tuple[str, ...]:
-    """What of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    """Says what of a script's call a rehearsal leaves out, in sentences for the estimate."""
     if job.handed is None:
         return ()
     keywords, facts = read(job).keywords, []

@@ -51,7 +51,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What was packed. Under a fake mode every tensor is a fake one, otherwise it is on the meta device.
+    """Rebuilds what was packed. Under a fake mode every tensor is a fake one, otherwise it is on the meta device.
 
     That holds for all tensors, wherever they were: class weights of a trainer of the user's own, or in the closure of
     a function, have no values either. What is one tensor is one again, as is a tensor beside a parameter with the same
@@ -96,7 +96,7 @@ class _Tensor:
 
 
 class _StuckError(Exception):
-    """What cannot be packed, on its way out through what holds it."""
+    """Carries what cannot be packed out through what holds it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -158,8 +158,11 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
 
 
 def _is_in_its_module(value: Any) -> bool:
-    """As ``pickle`` itself looks for it when it is read. dill goes from package to module by attributes, and so misses
-    all optimizers: ``torch/optim/__init__.py`` deletes its modules' names."""
+    """Looks for it as ``pickle`` itself does when it is read.
+
+    dill goes from package to module by attributes, and so misses all optimizers: ``torch/optim/__init__.py`` deletes
+    its modules' names.
+    """
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)

@@ -1,4 +1,4 @@
-"""Which model objects of the user's own can be rehearsed, and why the others cannot.
+"""Refuses model objects of the user's own that cannot be rehearsed, and says why.
 
 A rehearsal puts the whole model on one device, as training on one GPU does: what is spread, wrapped or kept in a form
 of its own would be told wrongly.

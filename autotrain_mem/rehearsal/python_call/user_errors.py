@@ -1,4 +1,4 @@
-"""What a question ends with when the installed libraries, or the user's own code in them, raise: whose and where.
+"""Explains what the installed libraries, or the user's own code in them, raise: whose it is and where.
 
 A command's user reads of flags. A script's user reads which line of the script it was: their classes and functions
 run in the worker as they would in the script.
@@ -39,7 +39,7 @@ class Place:
 
 
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
-    """What an exception means to the user.
+    """Turns an exception into an error that says what it means to the user.
 
     Args:
         step: What was being done, as in "Rehearsing the trainer".
@@ -80,7 +80,7 @@ def _reads_a_value(error: Exception) -> bool:
 
 
 def passed_on(error: Exception) -> dict[str, Any] | None:
-    """What TRL, PEFT or the user's own code refused, for a script to meet as if it had been raised there.
+    """Passes on what TRL, PEFT or the user's own code refused, for a script to meet as if it had been raised there.
 
     ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}``: Python's own class that is nearest to the
     error's, and where it was; None for what others raised, of which the script's reader is told what it means.
@@ -103,7 +103,7 @@ def _note(error: Exception) -> str:
 
 
 def _text(error: Exception) -> Any:
-    """What the class is called with to print the same: a KeyError shows its key as Python writes it."""
+    """Returns what the class is called with to print the same: a KeyError shows its key as Python writes it."""
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str | int | float | None):
         return error.args[0]
     return str(error)

@@ -1,4 +1,4 @@
-"""What a recorded run computes and moves: FLOPs, bytes and kernels of every operator, counted while it is recorded.
+"""Counts what a recorded run computes and moves: FLOPs, bytes and kernels of every operator, while it is recorded.
 
 FLOPs are those of torch's own formulas (``torch/utils/flop_counter.py: flop_registry``), and of a few here for
 operators that it does not know. Bytes are what an operator reads and writes; views cost nothing, and neither does
@@ -34,7 +34,7 @@ Mark = dict[Key, float]
 
 @dataclass(slots=True)
 class _Period:
-    """From the end of one optimizer step to the end of the next."""
+    """The work from the end of one optimizer step to the end of the next."""
 
     counts: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
     micro_steps: int = 0
@@ -108,7 +108,7 @@ class WorkCounter:
         return dict(self._counts or {})
 
     def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
-        """What has run since the mark runs ``times`` more, on fewer tokens.
+        """Counts what has run since the mark ``times`` more, on fewer tokens.
 
         Args:
             longest: The length that the cache of keys and values had; what has it among its shape, is scaled.

@@ -1,4 +1,4 @@
-"""What a recorder writes down: blocks, their births and deaths, and what the trainer was about meanwhile.
+"""The ledger that a recorder writes: blocks, their births and deaths, and what the trainer was about meanwhile.
 
 It knows no tensors. Everything is kept in columns until :meth:`Ledger.trace` makes a trace of them, since the owner of
 most blocks shows only when they die.

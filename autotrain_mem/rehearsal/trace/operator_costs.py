@@ -1,4 +1,4 @@
-"""What one operator costs: FLOPs, bytes and kernels, from its arguments and its result."""
+"""Computes what one operator costs: FLOPs, bytes and kernels, from its arguments and its result."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
 
 
 def _dtype(tensors: Iterable[torch.Tensor]) -> str:
-    """Of the last that is read: of a product its second factor, after any bias."""
+    """Picks the last tensor that is read: of a product its second factor, after any bias."""
     found = [tensor.dtype for tensor in tensors]
     return str(found[-1]).removeprefix("torch.") if found else "float32"
 
@@ -123,7 +123,7 @@ def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:
-    """What a tensor shows; one that is expanded is read no further than its storage goes."""
+    """Counts the bytes that a tensor shows; one that is expanded is read no further than its storage goes."""
     shown = int(tensor.numel() * tensor.element_size())
     return min(shown, int(tensor.untyped_storage().nbytes())) if tensor.layout is torch.strided else shown
 

@@ -21,7 +21,7 @@ PAGED_FROM_ELEMENTS = 100_000
 
 
 class PhaseRecorder(Protocol):
-    """What a trainer that is followed reports to: a rehearsal's recorder, or one that only needs the phases."""
+    """The listener that a followed trainer reports to: a rehearsal's recorder, or one that only needs the phases."""
 
     @property
     def phase(self) -> Phase:
@@ -48,7 +48,7 @@ class PhaseRecorder(Protocol):
 
 
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
-    """From now on, what the trainer does is told apart, and the weights of all its models are known as such.
+    """Reports from now on which phase the trainer is in, and the weights of all its models are known as such.
 
     ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the
     step, zeroing) is the optimizer step. Gradients and optimizer state are found where they come to be: on the
@@ -200,7 +200,7 @@ def _within(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -
 
 
 def _generating(method: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
-    """What follows makes something of the completions: PPO stacks the scores of all steps at once."""
+    """Begins scoring: what follows uses the completions, and PPO stacks the scores of all steps at once."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         if recorder.phase is Phase.EVALUATE:

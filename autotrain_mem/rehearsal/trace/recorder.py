@@ -71,9 +71,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         super().__init__()
         sole_holders()
         self.ledger = Ledger(device)
-        """What is written down."""
+        """The blocks and events."""
         self.work = WorkCounter()
-        """What is computed and moved."""
+        """The FLOPs and bytes."""
         self._execute = execute
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
-        """What is born inside is born on this stream (``torch.cuda.stream``)."""
+        """Blocks that are born inside are born on this stream (``torch.cuda.stream``)."""
         before, self.ledger.stream = self.ledger.stream, stream
         try:
             yield

@@ -43,7 +43,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jump:
-    """Where steps were skipped: the jump's own events from ``start`` to ``stop``, and the last step after them."""
+    """A place where steps were skipped: the jump's events from ``start`` to ``stop``, and the last step after them."""
 
     start: int
     stop: int
@@ -62,7 +62,7 @@ def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
 
 @dataclass(slots=True)
 class _Slot:
-    """What every step makes anew while the last one's is there, or once it is gone."""
+    """Blocks that every step makes anew while the last one's is there, or once it is gone."""
 
     numbers: tuple[int, ...]
     """Events that bear it, in turn; of a state there is one for each step."""
@@ -82,7 +82,7 @@ class _Slot:
 
 
 class _Writing:
-    """What each event of the last step is to the steps before it."""
+    """Says for each event of the last step what it is to the steps before it."""
 
     def __init__(self, ledger: Ledger, jump: Jump) -> None:
         self._ledger, self._jump = ledger, jump
@@ -123,7 +123,7 @@ class _Writing:
         return (*copies, state.after_jump + 1)
 
     def _match(self) -> None:
-        """What a step leaves takes the place of what it ends, the first for the first of the same size."""
+        """Pairs what a step leaves with what it ends: the first takes the place of the first of the same size."""
         sizes, in_step = self._ledger.sizes, set(self._step)
         ended: dict[int, deque[int]] = {}
         for event in self._step:
@@ -197,7 +197,7 @@ class _Writing:
             yield made
 
     def rest_of_jump(self) -> array[int]:
-        """What the jump did beside growing."""
+        """Lists what the jump did beside growing."""
         return array("q", (event for event in self._jumped if event not in self._moved))
 
     def last_step(self) -> array[int]:
