@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import autotrain_mem
 from autotrain_mem import errors
 from autotrain_mem.methods.interface import Method
 from autotrain_mem.methods.table import METHODS
@@ -254,6 +255,10 @@ def test_every_method_has_a_module_with_the_same_functions_in_the_same_order() -
     for method in METHODS:
         body = TREES[f"autotrain_mem.methods.{method}"].body
         assert [name for node in body for name in names_bound(node) if name in offered] == offered, method
+
+
+def test_every_method_has_a_public_trainer() -> None:
+    assert {row.trainer for row in METHODS.values()} <= {*autotrain_mem.__all__}
 
 
 def names_bound(node: ast.stmt) -> list[str]:

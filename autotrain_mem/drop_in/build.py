@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
-from autotrain_mem.drop_in.guarded_methods import keep_alive
+from autotrain_mem.drop_in.guarded_methods import keep_alive, kept_alive
 from autotrain_mem.drop_in.plan import Asked, make_plan
 from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.methods.table import METHODS
@@ -25,7 +25,7 @@ Construct = Callable[..., None]
 _CALL = "_autofit_call"
 
 
-class Shown:
+class _Signature:
     """A class's ``__signature__``: what its constructor takes, and not what ``__new__`` does, which is asked first."""
 
     def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
@@ -33,15 +33,39 @@ class Shown:
         if kind.__init__ is not ours.__init__:  # type: ignore[misc]
             _, *own = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
             return inspect.Signature(own)
-        _, *trls = inspect.signature(ours.__mro__[1].__init__).parameters.values()  # type: ignore[misc]
+        trl_class = kind.__mro__[kind.__mro__.index(ours) + 1]
+        _, *trls = inspect.signature(trl_class.__init__).parameters.values()  # type: ignore[misc]
         autofit = inspect.Parameter("autofit", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AutoFit | None)
         return inspect.Signature([*trls, autofit])
 
 
-def called(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A trainer that was just made remembers how its class was called: perhaps one of the user's own."""
-    setattr(trainer, _CALL, (args, kwargs))
-    return trainer
+class Planned:
+    """All that a drop-in class adds to TRL's trainer, which comes after it among the bases.
+
+    ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``
+    """
+
+    plan: Plan | None
+    """None where there are no rows to train on."""
+
+    __signature__ = _Signature()
+
+    _autofit_method: str
+    _autofit_config_class: type
+
+    def __init_subclass__(cls, *, method: str | None = None, config_class: type | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if method is not None and config_class is not None:  # a class of ours; the user's own derive from these
+            cls._autofit_method, cls._autofit_config_class = method, config_class
+            kept_alive(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        trainer = super().__new__(cls)
+        setattr(trainer, _CALL, (args, kwargs))  # how its class was called: perhaps one of the user's own
+        return trainer
+
+    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
+        build(self, self._autofit_method, super().__init__, self._autofit_config_class, args, kwargs, autofit)
 
 
 def build(

@@ -1,22 +1,16 @@
-"""``from autotrain_mem import SFTTrainer`` in the place of ``from trl import SFTTrainer``, and its four siblings.
+"""``from autotrain_mem import SFTTrainer`` in the place of ``from trl import SFTTrainer``, and its siblings.
 
 Each takes what TRL's own takes, and ``autofit=AutoFit(...)`` beside it. ``trainer.plan`` holds the plan.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import trl
 
-from autotrain_mem.drop_in.build import Shown, build, called
-from autotrain_mem.drop_in.guarded_methods import kept_alive
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.drop_in.build import Planned
 
 
-@kept_alive
-class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
+class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy
     """TRL's SFTTrainer with settings that fit the device.
 
     ``SFTTrainer("Qwen/Qwen2.5-0.5B", train_dataset=rows).train()`` is planned before the model is loaded.
@@ -29,73 +23,18 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped to myp
         AutofitError: see ``autotrain_mem.errors``. What TRL refuses is refused by TRL.
     """
 
-    plan: Plan | None
-    """None where there are no rows to train on."""
 
-    __signature__ = Shown()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return called(super().__new__(cls), args, kwargs)
-
-    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, "sft", super().__init__, trl.SFTConfig, args, kwargs, autofit)
-
-
-@kept_alive
-class RewardTrainer(trl.RewardTrainer):  # type: ignore[misc]
+class RewardTrainer(Planned, trl.RewardTrainer, method="reward", config_class=trl.RewardConfig):  # type: ignore[misc]
     """TRL's RewardTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
-    plan: Plan | None
 
-    __signature__ = Shown()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return called(super().__new__(cls), args, kwargs)
-
-    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, "reward", super().__init__, trl.RewardConfig, args, kwargs, autofit)
-
-
-@kept_alive
-class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
+class DPOTrainer(Planned, trl.DPOTrainer, method="dpo", config_class=trl.DPOConfig):  # type: ignore[misc]
     """TRL's DPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
-    plan: Plan | None
 
-    __signature__ = Shown()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return called(super().__new__(cls), args, kwargs)
-
-    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, "dpo", super().__init__, trl.DPOConfig, args, kwargs, autofit)
-
-
-@kept_alive
-class GRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]
+class GRPOTrainer(Planned, trl.GRPOTrainer, method="grpo", config_class=trl.GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
-    plan: Plan | None
 
-    __signature__ = Shown()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return called(super().__new__(cls), args, kwargs)
-
-    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, "grpo", super().__init__, trl.GRPOConfig, args, kwargs, autofit)
-
-
-@kept_alive
-class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
+class RLOOTrainer(Planned, trl.RLOOTrainer, method="rloo", config_class=trl.RLOOConfig):  # type: ignore[misc]
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
-
-    plan: Plan | None
-
-    __signature__ = Shown()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return called(super().__new__(cls), args, kwargs)
-
-    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, "rloo", super().__init__, trl.RLOOConfig, args, kwargs, autofit)
