@@ -420,7 +420,7 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
         worker = Worker()
         call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
         call.write_text("rows")
-        worker._child.send({"operation": "describe", "job": {"handed": {"path": str(call)}}})
+        worker._child.send({"operation": "describe", "job": {"python_call": {"path": str(call)}}})
         print(worker.pid, flush=True)
         time.sleep(600)
     """

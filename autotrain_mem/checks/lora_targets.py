@@ -23,7 +23,7 @@ def unmatched_targets(setup: Setup) -> Problems:
     A mixture of experts is passed over where a name may be that of fused experts, which PEFT adapts as parameters.
     """
     job, filled, config = setup.job, setup.filled, setup.config
-    if job.handed is not None:
+    if job.python_call is not None:
         return  # PEFT looks at the script's own config, and at its model
     asked = filled.model.lora_target_modules if job.arguments.get("use_peft") else None
     if not asked:

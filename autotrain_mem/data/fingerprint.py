@@ -70,7 +70,7 @@ def _data(job: Job, filled: Configs) -> Any:
     their revision (datasets/builder.py: _get_dataset_fingerprint)."""
     name = load.dataset_name(job)
     path = pathlib.Path(name)
-    if job.handed is not None:
+    if job.python_call is not None:
         return [(split, rows._fingerprint) for split, rows in sorted(load.load(job, filled).items())]
     is_mixture = bool(filled.dataset.datasets) and job.dataset is None
     if path.exists() and not is_mixture:

@@ -45,7 +45,7 @@ def load(job: Job, filled: Configs) -> Any:
     """
     import datasets
 
-    if job.handed is not None:
+    if job.python_call is not None:
         splits = splits_of(job, filled)
         _check(splits, filled, job)
         return splits
@@ -77,7 +77,7 @@ def was_out_of_reach(error: DatasetError) -> bool:
 
 def dataset_name(job: Job) -> str:
     """Names what is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
-    if job.handed is not None:
+    if job.python_call is not None:
         return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or job.method_facts.example_dataset)
 
@@ -86,14 +86,14 @@ def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> li
     """The splits that the job evaluates on: of a script's own rows all that it does not train on."""
     if not job.is_evaluated:
         return []
-    if job.handed is None:
+    if job.python_call is None:
         return [filled.script.dataset_test_split]
     return [name for name in splits if name != filled.script.dataset_train_split]
 
 
 def rows_name(job: Job, filled: Configs, split: str) -> str:
     """Names a split for a message: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
-    return dataset_name(job) if job.handed is None or split == filled.script.dataset_train_split else split
+    return dataset_name(job) if job.python_call is None or split == filled.script.dataset_train_split else split
 
 
 def _load_named(name: str, config_name: str | None) -> Any:
@@ -189,7 +189,7 @@ def _check(splits: Any, filled: Configs, job: Job) -> None:
 
 
 def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -> DatasetFormatError:
-    if job.handed is not None:
+    if job.python_call is not None:
         return DatasetFormatError(
             "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
             hint='Give eval_dataset=, or the config eval_strategy="no".',
@@ -209,7 +209,7 @@ def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
     seen = sorted(_IMAGES.intersection(columns))
     if not seen or not job.method_facts.reads_images:
         return
-    how = "" if job.handed is None else f": {name} = {name}.remove_columns({seen})"
+    how = "" if job.python_call is None else f": {name} = {name}.remove_columns({seen})"
     raise DatasetFormatError(
         f"{name} holds images ({', '.join(seen)}), and what they take is not known: neither their tokens are counted "
         "nor a model's vision tower is rehearsed.",

@@ -152,7 +152,7 @@ def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> Datase
         )
     return DatasetFormatError(
         f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
-        hint=_LOOK_AT if job.handed is None else _LOOK_AT_IN_PYTHON,
+        hint=_LOOK_AT if job.python_call is None else _LOOK_AT_IN_PYTHON,
     )
 
 

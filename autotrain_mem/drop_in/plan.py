@@ -33,8 +33,8 @@ from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.length import MAX_LENGTH
-from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.store import Store
 from autotrain_mem.worker.pool import Workers
 
@@ -137,7 +137,7 @@ def _rehearsals(asked: Asked, hardware: Hardware, store: Store, workers: Workers
         arguments["expandable_segments"] = False
     wish = Wish(method=asked.method, model=_name(keywords["model"]), autofit=autofit, config=arguments)
     defaults = workers.first.accept(asked.method, arguments, wish.own)
-    job = wish.job(arguments, _handed(asked, folder))
+    job = wish.job(arguments, _python_call(asked, folder))
     return on_device(workers, autofit, job, defaults, hardware, store)
 
 
@@ -165,12 +165,12 @@ def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _handed(asked: Asked, folder: pathlib.Path) -> Handed:
+def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
     call = asked.call
     streams = _streams(call)
     for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
         call = call.replacing(stream, None)
-    return Handed(
+    return PythonCall(
         path=capture.write(call, folder),
         holds_model=not isinstance(call.model, str),
         holds_rows=not streams,

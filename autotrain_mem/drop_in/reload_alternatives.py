@@ -55,7 +55,7 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
     """The plan of the same job with the model given by name; None where that would load another model."""
     model = call.model
     takes_name = job.method_facts.takes_model_name
-    if job.handed is None or isinstance(model, str) or not takes_name or not _is_stock(model):
+    if job.python_call is None or isinstance(model, str) or not takes_name or not _is_stock(model):
         return None
     path = folder / "reloaded"
     model.config.save_pretrained(path)
@@ -66,7 +66,7 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
         job,
         model=str(path),
         arguments=arguments,
-        handed=replace(job.handed, path=written, holds_model=False, digest=""),
+        python_call=replace(job.python_call, path=written, holds_model=False, digest=""),
     )
     try:
         other = plan_job(named)

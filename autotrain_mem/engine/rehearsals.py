@@ -103,7 +103,7 @@ class Rehearsals:
     def footprint_store(self) -> Store:
         """A model that brings its own code may change while its config stays: nothing is kept of it."""
         job = self.job
-        is_unknown = job.handed is not None and not job.handed.digest
+        is_unknown = job.python_call is not None and not job.python_call.digest
         return NOWHERE if is_unknown or job.arguments.get("trust_remote_code") else self.store
 
     @property
@@ -200,7 +200,7 @@ class Rehearsals:
 
 def example_dataset(job: Job) -> str | None:
     """TRL's own example, when the job names no data and so takes it."""
-    named = job.dataset is not None or job.handed or {"dataset_name", "datasets"} & set(job.arguments)
+    named = job.dataset is not None or job.python_call or {"dataset_name", "datasets"} & set(job.arguments)
     return None if named else job.method_facts.example_dataset
 
 
@@ -209,8 +209,8 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
     Nor of a script's stream, whose rows nobody knows before they are trained on.
     """
-    if job.handed is not None:
-        return job.handed.holds_rows
+    if job.python_call is not None:
+        return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
 
 
@@ -262,6 +262,6 @@ them: optimizers that add it to the gradients hold a copy of these."""
 def job_key(job: Job) -> dict[str, Any]:
     """What a rehearsal depends on of a job's own words."""
     seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
-    handed = None if job.handed is None else [job.handed.digest, job.handed.processes > 1]
+    call = None if job.python_call is None else [job.python_call.digest, job.python_call.processes > 1]
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}
-    return words | {"handed": handed}
+    return words | {"python_call": call}

@@ -13,7 +13,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.spec import Hardware, Job, Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.pool import Workers
@@ -82,12 +82,12 @@ class Wish:
         is_field = any(getattr(self, name, None) is not None for name in names)
         return is_field or not flags.isdisjoint(names) or not self.config.keys().isdisjoint(names)
 
-    def job(self, arguments: Mapping[str, Any], handed: Handed | None = None) -> Job:
+    def job(self, arguments: Mapping[str, Any], python_call: PythonCall | None = None) -> Job:
         """The job that is asked for.
 
         Args:
             arguments: Exactly what the user gave of TRL's, as its parser has read it.
-            handed: What a script hands to a trainer beside its config.
+            python_call: What a script hands to a trainer beside its config.
         """
         autofit = self.autofit
         return Job(
@@ -101,7 +101,7 @@ class Wish:
             fit=autofit.fit,
             forbid=frozenset(autofit.forbid),
             max_slowdown=autofit.max_slowdown,
-            handed=handed,
+            python_call=python_call,
         )
 
 

@@ -56,7 +56,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     tokenizer = stub_tokenizer("left" if job.is_online else "right")
 
     def build() -> Any:
-        if job.handed is None:
+        if job.python_call is None:
             return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
         return finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
 

@@ -13,7 +13,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
 from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
-from autotrain_mem.spec.data_summary import PERCENTILES
+from autotrain_mem.spec.data import PERCENTILES
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 

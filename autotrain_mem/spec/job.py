@@ -11,7 +11,6 @@ from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
-from autotrain_mem.spec.python_call import Handed
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
@@ -27,6 +26,22 @@ EPOCHS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PythonCall:
+    """A file with a call of a trainer, for the process that rehearses it (``rehearsal.python_call.capture``)."""
+
+    path: str
+    holds_model: bool
+    """Whether the model is an object, whose structure is rehearsed; else it is loaded by its name."""
+    holds_rows: bool
+    """Whether the training data can be counted: a stream's cannot."""
+    processes: int = 1
+    """How many train together: more than one hold their gradients a second time, in DDP's buckets."""
+    digest: str
+    """Of all in it that a rehearsal depends on; empty where that cannot be known, and nothing may be kept of it: code
+    or a model of the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One training job in the user's own words.
 
@@ -38,7 +53,7 @@ class Job:
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
-    json_form: ClassVar = Form(optional=("handed",))
+    json_form: ClassVar = Form(optional=("python_call",))
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
@@ -59,7 +74,7 @@ class Job:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
     the next level is taken."""
-    handed: Handed | None = None
+    python_call: PythonCall | None = None
     """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
     the script plans: no file of ours holds it."""
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from autotrain_mem.spec.candidate import Candidate
 from autotrain_mem.spec.codec import Form
-from autotrain_mem.spec.data_summary import DataSummary
+from autotrain_mem.spec.data import DataSummary
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
@@ -160,4 +160,4 @@ def as_recorded(job: Job) -> Job:
     """The job as a file may hold it, for others to read: no token or key of the user's, no object of a script's."""
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
     public = {name: value for name, value in job.environment.items() if not _SECRET_VARIABLE.search(name)}
-    return replace(job, arguments=arguments, environment=public, handed=None)
+    return replace(job, arguments=arguments, environment=public, python_call=None)

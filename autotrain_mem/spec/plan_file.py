@@ -19,7 +19,7 @@ from typing import Any
 from autotrain_mem.errors import PlanFileError
 from autotrain_mem.files import NOT_ORDINARY, read_start, refusal, write_json
 from autotrain_mem.spec import codec
-from autotrain_mem.spec.data_summary import PERCENTILES
+from autotrain_mem.spec.data import PERCENTILES
 from autotrain_mem.spec.plan import PLAN_NAME, PLAN_SCHEMA, Plan
 from autotrain_mem.units import MIB, format_bytes
 

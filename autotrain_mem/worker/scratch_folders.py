@@ -26,9 +26,9 @@ class Leftovers:
 
     def note(self, request: Mapping[str, Any]) -> None:
         """A question came, perhaps with the path of a file that a script handed over."""
-        handed = (request.get("job") or {}).get("handed")
-        if handed is not None:
-            self._folders.add(pathlib.Path(handed["path"]).parent)
+        call = (request.get("job") or {}).get("python_call")
+        if call is not None:
+            self._folders.add(pathlib.Path(call["path"]).parent)
 
     def remove(self) -> None:
         """Remove them all; other workers of the same parent may be doing the same."""

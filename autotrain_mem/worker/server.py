@@ -191,7 +191,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 
 def _from_python(request: Mapping[str, Any]) -> bool:
     """Whether a script's trainer asks."""
-    return request.get("job", {}).get("handed") is not None
+    return request.get("job", {}).get("python_call") is not None
 
 
 def import_ahead() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem.methods.facts import MethodFacts
-from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.spec.job import PythonCall
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def nouns_of(name: str) -> set[type]:
 
 def test_every_noun_that_a_public_name_takes_or_gives_is_public_too() -> None:
     """But what a trainer hands to its planning, which lives no longer than that, and our own table of methods."""
-    nouns = set().union(*map(nouns_of, COLD)) - {Handed, MethodFacts}
+    nouns = set().union(*map(nouns_of, COLD)) - {PythonCall, MethodFacts}
     assert {kind.__name__ for kind in nouns} - set(autotrain_mem.__all__) == set()
 
 

@@ -12,7 +12,7 @@ from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.rehearsal.python_call.capture import Call, read
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.spec.job import PythonCall
 from tests.report.report_examples import PLAN
 from tests.tiny import tiny_config
 
@@ -20,8 +20,8 @@ from tests.tiny import tiny_config
 def call_of(model: Any, folder: Path) -> tuple[Call, Job]:
     kwargs = {"model": model, "train_dataset": [1]}
     call = Call(trainer=dict, args=(), kwargs=kwargs, keywords=kwargs)
-    handed = Handed(path=str(folder), holds_model=True, holds_rows=True, digest="")
-    return call, Job(method="sft", model="tiny", dataset=None, arguments={"dtype": "float32"}, handed=handed)
+    objects = PythonCall(path=str(folder), holds_model=True, holds_rows=True, digest="")
+    return call, Job(method="sft", model="tiny", dataset=None, arguments={"dtype": "float32"}, python_call=objects)
 
 
 def causal(family: str = "qwen2") -> Any:
@@ -38,9 +38,9 @@ class Planner:
         self.asked: list[Job] = []
 
     def __call__(self, job: Job) -> Plan:
-        assert job.handed is not None
+        assert job.python_call is not None
         self.asked.append(job)
-        plan = self._answers[job.handed.holds_model]
+        plan = self._answers[job.python_call.holds_model]
         if plan is None:
             raise DoesNotFitError("It does not fit.", hint="take a larger card")
         return plan

@@ -18,7 +18,7 @@ from autotrain_mem.engine.probe.real_probe import RealWays
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
-from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.units import GIB, MIB
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
@@ -212,7 +212,7 @@ def test_what_is_held_outside_torch_counts_and_is_planned_with() -> None:
         pytest.param(JOB, replace(CARD, origin="cpu"), 0, False, id="a CPU measures nothing"),
         pytest.param(JOB, CARD, GIB, False, id="vLLM's share cannot be told apart"),
         pytest.param(
-            replace(JOB, handed=Handed(path="call", holds_model=False, holds_rows=True, digest="")),
+            replace(JOB, python_call=PythonCall(path="call", holds_model=False, holds_rows=True, digest="")),
             CARD,
             0,
             False,

@@ -17,8 +17,8 @@ from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Candidate, DataProfile, Hardware, Job, Plan
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.store import Store
 from autotrain_mem.units import GIB
 from autotrain_mem.versions import versions_key
@@ -60,7 +60,7 @@ def asking(**arguments: Any) -> Job:
 
 
 def handing(digest: str) -> Job:
-    return replace(JOB, handed=Handed(path="call", holds_model=False, holds_rows=True, digest=digest))
+    return replace(JOB, python_call=PythonCall(path="call", holds_model=False, holds_rows=True, digest=digest))
 
 
 def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None, **more: Any) -> Plan:
@@ -154,7 +154,7 @@ def test_data_whose_rows_have_grown_are_rehearsed_and_shorter_ones_are_not() -> 
 
 def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
     plan, why = made(handing("a")), "what the script hands over"
-    assert (plan.objects, plan.job.handed) == ("a", None)
+    assert (plan.objects, plan.job.python_call) == ("a", None)
     assert [reason(plan, handing(digest)) for digest in "ab"] == ["", why]
     assert reason(made(handing("")), handing("")) == why
     assert reason(plan, JOB).endswith(why)

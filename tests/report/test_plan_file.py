@@ -19,9 +19,9 @@ from test_console import rendered
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Job, Plan, codec
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.plan import PLAN_NAME
 from autotrain_mem.spec.plan_file import read_plan
-from autotrain_mem.spec.python_call import Handed
 from autotrain_mem.units import GIB
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
@@ -224,11 +224,14 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
         dataset="d",
         arguments={"hub_token": "hf_secret", "pad_token": "<pad>", "lora_r": 8},
         environment={"WANDB_API_KEY": "secret", "hf_token": "secret", "TOKENIZERS_PARALLELISM": "false"},
-        handed=Handed(path="/tmp/call", holds_model=True, holds_rows=True, digest="d"),
+        python_call=PythonCall(path="/tmp/call", holds_model=True, holds_rows=True, digest="d"),
     )
     kept = replace(PLAN, job=job).job
     assert kept == replace(
-        job, arguments={"pad_token": "<pad>", "lora_r": 8}, environment={"TOKENIZERS_PARALLELISM": "false"}, handed=None
+        job,
+        arguments={"pad_token": "<pad>", "lora_r": 8},
+        environment={"TOKENIZERS_PARALLELISM": "false"},
+        python_call=None,
     )
     assert "secret" not in json.dumps(codec.to_json(replace(PLAN, job=job)))
 

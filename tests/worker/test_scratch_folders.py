@@ -23,9 +23,9 @@ def test_a_worker_removes_its_own_folder_and_those_of_scripts(
     first, second = Leftovers(), Leftovers()
     for leftovers in (first, second):  # two workers of one parent
         leftovers.note({"operation": "parse"})
-        leftovers.note({"operation": "describe", "job": {"handed": None}})
-        leftovers.note({"operation": "describe", "job": {"handed": {"path": str(handed / "call")}}})
-        leftovers.note({"operation": "describe", "job": {"handed": {"path": str(kept / "call")}}})
+        leftovers.note({"operation": "describe", "job": {"python_call": None}})
+        leftovers.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
+        leftovers.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
     first.remove()
     second.remove()
     assert list(tmp_path.iterdir()) == [kept]

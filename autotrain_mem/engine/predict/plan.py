@@ -15,7 +15,7 @@ from autotrain_mem.planner.precision import why_fp16
 from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.spec import Candidate, DataProfile, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
-from autotrain_mem.spec.data_summary import summary
+from autotrain_mem.spec.data import summary
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.training.environment import environment_setting
@@ -80,7 +80,7 @@ def make_plan(
         versions=versions_key(),
         model_digest=facts.digest,
         allocator=environment_setting(job.environment),
-        objects=None if job.handed is None else job.handed.digest,
+        objects=None if job.python_call is None else job.python_call.digest,
     )
 
 
@@ -141,5 +141,5 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
         versions=versions_key(),
         model_digest=facts.digest,
         allocator=environment_setting(job.environment),
-        objects=None if job.handed is None else job.handed.digest,
+        objects=None if job.python_call is None else job.python_call.digest,
     )

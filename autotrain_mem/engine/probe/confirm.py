@@ -75,7 +75,7 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
     On a plain CPU nothing measures. A vLLM engine in the trainer's own process takes its share of the card through the
     same allocator, so that nobody can tell what is the trainer's. A drop-in trainer holds its card already.
     """
-    return hardware.origin != "cpu" and not vllm_share_bytes and job.handed is None
+    return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
 
 def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, *, may_move: bool = True) -> Plan:

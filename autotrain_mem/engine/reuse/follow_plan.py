@@ -285,6 +285,6 @@ def _rows(plan: Plan, tokens: int) -> Iterator[str]:
 
 def _objects(plan: Plan, job: Job) -> Iterator[str]:
     """What a script hands over is known by its digest; an empty one says that it cannot be known."""
-    handed = None if job.handed is None else job.handed.digest
-    if handed != plan.objects or handed == "":
+    digest = None if job.python_call is None else job.python_call.digest
+    if digest != plan.objects or digest == "":
         yield "what the script hands over"

@@ -95,9 +95,9 @@ def read(job: Job) -> Call:
     Raises:
         RehearsalError: something in it cannot be made again in another process.
     """
-    assert job.handed is not None, "asked for jobs from Python only"
+    assert job.python_call is not None, "asked for jobs from Python only"
     try:
-        call = pickle_without_tensors.unpack(_content(job.handed.path))
+        call = pickle_without_tensors.unpack(_content(job.python_call.path))
     except Exception as error:  # whatever the user's classes raise when they are imported or rebuilt
         raise RehearsalError(
             f"What the script hands to the trainer cannot be rebuilt in the rehearsal's process: "
@@ -133,19 +133,19 @@ def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
 
 def formatting_of(job: Job) -> Callable[[Any], str] | None:
     """Returns the function that a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
-    return None if job.handed is None else read(job).keywords.get("formatting_func")
+    return None if job.python_call is None else read(job).keywords.get("formatting_func")
 
 
 def adapter_of(job: Job) -> Any:
     """PEFT's config that a script hands over; None where the arguments say it, or nothing is adapted."""
-    return None if job.handed is None else read(job).keywords.get("peft_config")
+    return None if job.python_call is None else read(job).keywords.get("peft_config")
 
 
 def tokenizer_of(job: Job) -> Any:
     """The tokenizer that a script hands over; None where the model's own is taken."""
-    return None if job.handed is None else read(job).keywords.get("processing_class")
+    return None if job.python_call is None else read(job).keywords.get("processing_class")
 
 
 def model_of(job: Job) -> Any:
     """The model object that a script hands over, on the meta device; None where it is a name."""
-    return read(job).model if job.handed is not None and job.handed.holds_model else None
+    return read(job).model if job.python_call is not None and job.python_call.holds_model else None

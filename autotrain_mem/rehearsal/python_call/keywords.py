@@ -39,8 +39,8 @@ def call_again(
             trainer = call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)
-    assert job.handed is not None
-    if job.handed.processes > 1:
+    assert job.python_call is not None
+    if job.python_call.processes > 1:
         _hold_buckets(trainer)
     return trainer
 
@@ -137,7 +137,7 @@ rehearsal has two batches (:func:`left_out`)."""
 
 def left_out(job: Job) -> tuple[str, ...]:
     """Says what of a script's call a rehearsal leaves out, in sentences for the estimate."""
-    if job.handed is None:
+    if job.python_call is None:
         return ()
     keywords, facts = read(job).keywords, []
     if keywords.get("compute_metrics") is not None:

@@ -21,7 +21,7 @@ from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.spec import Job
-from autotrain_mem.spec.python_call import Handed
+from autotrain_mem.spec.job import PythonCall
 
 Folder = Callable[[str], pathlib.Path]
 Make = Callable[..., Job]
@@ -38,8 +38,8 @@ def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.M
         model = str(model_folder("qwen2"))
         every = {"model": model, **keywords}
         path = capture.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
-        facts = Handed(path=path, holds_model=False, holds_rows=True, digest="")
-        return Job(method=method, model=model, dataset=None, arguments=arguments or {}, handed=facts)
+        facts = PythonCall(path=path, holds_model=False, holds_rows=True, digest="")
+        return Job(method=method, model=model, dataset=None, arguments=arguments or {}, python_call=facts)
 
     return made
 
