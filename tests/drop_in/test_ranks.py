@@ -19,7 +19,7 @@ from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Plan, codec
 from autotrain_mem.worker import server
-from tests.spec.test_nouns import FULL_PLAN
+from tests.spec.test_nouns import PLAN
 
 SCRIPT = """
 import contextlib, json, os, sys
@@ -165,7 +165,7 @@ def test_a_device_that_one_rank_cannot_have_is_refused_by_all(group: Group) -> N
 
 
 def test_rank_1_gets_the_plan_of_rank_0_and_makes_none(group: Group) -> None:
-    plan = FULL_PLAN
+    plan = PLAN
     assert ranks.is_first()
     assert ranks.agreed(lambda: plan) is plan
     group.rank = 1
@@ -194,7 +194,7 @@ def test_whatever_ends_the_planning_is_told_to_rank_1(group: Group, error: BaseE
 def test_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("all_gather_object", "broadcast_object_list"):
         monkeypatch.setattr(dist, name, failing(AssertionError("nobody is there")))
-    plan, card = FULL_PLAN, named("rtx3060")
+    plan, card = PLAN, named("rtx3060")
     assert ranks.processes() == 1
     assert ranks.is_first()
     assert ranks.smallest(lambda: card) is card
