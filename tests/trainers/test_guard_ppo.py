@@ -183,63 +183,59 @@ def test_parts_keep_to_the_config(changes: dict[str, Any], start: Start) -> None
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=tolerance)
 
 
-def test_a_loss_that_is_refused_is_made_again_without_the_graph(start: Start, undisturbed: Run) -> None:
-    """Below the guard, which stands in for what the trainer has when it comes."""
-    run, refuse = start(guarded=False), Refusals(0, times=1)
-    log_probabilities = run.trainer._log_probabilities
-
-    def refused(logits: torch.Tensor, index: torch.Tensor) -> Any:
-        if logits.requires_grad:
-            refuse(len(logits))
-        return log_probabilities(logits, index)
-
-    run.trainer._log_probabilities = refused
-    guard(run)
-    run.trainer.train()
-    assert_same(run, undisturbed)
-    assert run.remedies() == [(Phase.FORWARD, "repeated without the models' graph")]
-
-
-def test_a_backward_of_the_loss_is_made_again_without_the_graph(start: Start, undisturbed: Run) -> None:
-    run, refuse = start(guarded=False), Refusals(0, times=1)
-    backward = run.trainer.accelerator.backward
-
-    def refused(loss: torch.Tensor, **options: Any) -> None:
-        backward(loss, **options)
-        refuse(1)
-
-    run.trainer.accelerator.backward = refused
-    guard(run)
-    run.trainer.train()
-    assert_same(run, undisturbed)
-    assert run.remedies() == [(Phase.BACKWARD, "repeated without the models' graph")]
-
-
-def test_an_optimizer_step_is_repeated_where_it_had_not_begun(start: Start, undisturbed: Run) -> None:
-    run, refuse = start(guarded=False), Refusals(0, times=1)
-    inner = run.trainer.optimizer.optimizer
-    step = inner.step
+def refuse_first(owner: Any, name: str, *, after: bool = False, only: Callable[..., bool] = lambda *_: True) -> None:
+    """Have a function of the trainer's refuse its first call, before or after it does its work."""
+    refuse, function = Refusals(0, times=1), getattr(owner, name)
 
     def refused(*args: Any, **options: Any) -> Any:
-        refuse(1)
-        return step(*args, **options)
+        result = function(*args, **options) if after else None
+        if only(*args):
+            refuse(1)
+        return result if after else function(*args, **options)
 
-    inner.step = refused
+    setattr(owner, name, refused)
+
+
+WITHOUT_GRAPH = "repeated without the models' graph"
+BELOW: dict[str, tuple[Callable[[Any], None], Phase, str]] = {
+    "loss": (
+        lambda built: refuse_first(built, "_log_probabilities", only=lambda logits, _: logits.requires_grad),
+        Phase.FORWARD,
+        WITHOUT_GRAPH,
+    ),
+    "backward of the loss": (
+        lambda built: refuse_first(built.accelerator, "backward", after=True),
+        Phase.BACKWARD,
+        WITHOUT_GRAPH,
+    ),
+    "optimizer step": (
+        lambda built: refuse_first(built.optimizer.optimizer, "step"),
+        Phase.OPTIMIZER_STEP,
+        "repeated with one parameter after the other",
+    ),
+    "generation": (
+        lambda built: refuse_first(built.policy_model, "generate", after=True),
+        Phase.GENERATE,
+        "repeated after the cache was emptied",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", BELOW)
+def test_what_is_refused_once_is_done_again_and_gives_the_same(place: str, start: Start, undisturbed: Run) -> None:
+    """Below the guard, which stands in for what the trainer has when it comes."""
+    disturb, phase, remedy = BELOW[place]
+    run = start(guarded=False)
+    disturb(run.trainer)
     guard(run)
     run.trainer.train()
     assert_same(run, undisturbed)
-    assert [incident.phase for incident in run.incidents] == [Phase.OPTIMIZER_STEP]
+    assert run.remedies() == [(phase, remedy)]
 
 
 def test_a_norm_that_is_refused_is_taken_again(start: Start) -> None:
-    run, refuse = start(guarded=False, max_grad_norm=1.0), Refusals(0, times=1)
-    clip = run.trainer.accelerator.clip_grad_norm_
-
-    def refused(*args: Any) -> Any:
-        refuse(1)
-        return clip(*args)
-
-    run.trainer.accelerator.clip_grad_norm_ = refused
+    run = start(guarded=False, max_grad_norm=1.0)
+    refuse_first(run.trainer.accelerator, "clip_grad_norm_")
     guard(run)
     run.trainer.train()
     assert [incident.phase for incident in run.incidents] == [Phase.OPTIMIZER_STEP]
@@ -262,21 +258,6 @@ def test_other_errors_pass(start: Start) -> None:
 
 
 # -- a rollout ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_refused_generation_is_repeated_with_the_same_random_numbers(start: Start, undisturbed: Run) -> None:
-    run, refuse = start(), Refusals(0, times=1)
-    generate = run.trainer.policy_model.generate
-
-    def refused(**inputs: Any) -> Any:
-        made = generate(**inputs)
-        refuse(len(inputs["input_ids"]))
-        return made
-
-    run.trainer.policy_model.generate = refused
-    run.trainer.train()
-    assert_same(run, undisturbed)
-    assert run.remedies() == [(Phase.GENERATE, "repeated after the cache was emptied")]
 
 
 def test_fewer_prompts_are_answered_at_once(start: Start) -> None:

@@ -77,38 +77,28 @@ def test_it_trains_the_same_weights_to_the_bit(kind: str, dtype: torch.dtype) ->
     assert not same(on_host, model(dtype)), "and it did train"
 
 
-def test_a_learning_rate_schedule_is_obeyed() -> None:
-    on_host, expected = model(), model()
-    for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        train(trained, optimizer, range(5), schedule)
-    assert same(on_host, expected)
+def schedule(trained: Any, optimizer: torch.optim.Optimizer) -> None:
+    train(trained, optimizer, range(2), torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)))
 
 
-def test_an_option_that_is_changed_between_steps_counts() -> None:
-    on_host, expected = model(), model()
-    for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
-        train(trained, optimizer, range(2))
-        optimizer.param_groups[0]["weight_decay"] = 0.5
-        train(trained, optimizer, range(2, 4))
-    assert same(on_host, expected)
+def change_an_option(trained: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.5
 
 
-def test_a_parameter_without_a_gradient_is_left_alone() -> None:
-    on_host, expected = model(), model()
-    pairs: Any = ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw")))
-    for trained, optimizer in pairs:
-        train(trained, optimizer, range(1))
-        trained[0].weight.requires_grad_(False)
-        train(trained, optimizer, range(1, 3))
-    assert same(on_host, expected)
+def freeze_a_parameter(trained: Any, optimizer: torch.optim.Optimizer) -> None:
+    trained[0].weight.requires_grad_(False)
 
 
-def test_weights_that_are_loaded_between_steps_are_trained_on() -> None:
+def load_weights(trained: Any, optimizer: torch.optim.Optimizer) -> None:
+    trained.load_state_dict(model().state_dict())
+
+
+@pytest.mark.parametrize("change", [schedule, change_an_option, freeze_a_parameter, load_weights])
+def test_what_happens_between_two_steps_counts(change: Any) -> None:
     on_host, expected = model(), model()
     for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
         train(trained, optimizer, range(2))
-        trained.load_state_dict(model().state_dict())
+        change(trained, optimizer)
         train(trained, optimizer, range(2, 4))
     assert same(on_host, expected)
 
@@ -178,15 +168,12 @@ def test_a_run_resumes_with_or_without_the_offload(kind: str, first: Any, second
     assert same(resumed, straight)
 
 
-def test_before_its_first_step_there_is_no_state_to_move() -> None:
+def test_accelerate_finds_no_state_to_move_before_its_first_step_or_after() -> None:
     """accelerate carries an optimizer's state to the device and back when it prepares it."""
-    assert host(model(), "adagrad").state_dict()["state"] == {}
-    assert device_optimizer(model(), "adagrad").state_dict()["state"]
-
-
-def test_nothing_of_its_state_is_seen_as_the_devices() -> None:
     trained = model()
-    optimizer = host(trained, "adamw")
+    optimizer = host(trained, "adagrad")
+    assert device_optimizer(model(), "adagrad").state_dict()["state"]
+    assert optimizer.state_dict()["state"] == {}
     train(trained, optimizer, range(2))
     assert not optimizer.state
     assert optimizer.state_dict()["state"]
@@ -245,30 +232,20 @@ def test_a_trainer_resumes_from_its_checkpoint_on_the_host(folder: str, tmp_path
     assert same(resumed.model, straight.model)
 
 
-def test_only_that_trainer_is_changed(folder: str, tmp_path: pathlib.Path) -> None:
-    ours, other = trainer(folder, tmp_path), trainer(folder, tmp_path)
-    offload_to_host(ours)
-    assert not isinstance(other.create_optimizer(), HostOptimizer)
-    assert isinstance(ours.create_optimizer(), HostOptimizer)
+REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
+    **{
+        f"--optim {optim}": ({"optim": optim}, lambda trainer: None)
+        for optim in ("adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_32bit")
+    },
+    "--fp16": ({}, lambda trainer: setattr(trainer.args, "fp16", True)),
+    "was given one": ({}, lambda trainer: trainer.create_optimizer()),
+}
 
 
-@pytest.mark.parametrize("optim", ["adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_32bit"])
-def test_an_optimizer_that_has_no_host_form_is_refused_by_its_flag(
-    optim: str, folder: str, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(UsageError, match=f"--optim {optim}"):
-        offload_to_host(trainer(folder, tmp_path, optim=optim))
-
-
-def test_fp16_is_refused_by_its_flag(folder: str, tmp_path: pathlib.Path) -> None:
-    unscaled = trainer(folder, tmp_path)
-    unscaled.args.fp16 = True
-    with pytest.raises(UsageError, match="--fp16"):
-        offload_to_host(unscaled)
-
-
-def test_a_trainer_that_was_given_an_optimizer_is_refused(folder: str, tmp_path: pathlib.Path) -> None:
-    given = trainer(folder, tmp_path)
-    given.create_optimizer()
-    with pytest.raises(UsageError, match="was given one"):
-        offload_to_host(given)
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_go_with_it_is_refused_by_its_flag(words: str, folder: str, tmp_path: pathlib.Path) -> None:
+    arguments, change = REFUSED[words]
+    refused = trainer(folder, tmp_path, **arguments)
+    change(refused)
+    with pytest.raises(UsageError, match=words):
+        offload_to_host(refused)

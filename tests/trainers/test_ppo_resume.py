@@ -109,14 +109,11 @@ def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_p
         assert torch.equal(held[name], value), name  # in the parameters that an optimizer holds
 
 
-def test_no_checkpoint_to_resume_from_is_an_error(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_is_no_checkpoint_of_this_trainer_is_named(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with pytest.raises(OutputFolderError, match="holds no checkpoint"):
         run(model, tmp_path, resume=True)
-
-
-def test_a_checkpoint_of_trls_own_trainer_is_told_by_what_it_lacks(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "checkpoint-1").mkdir()
-    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")  # as TRL's own PPOTrainer leaves one
     with pytest.raises(TrainingError, match=r"lacks optimizer\.pt, scheduler\.pt, value_model"):
         run(model, tmp_path, resume=True)
 

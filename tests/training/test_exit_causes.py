@@ -65,6 +65,8 @@ def test_what_a_process_tells_is_its_cause(error: AutofitError, name: str) -> No
         ),
         (-signal.SIGABRT, {"log_tail": "CUDA error: unspecified launch failure\nAborted"}, "CUDA error"),
         (1, {"log_tail": "Error out of memory at line 42 in file /src/csrc/ops.cu"}, "GPU out of memory"),
+        (-signal.SIGABRT, {"log_tail": "warning: CUDA error is\nterminate: std::bad_alloc"}, "host out of memory"),
+        (-signal.SIGKILL, {"saving": "run/checkpoint-5"}, "killed"),
         (1, {}, "ended"),
     ],
 )
@@ -72,19 +74,10 @@ def test_a_silent_end_is_told_by_its_status_and_its_last_words(code: int, seen: 
     assert cause_of(Ending(error=ENDED, code=code, **seen)).name == name
 
 
-def test_the_last_words_count_before_earlier_ones() -> None:
-    log = "warning: CUDA error is what we look for\nterminate called: std::bad_alloc"
-    assert cause_of(Ending(error=ENDED, code=-signal.SIGABRT, log_tail=log)).name == "host out of memory"
-
-
 def test_an_error_while_a_checkpoint_is_written_is_the_checkpoints() -> None:
     ending = Ending(error=_raised("RuntimeError: cannot rename"), saving="run/checkpoint-5")
     assert cause_of(ending).name == "saving failed"
     assert cause_of(ending).remedy is Remedy.UNLESS_REPEATED
-
-
-def test_a_kill_while_a_checkpoint_is_written_is_a_kill() -> None:
-    assert cause_of(Ending(error=ENDED, code=-signal.SIGKILL, saving="run/checkpoint-5")).name == "killed"
 
 
 def test_every_cause_can_come_and_has_a_line_of_its_own() -> None:

@@ -81,39 +81,21 @@ class Script:
         return [event["restart"] for event in self.told if event["event"] == "restart"]
 
 
-def test_a_run_that_ends_well_is_one_process() -> None:
-    script = Script([(END, None)])
-    assert script.run() is END
-    assert len(script.stints) == 1
-
-
-def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint() -> None:
+def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_guard_learned() -> None:
     script = Script([(killed(47), 40), (END, 60)])
     assert script.run() is END
     assert [stint.resume_from for stint in script.stints] == [None, Path("run/checkpoint-40")]
+    assert [stint.learned for stint in script.stints] == [Learned(), LEARNED]
     assert script.restarts == [
         {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""},
     ]
 
 
-def test_without_a_checkpoint_it_begins_anew() -> None:
+def test_without_a_checkpoint_it_begins_again() -> None:
     script = Script([(killed(3), None), (END, None)])
     assert script.run() is END
     assert script.stints[1].resume_from is None
     assert script.restarts[0]["resumed_at"] == 0
-
-
-def test_what_the_guard_learned_is_known_to_the_next_process() -> None:
-    script = Script([(killed(47), 40), (END, 60)])
-    script.run()
-    assert [stint.learned for stint in script.stints] == [Learned(), LEARNED]
-
-
-def test_so_many_processes_in_a_row_that_come_no_further_are_enough() -> None:
-    script = Script([(killed(3), None)] * (RESTARTS + 1))
-    with pytest.raises(TrainingError, match="started again 3 times without getting further"):
-        script.run()
-    assert len(script.stints) == RESTARTS + 1
 
 
 def test_a_new_checkpoint_sets_the_count_back() -> None:
@@ -136,62 +118,61 @@ def test_a_full_card_gets_a_smaller_plan_and_the_next_one_starts_from_that() -> 
     assert [restart["change"] for restart in script.restarts] == [SMALLER.flags, ""]
 
 
-def test_a_card_that_was_full_for_once_is_tried_again_and_explained_when_it_comes_again() -> None:
-    script = Script([(out_of_memory(7), 5), (out_of_memory(7, 5), 5)])
-    with pytest.raises(GpuOutOfMemoryError, match=r"explained(.|\n)*take less"):
-        script.run()
-    assert len(script.stints) == 2
+ODD = "RuntimeError: odd"
+ASSERT = "AcceleratorError: CUDA error: device-side assert triggered"
+FIRST_STEP = "RuntimeError: before the first step"
+INTERRUPTED = InterruptedByUser("Interrupted.")
+
+GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]] = {
+    "no process comes any further": (
+        [(killed(3), None)] * (RESTARTS + 1),
+        TrainingError,
+        "started again 3 times without getting further",
+    ),
+    "a card is full twice": (
+        [(out_of_memory(7), 5), (out_of_memory(7, 5), 5)],
+        GpuOutOfMemoryError,
+        r"explained(.|\n)*take less",
+    ),
+    "a card is full in the first step": ([(out_of_memory(0), None)], GpuOutOfMemoryError, "explained"),
+    "a reward function raises": (
+        [(Ending(error=RewardFunctionError("reward raised."), step=7), 5)],
+        RewardFunctionError,
+        "raised",
+    ),
+    "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),
+    "nothing was trained": ([(raised(FIRST_STEP, 5, 5), 5)], TrainingError, "first step"),
+    "an unknown error without a checkpoint": ([(raised(ODD, 7), None)], TrainingError, "odd"),
+    "an unknown error twice": ([(raised(ODD, 7), 5), (raised(ODD, 7, 5), 5)], TrainingError, "so twice, after step 7"),
+    "a CUDA error twice": (
+        [(raised(ASSERT, 7), 5), (raised(ASSERT, 7, 5), 5)],
+        TrainingError,
+        "so twice, after step 7",
+    ),
+    "an interrupt": ([(INTERRUPTED, 5)], InterruptedByUser, "Interrupted"),
+    "an interrupt between processes": ([(killed(7), -1)], InterruptedByUser, "after step 7, while no training process"),
+}
 
 
-def test_a_card_that_is_full_in_the_first_step_is_explained_at_once() -> None:
-    script = Script([(out_of_memory(0), None)])
-    with pytest.raises(GpuOutOfMemoryError, match="explained"):
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_what_would_end_so_again_is_given_up_with_its_reason(name: str) -> None:
+    endings, kind, words = GIVEN_UP[name]
+    script = Script([*endings])
+    with pytest.raises(kind, match=words):
         script.run()
+    assert len(script.stints) == len(endings)
 
 
 @pytest.mark.parametrize(
-    "ending",
+    "endings",
     [
-        Ending(error=RewardFunctionError("reward raised."), step=7),
-        raised("ValueError: wrong", 7),
-        raised("RuntimeError: before the first step", 5, began_at=5),
+        [(raised(ODD, 7), 5)],
+        [(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5)],
     ],
+    ids=["unknown, with a checkpoint", "the same at another step"],
 )
-def test_what_would_end_so_again_is_not_tried_again(ending: Ending) -> None:
-    script = Script([(ending, 5)])
-    with pytest.raises(type(ending.error)):
-        script.run()
-    assert len(script.stints) == 1
-
-
-def test_an_unknown_error_is_tried_again_from_a_checkpoint_only() -> None:
-    with pytest.raises(TrainingError):
-        Script([(raised("RuntimeError: odd", 7), None)]).run()
-    assert Script([(raised("RuntimeError: odd", 7), 5), (END, 20)]).run() is END
-
-
-@pytest.mark.parametrize("text", ["RuntimeError: odd", "AcceleratorError: CUDA error: device-side assert triggered"])
-def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(text: str) -> None:
-    script = Script([(raised(text, 7), 5), (raised(text, 7, 5), 5)])
-    with pytest.raises(TrainingError, match="It has ended so twice, after step 7"):
-        script.run()
-
-
-def test_the_same_error_at_another_step_is() -> None:
-    text = "AcceleratorError: CUDA error: unspecified launch failure"
-    assert Script([(raised(text, 7), 5), (raised(text, 9, 5), 5), (END, 20)]).run() is END
-
-
-def test_an_interrupt_is_never_gone_on_from() -> None:
-    script = Script([(InterruptedByUser("Interrupted."), 5)])
-    with pytest.raises(InterruptedByUser):
-        script.run()
-    assert len(script.stints) == 1
-
-
-def test_an_interrupt_between_two_processes_says_where_to_go_on() -> None:
-    with pytest.raises(InterruptedByUser, match="Interrupted after step 7, while no training process ran"):
-        Script([(killed(7), -1)]).run()
+def test_what_may_end_otherwise_is_tried_again(endings: list[tuple[Any, int | None]]) -> None:
+    assert Script([*endings, (END, 20)]).run() is END
 
 
 def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
 from autotrain_mem.training.longest_batch.restore import _kept_by_adam
-from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_rows
+from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_rows, repeated
 from autotrain_mem.training.longest_batch.run import _why_not, attach_longest_batch
 
 
@@ -23,51 +22,36 @@ def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[
     return outcome(made), told
 
 
-@pytest.mark.parametrize("accumulated", [1, pytest.param(2, marks=pytest.mark.newest)])
-@pytest.mark.parametrize("method", METHODS)
-def test_losses_and_weights_are_equal_to_the_bit_with_and_without_it(
-    method: str, accumulated: int, gpt2: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    runs = [
-        trained(trainer(method, gpt2, tmp_path, gradient_accumulation_steps=accumulated), worst_first=worst_first)
-        for worst_first in (False, True)
-    ]
-    assert runs[0][0] == runs[1][0]
-    (told,) = runs[1][1]
-    assert not told.why_not
-    assert told.longest_tokens >= max(lengths())
-
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{method: (method, ACCUMULATED) for method in METHODS},
+    "sft_one_micro_batch": ("sft", {}),
     "sft_packed": ("sft", {"packing": True, "max_length": 16, "padding_free": False, "packing_strategy": "wrapped"}),
-    "grpo_entropy": ("grpo", {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}),
-    "grpo_generations": (
-        "grpo",
-        {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
-    ),
-    "rloo_generations": ("rloo", {"steps_per_generation": 2, "num_iterations": 2}),
     "sft_workers": ("sft", {"dataloader_num_workers": 1, "max_steps": 2}),
     "sft_tokens_seen": ("sft", {"include_num_input_tokens_seen": "all"}),
+    "sft_evaluates": ("sft", EVALUATES),
     "dpo_short": ("dpo", {"max_length": 8}),
+    "grpo_entropy": ("grpo", {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}),
+    "grpo_generations": ("grpo", {"steps_per_generation": 4, **ACCUMULATED}),
+    "grpo_evaluates": ("grpo", EVALUATES),
+    "rloo_generations": ("rloo", {"steps_per_generation": 2, "num_iterations": 2}),
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_so_are_those_of_runs_that_keep_more_between_their_steps(
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.newest] * (name in METHODS)) for name in CASES])
+def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_without_it(
     name: str, gpt2: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    method, changes = VARIANTS[name]
-    runs = [trained(trainer(method, gpt2, tmp_path, **changes), worst_first=first) for first in (False, True)]
+    """Runs that keep more between their steps, such as completions and entropies, among them."""
+    method, changes = CASES[name]
+    data = {"eval_dataset": rows(method)} if "eval_steps" in changes else {}
+    runs = [trained(trainer(method, gpt2, tmp_path, **changes, **data), worst_first=first) for first in (False, True)]
     assert runs[0][0] == runs[1][0]
-    assert not runs[1][1][0].why_not
-
-
-@pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_so_are_those_of_a_run_that_evaluates(method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    changes = {"eval_dataset": rows(method), "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
-    runs = [trained(trainer(method, gpt2, tmp_path, **changes), worst_first=first) for first in (False, True)]
-    assert runs[0][0] == runs[1][0]
-    assert any("eval_loss" in entry for entry in runs[0][0][0])
+    (batch,) = runs[1][1]
+    assert not batch.why_not
+    assert batch.longest_tokens >= min(max(lengths()), changes.get("max_length", 99))
+    assert any("eval_loss" in entry for entry in runs[0][0][0]) == bool(data)
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])
@@ -86,27 +70,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(
         for first in (False, True)
     ]
     assert resumed[0] == resumed[1]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_rows_come_in_the_same_order(method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    seen: list[list[Any]] = []
-    for first in (False, True):
-        made = trainer(method, gpt2, tmp_path)
-        collate, drawn = made.data_collator, []
-
-        def noted(batch: Any, collate: Any = collate, drawn: list[Any] = drawn) -> Any:
-            drawn.append(repr(batch))
-            return collate(batch)
-
-        made.data_collator = noted
-        trained(made, worst_first=first)
-        seen.append(drawn)
-    assert len(seen[1]) == len(seen[0]) + 1
-    (worst,) = [number for number, batch in enumerate(seen[1]) if seen[1][:number] + seen[1][number + 1 :] == seen[0]][
-        :1
-    ]
-    assert seen[1][worst].count("apple" if method in ("grpo", "rloo") else ", ") > 30
 
 
 # -- what is run -----------------------------------------------------------------------------------------------------
@@ -130,35 +93,6 @@ def test_the_batch_holds_the_longest_rows_of_the_data(method: str, gpt2: pathlib
     assert told.rows == 2
 
 
-def test_what_is_attached_before_it_sees_the_batch_and_may_split_it(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """As a guard does; the loss of the run is none the wiser."""
-    made = trainer("sft", gpt2, tmp_path)
-    step = made.training_step
-    sizes: list[int] = []
-
-    def guarded(model: Any, inputs: Any, items: Any) -> Any:
-        sizes.append(len(inputs["input_ids"]))
-        if len(sizes) > 1:
-            return step(model, inputs, items)
-        halves = [{name: value[part : part + 1] for name, value in inputs.items()} for part in (0, 1)]
-        return sum(step(model, half, items) for half in halves)
-
-    made.training_step = guarded
-    with_guard, _ = trained(made, worst_first=True)
-    without, _ = trained(trainer("sft", gpt2, tmp_path), worst_first=False)
-    assert sizes == [2, 2, 2, 2]
-    assert with_guard == without
-
-
-def test_it_runs_once_and_takes_itself_away(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    made = trainer("sft", gpt2, tmp_path)
-    below = made.training_step
-    attach_longest_batch(made, lambda told: None)
-    assert made.training_step != below
-    made.train()
-    assert made.training_step == below
-
-
 def test_an_error_of_it_passes_and_leaves_the_trainer_as_it_was(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
     made = trainer("sft", gpt2, tmp_path)
     backward = made.accelerator.backward
@@ -177,28 +111,15 @@ def test_an_error_of_it_passes_and_leaves_the_trainer_as_it_was(gpt2: pathlib.Pa
     assert len(again[0]) == 4
 
 
-@pytest.mark.parametrize(("accumulated", "there"), [(1, False), (2, True)])
-def test_gradients_of_a_micro_step_before_and_optimizer_state_are_there_as_they_will_be(
-    accumulated: int, there: bool, gpt2: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    made = trainer("sft", gpt2, tmp_path, gradient_accumulation_steps=accumulated, max_steps=1)
-    compute, found = made.compute_loss, []
-
-    def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(any(parameter.grad is not None for parameter in model.parameters()))
-        return compute(model, *args, **kwargs)
-
-    made.compute_loss = noted
-    trained(made, worst_first=True)
-    assert found[0] is there
-
-
-def test_optimizer_state_stands_in_as_torchs_adam_keeps_it() -> None:
+def test_optimizer_state_stands_in_as_adam_keeps_it_where_it_is_not_there_yet() -> None:
     weights = [torch.nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16)), torch.nn.Parameter(torch.zeros(2))]
     weights[1].requires_grad_(False)
-    (kept,) = _kept_by_adam(torch.optim.AdamW(weights))
-    assert kept[0] is weights[0]
-    assert kept[1] is torch.bfloat16
+    stepped = torch.optim.AdamW(weights)
+    assert [dtype for _, dtype in _kept_by_adam(stepped)] == [torch.bfloat16]
+    assert _kept_by_adam(torch.optim.SGD(weights, momentum=0.9)) == []
+    weights[0].grad = torch.ones_like(weights[0])
+    stepped.step()
+    assert _kept_by_adam(stepped) == []
 
 
 def test_eight_bit_state_stands_in_as_bitsandbytes_keeps_it() -> None:
@@ -207,15 +128,6 @@ def test_eight_bit_state_stands_in_as_bitsandbytes_keeps_it() -> None:
     kept = _kept_by_adam(bitsandbytes.optim.AdamW8bit(weights))
     assert [dtype for _, dtype in kept] == [torch.uint8, torch.float32]
     assert _kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
-
-
-def test_state_that_is_there_or_unknown_has_no_stand_in() -> None:
-    weight = torch.nn.Parameter(torch.zeros(3))
-    weight.grad = torch.ones(3)
-    stepped = torch.optim.AdamW([weight])
-    stepped.step()
-    assert _kept_by_adam(stepped) == []
-    assert _kept_by_adam(torch.optim.SGD([weight], momentum=0.9)) == []
 
 
 def test_an_error_is_shown_while_what_stands_in_is_there(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -296,25 +208,19 @@ def test_a_vllm_engine_is_not_asked(method: str, gpt2: pathlib.Path, tmp_path: p
 # -- where it is not run ---------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_left_alone_and_that_is_said(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1, build={"train_dataset": rows("sft").to_iterable_dataset()})
-    _, (told,) = trained(made, worst_first=True)
-    assert told.rows == 0
-    assert "stream" in told.why_not
-
-
-def test_an_optimizer_that_steps_in_the_backward_pass_is_left_alone(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    made = trainer("sft", gpt2, tmp_path, max_steps=1)
+    _, (batch,) = trained(made, worst_first=True)
+    assert batch.rows == 0
+    assert "stream" in batch.why_not
+    made = trainer("sft", gpt2, tmp_path)
     next(made.model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
-    _, (told,) = trained(made, worst_first=True)
-    assert "backward" in told.why_not
-
-
-def test_columns_that_are_not_known_are_left_alone() -> None:
-    made = SimpleNamespace(train_dataset=rows("sft"), args=SimpleNamespace(optim="adamw_torch"))
+    assert "backward" in _why_not(made)
+    made.train_dataset = rows("sft")
     assert "text" in _why_not(made)
 
 
-def test_longest_rows_are_found_quickly_and_in_order() -> None:
+def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
     assert longest_rows([3, 9, 1, 9, 4], 3) == [1, 3, 4]
     assert longest_rows([3], 8) == [0]
+    assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]

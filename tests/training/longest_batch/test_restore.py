@@ -36,10 +36,12 @@ def trainer(**attributes: Any) -> Any:
     return SimpleNamespace(model=model, model_wrapped=model, accelerator=accelerator, state=state, **attributes)
 
 
-def test_buffers_that_are_written_or_replaced_are_put_back_to_the_bit() -> None:
+def test_buffers_and_the_models_mode_are_put_back_to_the_bit() -> None:
     made = trainer()
+    made.model.eval()
     before = {name: (buffer, buffer.clone()) for name, buffer in made.model.named_buffers()}
     with untouched(made):
+        made.model.train()
         made.model(torch.randn(9, 3))
         assert made.model[1].num_batches_tracked == 1
     after = dict(made.model.named_buffers())
@@ -48,13 +50,6 @@ def test_buffers_that_are_written_or_replaced_are_put_back_to_the_bit() -> None:
         assert after[name] is buffer
         assert torch.equal(buffer, values)
     assert made.model[2].longest == 4
-
-
-def test_the_models_mode_is_put_back() -> None:
-    made = trainer()
-    made.model.eval()
-    with untouched(made):
-        made.model.train()
     assert not any(module.training for module in made.model.modules())
 
 

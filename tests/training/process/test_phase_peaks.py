@@ -55,27 +55,19 @@ def test_the_reading_has_the_peaks_of_the_whole_run(gpu: SimulatedGpu, peaks: Ph
     )
 
 
-def test_a_full_device_ends_the_phase_that_it_was_full_in(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
+@pytest.mark.parametrize(
+    ("error", "phase"), [(torch.OutOfMemoryError, Phase.EVALUATE), (KeyError, Phase.FORWARD)], ids=["full", "other"]
+)
+def test_only_a_full_device_ends_the_phase_that_it_was_full_in(
+    error: type[Exception], phase: Phase, peaks: PhasePeaks
+) -> None:
     def evaluate() -> None:
         peaks.enter_phase(Phase.EVALUATE)
         try:
-            gpu.allocate(1, 101 * MIB)
-        finally:
-            peaks.enter_phase(Phase.OPTIMIZER_STEP)
-
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate()
-    assert peaks.phase is Phase.EVALUATE
-
-
-def test_any_other_exception_does_not(peaks: PhasePeaks) -> None:
-    def evaluate() -> None:
-        peaks.enter_phase(Phase.EVALUATE)
-        try:
-            raise KeyError
+            raise error
         finally:
             peaks.enter_phase(Phase.FORWARD)
 
-    with pytest.raises(KeyError):
+    with pytest.raises(error):
         evaluate()
-    assert peaks.phase is Phase.FORWARD
+    assert peaks.phase is phase

@@ -119,11 +119,6 @@ def test_a_warm_up_that_ends_says_nothing(growth: float, steps: int, seed: int) 
     assert kinds([each for each in samples if each.slack is not None and each.slack < module.SLACK]) == []
 
 
-def test_rows_that_grow_longer_from_step_to_step_are_no_leak_though_more_is_left_after_each() -> None:
-    samples = series(100, tokens=lambda step: 100 + 20 * step, allocated_bytes=lambda step: 12 * GIB + 20 * step * MIB)
-    assert kinds(samples) == []
-
-
 def test_a_run_whose_device_nobody_measures_is_only_watched_for_its_host() -> None:
     bare = [Sample(step=step, seconds=step, tokens_per_second=10.0) for step in range(100)]
     assert kinds(bare) == []
@@ -131,7 +126,7 @@ def test_a_run_whose_device_nobody_measures_is_only_watched_for_its_host() -> No
     assert kinds(poor) == ["host"]
 
 
-# -- staircase -----------------------------------------------------------------------------------------------------
+# -- series that say one thing, or nothing -----------------------------------------------------------------------------
 
 LONGER_AT = (10, 20, 30, 40)
 
@@ -147,12 +142,114 @@ def staircase(length: int = 50, slack_gib: float = 5.0) -> list[Sample]:
     )
 
 
-def test_reserved_memory_that_climbs_with_every_longer_row_is_a_staircase() -> None:
-    sign = only(staircase())
-    assert (sign.kind, sign.step) == ("staircase", 30)
-    assert "went up 3 times, 3 of them as a longer row came" in sign.seen
-    assert "from 14.0 GiB to 17.0 GiB, and 29%" in sign.seen
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in sign.advice
+def cliff(reserved_gib: float, **changes: Any) -> list[Sample]:
+    """From step 20 on at a tenth of the speed."""
+    return series(
+        30,
+        tokens_per_second=lambda step: 5000.0 if step < 20 else 500.0,
+        reserved_bytes=lambda step: int(reserved_gib * GIB),
+        **changes,
+    )
+
+
+def with_steps_of(samples: Sequence[Sample], **changes: Any) -> list[Sample]:
+    return [dataclasses.replace(each, **changes) for each in samples]
+
+
+def smaller(each: Sample) -> Sample:
+    """A model of which half of a few segments is filled."""
+    assert each.device is not None
+    device = {name: size // 200 for name, size in dataclasses.asdict(each.device).items()}
+    return dataclasses.replace(each, device=MemoryReading(**device))
+
+
+FALLING_HOST = series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB)
+SILENT: dict[str, list[Sample]] = {
+    "rows that grow longer from step to step leave more after each": series(
+        100, tokens=lambda step: 100 + 20 * step, allocated_bytes=lambda step: 12 * GIB + 20 * step * MIB
+    ),
+    "a small model fills half of a few segments": [smaller(each) for each in staircase()],
+    "stairs that are filled are what longer rows need": staircase(slack_gib=1.0),
+    "stairs come without longer rows": with_steps_of(staircase(), tokens=512),
+    "one retry with little slack": series(20, num_alloc_retries=lambda step: int(step >= 10)),
+    "slack without retries": series(100, peak_allocated_bytes=lambda step: 8 * GIB),
+    "a leak of less than a hundredth per window": series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step),
+    "host memory that would last a night": [
+        dataclasses.replace(each, seconds=each.seconds * 10) for each in FALLING_HOST
+    ],
+    "a cliff in speed on a card with room": cliff(20),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_nothing_is_said_of(name: str) -> None:
+    assert kinds(SILENT[name]) == []
+
+
+SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
+    "staircase": (
+        staircase(),
+        30,
+        (
+            "went up 3 times, 3 of them as a longer row came",
+            "from 14.0 GiB to 17.0 GiB, and 29%",
+            "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        ),
+    ),
+    "fragmentation": (
+        series(20, num_alloc_retries=lambda step: int(step >= 10), peak_allocated_bytes=lambda step: 10 * GIB),
+        10,
+        ("give its cache back 1 time to go on, while 33% of the 15.0 GiB",),
+    ),
+    "full": (
+        series(14, num_alloc_retries=lambda step: max(0, step - 9)),
+        11,
+        ("--gradient_accumulation_steps",),
+    ),
+    "leak": (
+        series(WINDOW, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step),
+        WINDOW - 1,
+        # 10 GiB above the peak, at 64 MiB a step
+        ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "full in about 160 steps", ".item()"),
+    ),
+    "host": (
+        FALLING_HOST,
+        WINDOW - 1,
+        ("30.1 GiB of 64.0 GiB can still be had, and at this pace none in about 1.3 hours", "--dataloader_num_workers"),
+    ),
+    "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB can still be",)),
+    "spill": (
+        cliff(23),
+        22,
+        (
+            "The speed fell to 500 tokens per second, from 5,000, with 23.0 GiB reserved of a card",
+            "CUDA - Sysmem Fallback Policy",
+        ),
+    ),
+    "spill whatever the speed": (series(2, reserved_bytes=lambda step: 25 * GIB), 0, ()),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_one_sign_is_said_with_its_figures_and_its_cure(name: str) -> None:
+    samples, step, words = SAID[name]
+    sign = only(samples)
+    assert (sign.kind, sign.step) == (name.split()[0], step)
+    assert [each for each in words if each not in sign.message] == []
+
+
+def test_a_small_model_has_the_slack_of_a_large_one() -> None:
+    assert smaller(staircase()[-1]).slack == pytest.approx(staircase()[-1].slack)
+
+
+def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
+    assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
+
+
+def test_who_has_expandable_segments_is_not_told_to_set_them() -> None:
+    sign = signs(staircase(), expandable_segments=True)[0]
+    assert "PYTORCH_ALLOC_CONF" not in sign.advice
+    assert sign.advice.startswith("Train on the longest rows first (--train_sampling_strategy group_by_length")
 
 
 def in_the_allocator(expandable_segments: bool) -> list[Sample]:
@@ -182,58 +279,6 @@ def test_with_expandable_segments_the_same_rows_build_none() -> None:
     assert kinds(in_the_allocator(expandable_segments=True), expandable_segments=True) == []
 
 
-def test_a_small_model_that_fills_half_of_a_few_segments_has_no_staircase() -> None:
-    small = [
-        dataclasses.replace(
-            each,
-            device=MemoryReading(
-                **{name: size // 200 for name, size in dataclasses.asdict(each.device).items()}  # type: ignore[arg-type]
-            ),
-        )
-        for each in staircase()
-    ]
-    assert small[-1].slack == pytest.approx(staircase()[-1].slack)
-    assert kinds(small) == []
-
-
-def test_stairs_that_are_filled_are_what_longer_rows_need() -> None:
-    assert kinds(staircase(slack_gib=1.0)) == []
-
-
-def test_stairs_that_come_without_longer_rows_are_none() -> None:
-    assert kinds([dataclasses.replace(each, tokens=512) for each in staircase()]) == []
-
-
-def test_who_has_expandable_segments_is_not_told_to_set_them() -> None:
-    sign = signs(staircase(), expandable_segments=True)[0]
-    assert "PYTORCH_ALLOC_CONF" not in sign.advice
-    assert sign.advice.startswith("Train on the longest rows first (--train_sampling_strategy group_by_length")
-
-
-# -- retries -------------------------------------------------------------------------------------------------------
-
-
-def test_retries_with_much_that_holds_nothing_are_fragmentation() -> None:
-    samples = series(20, num_alloc_retries=lambda step: int(step >= 10), peak_allocated_bytes=lambda step: 10 * GIB)
-    sign = only(samples)
-    assert (sign.kind, sign.step) == ("fragmentation", 10)
-    assert "give its cache back 1 time to go on, while 33% of the 15.0 GiB" in sign.seen
-
-
-def test_a_retry_with_little_slack_is_nothing_and_a_row_of_them_a_full_card() -> None:
-    assert kinds(series(20, num_alloc_retries=lambda step: int(step >= 10))) == []
-    sign = only(series(14, num_alloc_retries=lambda step: max(0, step - 9)))
-    assert (sign.kind, sign.step) == ("full", 11)
-    assert "--gradient_accumulation_steps" in sign.advice
-
-
-def test_slack_without_retries_is_nothing() -> None:
-    assert kinds(series(100, peak_allocated_bytes=lambda step: 8 * GIB)) == []
-
-
-# -- leak ----------------------------------------------------------------------------------------------------------
-
-
 @given(seed=st.integers(0, 10**9), noise_mib=st.integers(0, 200), spikes=st.floats(0, 0.1))
 @settings(max_examples=30, deadline=None)
 def test_a_leak_is_seen_through_noise_and_rare_long_rows(seed: int, noise_mib: int, spikes: float) -> None:
@@ -244,79 +289,11 @@ def test_a_leak_is_seen_through_noise_and_rare_long_rows(seed: int, noise_mib: i
     assert "leak" in kinds(samples)
 
 
-def test_a_leak_says_how_much_it_took_and_when_the_card_will_be_full() -> None:
-    sign = signs(series(WINDOW, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step))[0]
-    assert (sign.kind, sign.step) == ("leak", WINDOW - 1)
-    assert "rose from 12.0 GiB to 13.5 GiB within 31 steps" in sign.seen
-    assert "full in about 160 steps" in sign.seen  # 10 GiB above the peak, at 64 MiB a step
-    assert ".item()" in sign.advice
-
-
-def test_a_leak_of_less_than_a_hundredth_per_window_is_not_worth_a_word() -> None:
-    assert kinds(series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step)) == []
-
-
 def test_a_steady_leak_is_said_again_only_when_it_took_four_times_as_much() -> None:
     told = signs(series(1000, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step))
     assert {sign.kind for sign in told} == {"leak"}
     assert 3 <= len(told) <= 5
     assert all(later.severity >= AGAIN * earlier.severity for earlier, later in itertools.pairwise(told))
-
-
-# -- host ----------------------------------------------------------------------------------------------------------
-
-
-def test_host_memory_that_falls_steadily_is_told_with_the_time_that_is_left() -> None:
-    sign = signs(series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB))[0]
-    assert sign.kind == "host"
-    assert "30.1 GiB of 64.0 GiB can still be had, and at this pace none in about 1.3 hours" in sign.seen
-    assert "--dataloader_num_workers" in sign.advice
-
-
-def test_host_memory_that_would_last_a_night_is_not_told_of() -> None:
-    slow = [
-        dataclasses.replace(each, seconds=each.seconds * 10)
-        for each in series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB)
-    ]
-    assert kinds(slow) == []
-
-
-def test_host_memory_that_is_almost_gone_is_told_at_once() -> None:
-    sign = only(series(3, host_available_bytes=lambda step: 3 * GIB))
-    assert (sign.kind, sign.step) == ("host", 0)
-    assert "3.00 GiB of 64.0 GiB can still be had." in sign.seen
-
-
-# -- spill ---------------------------------------------------------------------------------------------------------
-
-
-def cliff(reserved_gib: float, **changes: Any) -> list[Sample]:
-    """From step 20 on at a tenth of the speed."""
-    return series(
-        30,
-        tokens_per_second=lambda step: 5000.0 if step < 20 else 500.0,
-        reserved_bytes=lambda step: int(reserved_gib * GIB),
-        **changes,
-    )
-
-
-def test_a_cliff_in_speed_on_a_full_card_is_a_spill() -> None:
-    sign = only(cliff(23))
-    assert (sign.kind, sign.step) == ("spill", 22)
-    assert sign.seen.startswith("The speed fell to 500 tokens per second, from 5,000, with 23.0 GiB reserved of a card")
-    assert "CUDA - Sysmem Fallback Policy" in sign.advice
-
-
-def test_a_cliff_in_speed_on_a_card_with_room_is_something_else() -> None:
-    assert kinds(cliff(20)) == []
-
-
-def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
-    assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
-
-
-def test_more_reserved_than_the_card_has_is_a_spill_whatever_the_speed() -> None:
-    assert only(series(2, reserved_bytes=lambda step: 25 * GIB)).kind == "spill"
 
 
 # -- words and series ----------------------------------------------------------------------------------------------
@@ -325,15 +302,8 @@ def test_more_reserved_than_the_card_has_is_a_spill_whatever_the_speed() -> None
 def test_every_flag_in_the_advice_is_one_of_trls() -> None:
     from trl import SFTConfig
 
-    samples = (
-        staircase(),
-        series(20, num_alloc_retries=lambda step: step),
-        series(40, allocated_bytes=lambda step: (12 + step) * GIB),
-        series(3, host_available_bytes=lambda step: 0),
-        cliff(23),
-    )
-    told = [sign for each in samples for sign in signs(each)]
-    assert {sign.kind for sign in told} == {"staircase", "full", "leak", "host", "spill"}
+    told = [sign for samples, *_ in SAID.values() for sign in signs(samples)]
+    assert {sign.kind for sign in told} == {"staircase", "fragmentation", "full", "leak", "host", "spill"}
     flags = {flag for sign in told for flag in re.findall(r"--(\w+)", sign.advice)}
     assert flags <= {field.name for field in dataclasses.fields(SFTConfig)}
     assert not [sign for sign in told if "\n" in sign.message]
@@ -346,8 +316,4 @@ def test_a_climb_is_steeper_than_what_it_is_seen_through(values: list[float], sl
     climb = climb_of(climbing)
     assert climb is None or 0 < climb.rise <= max(climbing) - min(climbing)
     assert climb_of(climbing[::-1]) is None or climb_of([-value for value in climbing]) is None
-
-
-@pytest.mark.parametrize("slope", [0.0, -1.0])
-def test_what_does_not_rise_is_no_climb(slope: float) -> None:
-    assert climb_of([slope * step for step in range(WINDOW)]) is None
+    assert climb_of([-slope * step for step in range(WINDOW)]) is None
