@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.errors import DoesNotFitError, NoGpuError
 from autotrain_mem.spec import (
     Candidate,
     DataSummary,
@@ -98,12 +97,6 @@ def reserved(
     )
 
 
-def uncached(made: MemoryEstimate) -> MemoryEstimate:
-    """The same on a host, which has no caching allocator."""
-    allocated = reserved(made.peak_allocated_bytes)
-    return replace(made, reserved=ReservedByMode(native=allocated, expandable_segments=allocated))
-
-
 def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: object) -> MemoryEstimate:
     owners = {owner: int(size * scale) for owner, size in owners.items()}
     peak = sum(owners.values())
@@ -139,7 +132,9 @@ ASSUMED_TIME = replace(TIME, assumed="a100-80gb")
 
 def estimate(hardware: Hardware = RTX3060, *, scale: float = 1.0, knobs: Knobs = CHOSEN) -> Estimate:
     made = memory(scale=scale)
-    made = uncached(made) if hardware.origin == "cpu" else made
+    if hardware.origin == "cpu":  # which has no caching allocator
+        allocated = reserved(made.peak_allocated_bytes)
+        made = replace(made, reserved=ReservedByMode(native=allocated, expandable_segments=allocated))
     time = ASSUMED_TIME if hardware.bf16_flops_per_second is None else TIME
     return Estimate(knobs=knobs, hardware=hardware, memory=made, budget_bytes=hardware.budget_bytes(), time=time)
 
@@ -165,16 +160,6 @@ def attempt(
         required_bytes=int(needed_gib * GIB),
         budget_bytes=RTX3060.budget_bytes(),
         tokens_per_second=tokens_per_second,
-        rehearsed_layers=rehearsed_layers,
-    )
-
-
-def attempt_of(tried: Estimate, *, rehearsed_layers: int | None = None) -> Candidate:
-    return Candidate(
-        knobs=tried.knobs,
-        required_bytes=tried.required_bytes,
-        budget_bytes=tried.budget_bytes,
-        tokens_per_second=tried.tokens_per_second,
         rehearsed_layers=rehearsed_layers,
     )
 
@@ -206,31 +191,23 @@ WHOLE = replace(DATA, truncated_rows_fraction=0.0, truncated_tokens_fraction=0.0
 PROMPTS = replace(WHOLE, rows=103_022, tokens=9_271_980, longest=311, percentiles=(88, 163, 214, 290))
 
 
+def lever(name: str, before: object, after: object, harm: Harm, why: str) -> Lever:
+    return Lever(name=name, before=before, after=after, harm=harm, why=why)
+
+
+LESS_AT_ONCE = (
+    "8 rows at once need 14.9 GiB, the budget is 11.2 GiB: fewer rows at once with more accumulation: the same "
+    "optimizer steps in less memory"
+)
+ADAPTER = (
+    "full fine-tuning needs at least 17.3 GiB, the budget is 11.2 GiB: a LoRA adapter is trained and the base model "
+    "stays frozen"
+)
 LEVERS = (
-    Lever(
-        name="micro_batch",
-        before="8 x 8",
-        after="4 x 16",
-        harm=Harm.TIME,
-        why="8 rows at once need 14.9 GiB, the budget is 11.2 GiB: fewer rows at once with more accumulation: "
-        "the same optimizer steps in less memory",
-    ),
-    Lever(
-        name="dtype",
-        before="float32",
-        after="bfloat16",
-        harm=Harm.ROUNDING,
-        why="the base model is frozen and loses no update to rounding",
-    ),
-    Lever(
-        name="use_peft",
-        before=False,
-        after=True,
-        harm=Harm.WHAT_IS_TRAINED,
-        why="full fine-tuning needs at least 17.3 GiB, the budget is 11.2 GiB: a LoRA adapter is trained and the base "
-        "model stays frozen",
-    ),
-    Lever(name="max_length", before=1024, after=768, harm=Harm.DATA, why="rows are truncated to fewer tokens"),
+    lever("micro_batch", "8 x 8", "4 x 16", Harm.TIME, LESS_AT_ONCE),
+    lever("dtype", "float32", "bfloat16", Harm.ROUNDING, "the base model is frozen and loses no update to rounding"),
+    lever("use_peft", False, True, Harm.WHAT_IS_TRAINED, ADAPTER),
+    lever("max_length", 1024, 768, Harm.DATA, "rows are truncated to fewer tokens"),
 )
 
 SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=64)
@@ -251,6 +228,7 @@ VERSIONS = {"python": "3.11.7", "autotrain_mem": "5eab1d3", "torch": "2.13.0", "
     **{"trl": "1.12.0", "trl files": "c0ffee", "flash-attn": None}
 }
 
+REQUIRED_GIB = estimate().required_bytes / GIB
 PLAN = Plan(
     job=JOB,
     level="shorter rows",
@@ -261,21 +239,12 @@ PLAN = Plan(
         attempt(FULL, 31.2, tokens_per_second=402.0, rehearsed_layers=4),
         attempt(SMALLEST, 4.37, tokens_per_second=980.5, rehearsed_layers=4),
         attempt(TWICE, 14.7, tokens_per_second=1301.0, rehearsed_layers=4),
-        attempt_of(estimate(), rehearsed_layers=4),
-        attempt_of(estimate()),
+        attempt(CHOSEN, REQUIRED_GIB, tokens_per_second=1240.0, rehearsed_layers=4),
+        attempt(CHOSEN, REQUIRED_GIB, tokens_per_second=1240.0),
         attempt(TWICE, 14.9, tokens_per_second=1302.0),
     ),
     alternatives=(
-        alternative(
-            "lossless",
-            FULL,
-            31.2,
-            would_fit=(
-                "l40s (44.4 GiB)",
-                "a100-80gb (79.3 GiB)",
-                "two of these under FSDP, by arithmetic about 9.8 GiB",
-            ),
-        ),
+        alternative("lossless", FULL, 31.2, would_fit=("l40s (44.4 GiB)", "two of these under FSDP, about 9.8 GiB")),
         alternative("rounding", replace(FULL, dtype="bfloat16"), 17.3, would_fit=("rtx4090 (23.5 GiB)",)),
     ),
     data=DATA,
@@ -325,60 +294,39 @@ PASSED_OVER = replace(
 ASKED = replace(DEFAULTS, per_device_train_batch_size=1, gradient_accumulation_steps=128)
 IN_BF16 = replace(ASKED, dtype="bfloat16")
 FOUR_BIT = replace(IN_BF16, use_peft=True, load_in_4bit=True, use_bnb_nested_quant=True)
-ON_HOST = replace(FOUR_BIT, activation_offloading=True)
-SHORTER = replace(ON_HOST, max_length=512, per_device_eval_batch_size=1)
-
-LONG_SEARCH = Plan(
+SHORTER = replace(FOUR_BIT, activation_offloading=True, max_length=512, per_device_eval_batch_size=1)
+LONG_SEARCH = replace(
+    PLAN,
     job=Job(method="sft", model="meta-llama/Llama-3.1-8B", dataset=None),
-    level="shorter rows",
     estimate=estimate(knobs=SHORTER),
     defaults=replace(DEFAULTS, per_device_eval_batch_size=8),
     levers=(
-        Lever(
-            name="per_device_eval_batch_size",
-            before=8,
-            after=1,
-            harm=Harm.NONE,
-            why="evaluation takes no more rows at once than training does: the same results, in more batches",
+        lever(
+            "per_device_eval_batch_size", 8, 1, Harm.NONE, "evaluation takes no more rows at once than training does"
         ),
-        Lever(
-            name="activation_offloading",
-            before=False,
-            after=True,
-            harm=Harm.TIME,
-            why="without offloading it needs at least 12.2 GiB, the budget is 11.2 GiB: what the backward pass needs "
-            "waits in host memory: the same gradients, with copies both ways",
-        ),
+        lever("activation_offloading", False, True, Harm.TIME, "without offloading it needs at least 12.2 GiB"),
         *LEVERS[1:3],
-        Lever(
-            name="load_in_4bit",
-            before=False,
-            after=True,
-            harm=Harm.WHAT_IS_TRAINED,
-            why="LoRA without a 4-bit base needs at least 14.0 GiB, the budget is 11.2 GiB: the frozen base model's "
-            "linear weights take half a byte each (nf4, with scales quantized too)",
-        ),
+        lever("load_in_4bit", False, True, Harm.WHAT_IS_TRAINED, "LoRA without a 4-bit base needs at least 14.0 GiB"),
         replace(LEVERS[3], after=512),
     ),
     attempts=(
         attempt(ASKED, 122.2),
         attempt(replace(ASKED, activation_offloading=True, optimizer_offload=True), 63.9),
-        attempt(replace(IN_BF16, optim="adamw_8bit"), 49.5),
         attempt(replace(IN_BF16, optim="adamw_8bit", activation_offloading=True), 48.8),
-        attempt(replace(IN_BF16, activation_offloading=True, optimizer_offload=True), 33.3),
         attempt(replace(IN_BF16, use_peft=True), 20.1),
         attempt(replace(IN_BF16, use_peft=True, load_in_8bit=True), 14.0),
         attempt(replace(FOUR_BIT, gradient_checkpointing=False), 29.9),
         attempt(FOUR_BIT, 12.2),
-        attempt(replace(ON_HOST, max_length=1000), 11.9),
+        attempt(replace(SHORTER, max_length=1000), 11.9),
         attempt(SHORTER, 8.51),
     ),
+    alternatives=(),
     data=replace(DATA, truncated_tokens_fraction=0.25, truncated_rows_fraction=0.5),
-    seconds=93.0,
+    proposals=(),
+    warnings=(),
     row_tokens=512,
-    versions=VERSIONS,
-    model_digest="0f1e",
     objects="abc",
+    allocator="",
 )
 
 EXPANDED = replace(CHOSEN, expandable_segments=True)
@@ -387,17 +335,7 @@ EXPANDED = replace(CHOSEN, expandable_segments=True)
 EXPANDED_PLAN = replace(
     PLAN,
     estimate=replace(crowded(), knobs=EXPANDED),
-    levers=(
-        Lever(
-            name="expandable_segments",
-            before=False,
-            after=True,
-            harm=Harm.NONE,
-            why="with segments of fixed size it needs 12.2 GiB, the budget is 11.2 GiB: segments that grow page by "
-            "page leave fewer gaps between tensors: the same training",
-        ),
-        *LEVERS,
-    ),
+    levers=(lever("expandable_segments", False, True, Harm.NONE, "with segments of fixed size it needs more"), *LEVERS),
     attempts=(
         attempt(replace(FULL, expandable_segments=True), 30.8),
         attempt(SMALLEST, 4.37),
@@ -483,19 +421,4 @@ REPORT = Report(
     predicted_peak_reserved_bytes=8_767_218_380,
     measured=MEASURED,
     seconds=200.4,
-)
-
-DOES_NOT_FIT = DoesNotFitError(
-    "Qwen/Qwen2.5-7B with full fine-tuning does not fit rtx3060.\n"
-    "  needs   62.4 GiB in the optimizer step (weights 14.2 GiB, gradients 14.2 GiB, optimizer state 28.4 GiB, "
-    "other 5.60 GiB)\n"
-    "  budget  11.2 GiB (11.6 GiB total, 476.4 MiB headroom)",
-    hint="nearest that fits: --use_peft --dtype bfloat16 --max_length 512  (10.9 GiB)",
-)
-
-NO_GPU = NoGpuError(
-    "No NVIDIA GPU was found on this machine.",
-    hint="--gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)\n"
-    "--gpu NAME --simulate   trains on the CPU and runs out of memory where that card would\n"
-    "--use_cpu               trains on the CPU, within this machine's own memory",
 )

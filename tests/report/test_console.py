@@ -5,52 +5,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import report_examples as examples
 from card_examples import VIEWS as CARDS
 from hypothesis import given
 from hypothesis import strategies as st
-from report_examples import (
-    AS_GIVEN,
-    CHOSEN,
-    DEFAULTS,
-    DOES_NOT_FIT,
-    DPO_PLAN,
-    EXPANDED,
-    EXPANDED_PLAN,
-    GRPO_KNOBS,
-    GRPO_PLAN,
-    HOST,
-    IMAGINED,
-    LONG_SEARCH,
-    MEASURED,
-    NO_GPU,
-    PASSED_OVER,
-    PLAN,
-    PPO_PLAN,
-    REPORT,
-    REWARD_PLAN,
-    RTX3060,
-    SHARED,
-    TIME,
-    UNCHANGED_PLAN,
-    V100,
-    attempt,
-    crowded,
-    estimate,
-    memory,
-    reserved,
-    sampling,
-)
+from report_examples import attempt, crowded, estimate, memory, reserved, sampling
 from rich.console import Console, RenderableType
 from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import VIEWS as SWEEPS
 
-from autotrain_mem.errors import AutofitError, TrainingError
+from autotrain_mem.errors import TrainingError
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import scale_for
 from autotrain_mem.report.console import (
@@ -71,45 +43,39 @@ from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
 
-RETRIED = replace(REPORT, measured=replace(MEASURED, num_alloc_retries=2))
-
 VIEWS = {
     "estimate_fits": estimate_view(estimate()),
-    "estimate_does_not_fit_a_shared_card": estimate_view(estimate(SHARED, scale=1.5)),
-    "estimate_in_mib": estimate_view(estimate(IMAGINED, scale=0.03)),
-    "estimate_cpu": estimate_view(estimate(HOST, scale=0.1, knobs=DEFAULTS)),
-    "estimate_vllm": estimate_view(GRPO_PLAN.estimate),
-    "estimate_sampling": estimate_view(sampling(GRPO_KNOBS)),
-    "estimate_expandable": estimate_view(estimate(knobs=EXPANDED)),
+    "estimate_does_not_fit_a_shared_card": estimate_view(estimate(examples.SHARED, scale=1.5)),
+    "estimate_in_mib": estimate_view(estimate(examples.IMAGINED, scale=0.03)),
+    "estimate_cpu": estimate_view(estimate(examples.HOST, scale=0.1, knobs=examples.DEFAULTS)),
+    "estimate_vllm": estimate_view(examples.GRPO_PLAN.estimate),
+    "estimate_sampling": estimate_view(sampling(examples.GRPO_KNOBS)),
+    "estimate_expandable": estimate_view(estimate(knobs=examples.EXPANDED)),
     "estimate_refused": estimate_view(crowded()),
     "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
-    "plan_expanded": plan_view(EXPANDED_PLAN),
-    "attempts_expanded": attempts_view(EXPANDED_PLAN),
-    "plan_quantized": plan_view(LONG_SEARCH),
-    "plan_grpo": plan_view(GRPO_PLAN),
-    "plan_ppo": plan_view(PPO_PLAN),
-    "plan_dpo": plan_view(DPO_PLAN),
-    "plan_reward": plan_view(REWARD_PLAN),
-    "attempts_many": attempts_view(LONG_SEARCH),
-    "attempts_ppo": attempts_view(PPO_PLAN),
-    "plan": plan_view(PLAN),
-    "plan_unchanged": plan_view(UNCHANGED_PLAN),
-    "attempts": attempts_view(PLAN),
-    "attempts_single": attempts_view(UNCHANGED_PLAN),
-    "plan_passed_over": plan_view(PASSED_OVER),
-    "explain": explain_view(PLAN),
-    "explain_passed_over": explain_view(PASSED_OVER),
-    "explain_expanded": explain_view(EXPANDED_PLAN),
-    "explain_grpo": explain_view(GRPO_PLAN),
-    "explain_shared_card": explain_view(replace(PLAN, estimate=estimate(SHARED, scale=0.8))),
-    "explain_as_given": explain_view(AS_GIVEN),
-    "explain_cpu": explain_view(UNCHANGED_PLAN),
-    "gpus": gpus_view([RTX3060, V100, IMAGINED]),
-    "report": report_view(REPORT),
-    "report_unmeasured": report_view(replace(REPORT, measured=None, first_loss=None, last_loss=None)),
-    "report_retried": report_view(RETRIED),
-    "error_does_not_fit": error_view(DOES_NOT_FIT),
-    "error_no_gpu": error_view(NO_GPU),
+    "plan_expanded": plan_view(examples.EXPANDED_PLAN),
+    "attempts_expanded": attempts_view(examples.EXPANDED_PLAN),
+    "plan_quantized": plan_view(examples.LONG_SEARCH),
+    "plan_grpo": plan_view(examples.GRPO_PLAN),
+    "plan_ppo": plan_view(examples.PPO_PLAN),
+    "plan_dpo": plan_view(examples.DPO_PLAN),
+    "attempts_many": attempts_view(examples.LONG_SEARCH),
+    "plan": plan_view(examples.PLAN),
+    "plan_unchanged": plan_view(examples.UNCHANGED_PLAN),
+    "attempts": attempts_view(examples.PLAN),
+    "attempts_single": attempts_view(examples.UNCHANGED_PLAN),
+    "plan_passed_over": plan_view(examples.PASSED_OVER),
+    "explain": explain_view(examples.PLAN),
+    "explain_passed_over": explain_view(examples.PASSED_OVER),
+    "explain_expanded": explain_view(examples.EXPANDED_PLAN),
+    "explain_grpo": explain_view(examples.GRPO_PLAN),
+    "explain_shared_card": explain_view(replace(examples.PLAN, estimate=estimate(examples.SHARED, scale=0.8))),
+    "explain_as_given": explain_view(examples.AS_GIVEN),
+    "explain_cpu": explain_view(examples.UNCHANGED_PLAN),
+    "gpus": gpus_view([examples.RTX3060, examples.V100, examples.IMAGINED]),
+    "report": report_view(examples.REPORT),
+    "report_unmeasured": report_view(replace(examples.REPORT, measured=None, first_loss=None, last_loss=None)),
+    "report_retried": report_view(replace(examples.REPORT, measured=replace(examples.MEASURED, num_alloc_retries=2))),
     **SWEEPS,
     **SHORTAGES,
     **CARDS,
@@ -182,12 +148,14 @@ def test_shown_parts_add_up_to_the_shown_totals_in_the_mode_that_is_counted(name
 def test_any_estimate_adds_up_as_shown(
     sizes: list[int], cached: tuple[int, int], expandable: bool, non_torch: int, free: int
 ) -> None:
-    hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
+    hardware = replace(examples.RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
     owners = dict(zip(Owner, sizes, strict=True))
     native, expanded = (reserved(sum(sizes) + more) for more in cached)
     needed = replace(memory(owners), reserved=ReservedByMode(native=native, expandable_segments=expanded))
-    knobs = EXPANDED if expandable else CHOSEN
-    tried = Estimate(knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=TIME)
+    knobs = examples.EXPANDED if expandable else examples.CHOSEN
+    tried = Estimate(
+        knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=examples.TIME
+    )
     text = rendered(estimate_view(tried))
     assert_adds_up(text)
     assert_reserved_is_what_the_column_says(text)
@@ -209,22 +177,10 @@ def test_a_shared_figure_is_never_a_whole_digit_off(sizes: list[int]) -> None:
         assert abs(share * scale.unit_bytes - size * 100) < scale.unit_bytes
 
 
-def test_parts_that_do_not_sum_to_the_total_are_refused() -> None:
-    scale = scale_for(GIB)
-    with pytest.raises(ValueError, match="do not sum"):
-        scale.share(scale.steps(GIB), [GIB // 2, GIB // 4])
-
-
 def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
     fits = estimate()
     short = replace(fits, budget_bytes=fits.required_bytes - 3 * MIB)
     assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB, 3.00 MiB too much" in rendered(estimate_view(short))
-
-
-def test_only_the_five_largest_modules_are_listed() -> None:
-    many = tuple((f"layer.{index}", (9 - index) * MIB) for index in range(9))
-    text = rendered(estimate_view(replace(estimate(), memory=memory(modules_at_peak=many))))
-    assert re.findall(r"layer\.\d", text) == [f"layer.{index}" for index in range(5)]
 
 
 def test_bars_are_ascii_where_the_output_is() -> None:
@@ -244,7 +200,7 @@ def test_only_what_would_fit_but_for_the_allocator_is_told_of_it() -> None:
     full = crowded()
     full = replace(full, budget_bytes=full.memory.peak_allocated_bytes)
     assert "largest request that fails" not in rendered(estimate_view(full))
-    expanded = replace(crowded(fits_expanded=False), knobs=EXPANDED)
+    expanded = replace(crowded(fits_expanded=False), knobs=examples.EXPANDED)
     assert "expandable segments would need" not in rendered(estimate_view(expanded))
 
 
@@ -271,18 +227,18 @@ def test_the_batch_line_multiplies_out() -> None:
 
 
 def test_lora_that_the_user_asked_for_is_not_announced() -> None:
-    without = replace(PLAN, levers=tuple(lever for lever in PLAN.levers if lever.name != "use_peft"))
+    without = replace(examples.PLAN, levers=tuple(lever for lever in examples.PLAN.levers if lever.name != "use_peft"))
     assert "not the whole model" not in rendered(plan_view(without))
 
 
 def test_a_star_marks_exactly_what_differs_from_trl() -> None:
     starred = re.findall(r"^  \* (\w+)", rendered(VIEWS["plan"]), flags=re.MULTILINE)
-    assert starred == formatting.differing([CHOSEN, DEFAULTS])
+    assert starred == formatting.differing([examples.CHOSEN, examples.DEFAULTS])
 
 
 def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
     text = rendered(VIEWS["plan"], 80)
-    for line in formatting.flag_lines("sft", CHOSEN):
+    for line in formatting.flag_lines("sft", examples.CHOSEN):
         assert f"  {line}\n" in text
 
 
@@ -292,7 +248,7 @@ def test_exactly_one_attempt_is_the_chosen_one(name: str) -> None:
 
 
 def test_expandable_segments_that_the_user_asked_for_are_no_mark() -> None:
-    asked = replace(PLAN, attempts=(attempt(EXPANDED, 9.0), attempt(EXPANDED, 8.0)))
+    asked = replace(examples.PLAN, attempts=(attempt(examples.EXPANDED, 9.0), attempt(examples.EXPANDED, 8.0)))
     text = rendered(attempts_view(asked), 120)
     assert "+" not in text
     assert "expandable segments" in text.split("\nas asked for  ")[1]
@@ -301,15 +257,11 @@ def test_expandable_segments_that_the_user_asked_for_are_no_mark() -> None:
 # Errors and the report.
 
 
-def test_user_text_in_square_brackets_is_no_markup() -> None:
+def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_name() -> None:
     error = TrainingError("no such file: runs/[bold]x[/bold]", hint="[red]flag[/red]")
     assert "runs/[bold]x[/bold]" in rendered(error_view(error))
     assert "[red]flag[/red]" in rendered(error_view(error))
     assert "runs/[first] try" in rendered(VIEWS["report"])
-
-
-def test_an_error_without_a_hint_is_one_line_and_one_without_words_is_named_by_its_class() -> None:
-    assert rendered(error_view(AutofitError("it broke"))) == "error: it broke\n"
     assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
 
 
@@ -337,7 +289,7 @@ def train(console: Console, steps: int) -> None:
             progress.advance(step, 3.0 - step / steps, (7 * GIB) if step < 3 else 8 * GIB, 10.0 + 2.0 * step)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 10, 37, 1000])
+@pytest.mark.parametrize("steps", [1, 10, 37, 100])
 def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> None:
     console, file = plain_console()
     train(console, steps)
@@ -346,54 +298,36 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> No
     assert lines[1].startswith(f"step 1/{steps}")
     assert lines[-1].startswith(f"step {steps}/{steps}")
     assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
+    assert steps < 100 or "step 50/100  loss 2.540  peak 8.00 of 12.0 GiB  1 min 40 s left" in lines
 
 
-def test_plain_lines_show_the_largest_peak_and_the_time_left() -> None:
-    console, file = plain_console()
-    train(console, 100)
-    assert "step 50/100  loss 2.540  peak 8.00 of 12.0 GiB  1 min 40 s left" in file.getvalue()
-
-
-def test_a_loss_that_jumps_is_shown_smoothed() -> None:
-    console, file = plain_console()
-    with TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(2)
-        progress.advance(1, 1.0, None, 1.0)
-        progress.advance(2, 6.0, None, 2.0)
-    assert "step 2/2  loss 2.000\n" in file.getvalue()
-
-
-def test_a_step_without_loss_or_memory_shows_neither() -> None:
+@pytest.mark.parametrize(
+    ("steps", "events", "last"),
+    [
+        (2, [(1, 1.0, None, 1.0), (2, 6.0, None, 2.0)], "step 2/2  loss 2.000"),  # smoothed
+        (1, [(1, None, None, 1.0)], "step 1/1"),
+        (100, [(81, None, None, 10.0), (90, None, None, 28.0)], "step 90/100  20.0 s left"),  # resumed at step 80
+    ],
+)
+def test_a_line_shows_what_is_known_of_this_process(steps: int, events: list[tuple[Any, ...]], last: str) -> None:
     console, file = plain_console()
     with TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(1)
-        progress.advance(1, None, None, 1.0)
-    assert file.getvalue().splitlines() == ["training 1 step", "step 1/1"]
-
-
-def test_a_resumed_run_does_not_count_earlier_steps_as_fast() -> None:
-    console, file = plain_console()
-    with TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(100)
-        progress.advance(81, None, None, 10.0)
-        progress.advance(90, None, None, 28.0)
-    assert "step 90/100  20.0 s left" in file.getvalue()
+        progress.start(steps)
+        for event in events:
+            progress.advance(*event)
+    assert file.getvalue().splitlines()[-1] == last
 
 
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
     console, file = plain_console()
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=10, rows=7473, doing="Tokenizing train dataset"))
-        for attempt in PLAN.attempts:
+        for attempt in examples.PLAN.attempts:
             progress.tried(attempt)
-    assert file.getvalue().splitlines() == [
-        "rehearsing: micro-batch 1, checkpointing on ... needs 31.2 GiB, does not fit",
-        "rehearsing: micro-batch 1, checkpointing on, LoRA, bfloat16 ... needs 4.37 GiB, fits",
-        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16 ... needs 14.7 GiB, does not fit",
-        "rehearsing: micro-batch 4, checkpointing on, LoRA, bfloat16 ... needs 8.51 GiB, fits",
-        "rehearsing: micro-batch 4, checkpointing on, LoRA, bfloat16, whole model ... needs 8.51 GiB, fits",
-        "rehearsing: micro-batch 8, checkpointing on, LoRA, bfloat16, whole model ... needs 14.9 GiB, does not fit",
-    ]
+    lines = file.getvalue().splitlines()
+    assert len(lines) == len(examples.PLAN.attempts)
+    assert lines[0] == "rehearsing: micro-batch 1, checkpointing on ... needs 31.2 GiB, does not fit"
+    assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -404,8 +338,8 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
         progress._live.refresh()  # type: ignore[union-attr]
-        progress.tried(PLAN.attempts[0])
-        progress.tried(PLAN.attempts[2])
+        progress.tried(examples.PLAN.attempts[0])
+        progress.tried(examples.PLAN.attempts[2])
     train(console, 1000)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
     counted = next(line for line in lines if line.endswith("150,000 of 200,000 rows"))
@@ -416,16 +350,11 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     assert max(map(len, lines)) <= width
 
 
-def interrupted(console: Console) -> None:
-    with TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(10)
-        raise KeyboardInterrupt
-
-
 def test_an_interrupted_run_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(console)
+    with contextlib.suppress(KeyboardInterrupt), TrainingProgress(console, budget_bytes=GIB) as progress:
+        progress.start(10)
+        raise KeyboardInterrupt
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")

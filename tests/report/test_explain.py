@@ -10,23 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import report_examples as examples
 from hypothesis import given
 from hypothesis import strategies as st
-from report_examples import (
-    AS_GIVEN,
-    ASSUMED_TIME,
-    CHOSEN,
-    PASSED_OVER,
-    PLAN,
-    PLANS,
-    RTX3060,
-    TWICE,
-    UNCHANGED_PLAN,
-    attempt,
-    estimate,
-    memory,
-    reserved,
-)
+from report_examples import attempt, estimate, memory, reserved
 from test_console import rendered
 
 from autotrain_mem.files import write_json
@@ -66,10 +53,10 @@ def assert_comes_down_to_what_is_left(text: str) -> None:
             assert number == (-running if name == "missing" else running)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
+@pytest.mark.parametrize("plan", examples.PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
 def test_the_budget_comes_down_to_what_is_left_line_by_line(plan: Plan) -> None:
     text = text_of(plan)
-    assert [name for _, name, _ in ledger(text)][-1] == ("missing" if plan is AS_GIVEN else "free")
+    assert [name for _, name, _ in ledger(text)][-1] == ("missing" if plan is examples.AS_GIVEN else "free")
     assert_comes_down_to_what_is_left(text)
 
 
@@ -82,18 +69,18 @@ def test_the_budget_comes_down_to_what_is_left_line_by_line(plan: Plan) -> None:
 def test_any_budget_comes_down_to_what_is_left(
     sizes: list[int], cached: int, outside: tuple[int, int], free: int
 ) -> None:
-    hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=outside[0])
+    hardware = replace(examples.RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=outside[0])
     needed = memory(dict(zip(Owner, sizes, strict=True)))
     needed = replace(needed, reserved=replace(needed.reserved, native=reserved(sum(sizes) + cached)))
     tried = replace(
         estimate(), hardware=hardware, memory=needed, vllm_share_bytes=outside[1], budget_bytes=hardware.budget_bytes()
     )
-    assert_comes_down_to_what_is_left(text_of(replace(PLAN, estimate=tried)))
+    assert_comes_down_to_what_is_left(text_of(replace(examples.PLAN, estimate=tried)))
 
 
 def test_the_figures_are_those_of_the_phases_and_of_the_allocator() -> None:
     """Rounded once: 7.42 allocated is the sum of its owners here and the peak of its phase there."""
-    text = text_of(PLAN)
+    text = text_of(examples.PLAN)
     owners = {"weights", "gradients", "optimizer state", "activations", "temporary", "other"}
     allocated = sum(number for _, name, number in ledger(text) if name in owners)
     assert f"backward        {allocated / 100:.2f} GiB" in text
@@ -104,18 +91,18 @@ def test_the_figures_are_those_of_the_phases_and_of_the_allocator() -> None:
 # What binds.
 
 
-OTHERS = tuple(each for each in PLAN.attempts if each.knobs != TWICE)
-LARGER_WITHOUT_LORA = (*OTHERS, attempt(replace(TWICE, use_peft=False), 31.0))
-LARGER_AND_SLOWER = (*PLAN.attempts[:2], attempt(TWICE, 10.5, tokens_per_second=1_100.0))
+OTHERS = tuple(each for each in examples.PLAN.attempts if each.knobs != examples.TWICE)
+LARGER_WITHOUT_LORA = (*OTHERS, attempt(replace(examples.TWICE, use_peft=False), 31.0))
+LARGER_AND_SLOWER = (*examples.PLAN.attempts[:2], attempt(examples.TWICE, 10.5, tokens_per_second=1_100.0))
 
 
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (PLAN, "8 rows need 14.9 GiB, 3.73 GiB more than the budget"),  # of the whole model, not of few layers
-        (replace(PLAN, attempts=LARGER_WITHOUT_LORA), "no more than 4 rows"),
-        (replace(PLAN, attempts=LARGER_AND_SLOWER), "8 rows need 10.5 GiB, which fits, at 1,100 tokens/s"),
-        (UNCHANGED_PLAN, "the whole batch of 8"),
+        (examples.PLAN, "8 rows need 14.9 GiB, 3.73 GiB more than the budget"),  # of the whole model, not of few layers
+        (replace(examples.PLAN, attempts=LARGER_WITHOUT_LORA), "no more than 4 rows"),
+        (replace(examples.PLAN, attempts=LARGER_AND_SLOWER), "8 rows need 10.5 GiB, which fits, at 1,100 tokens/s"),
+        (examples.UNCHANGED_PLAN, "the whole batch of 8"),
     ],
 )
 def test_the_next_larger_micro_batch_binds_as_it_was_rehearsed(plan: Plan, said: str) -> None:
@@ -125,11 +112,14 @@ def test_the_next_larger_micro_batch_binds_as_it_was_rehearsed(plan: Plan, said:
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (PLAN, "rounding needs 17.3 GiB at least: with the headroom 17.8 GiB"),  # 0.47 GiB of headroom
-        (PASSED_OVER, "rounding fits, but takes 4.2 times as long: --max_slowdown 5"),
-        (UNCHANGED_PLAN, "there is none"),
-        (AS_GIVEN, "nothing was searched"),
-        (replace(PASSED_OVER, alternatives=PASSED_OVER.alternatives[-1:]), "no gentler level is left"),
+        (examples.PLAN, "rounding needs 17.3 GiB at least: with the headroom 17.8 GiB"),  # 0.47 GiB of headroom
+        (examples.PASSED_OVER, "rounding fits, but takes 4.2 times as long: --max_slowdown 5"),
+        (examples.UNCHANGED_PLAN, "there is none"),
+        (examples.AS_GIVEN, "nothing was searched"),
+        (
+            replace(examples.PASSED_OVER, alternatives=examples.PASSED_OVER.alternatives[-1:]),
+            "no gentler level is left",
+        ),
     ],
 )
 def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
@@ -140,29 +130,29 @@ def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
 
 
 def test_shares_of_a_step_sum_to_the_whole() -> None:
-    block = text_of(PLAN).split("the time of a step\n")[1].split("\n\n")[0]
+    block = text_of(examples.PLAN).split("the time of a step\n")[1].split("\n\n")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", block))) == pytest.approx(100, abs=0.2)  # each has one digit
 
 
 def test_seconds_by_another_cards_rates_are_shares_only() -> None:
-    text = text_of(replace(PLAN, estimate=replace(PLAN.estimate, time=ASSUMED_TIME)))
+    text = text_of(replace(examples.PLAN, estimate=replace(examples.PLAN.estimate, time=examples.ASSUMED_TIME)))
     block = text.split("the time of a step, by the rates of a100-80gb\n")[1].split("\n\n")[0]
     assert "%" in block
     assert not re.search(r"\d m?s ", block)
 
 
 def test_everything_that_is_tried_changed_offered_and_not_counted_is_there() -> None:
-    text = text_of(PLAN)
-    assert all(lever.why.split(":")[0] in text for lever in PLAN.levers)
-    assert all(each.level in text for each in PLAN.alternatives)
-    assert all(each in text for each in (*PLAN.warnings, *PLAN.estimate.memory.not_counted))
-    assert all(each.flags in text for each in PLAN.proposals)
-    assert len(re.findall(r"^[> ]\d  \d+ x \d+", text, re.MULTILINE)) == len(PLAN.attempts)
+    text = text_of(examples.PLAN)
+    assert all(lever.why.split(":")[0] in text for lever in examples.PLAN.levers)
+    assert all(each.level in text for each in examples.PLAN.alternatives)
+    assert all(each in text for each in (*examples.PLAN.warnings, *examples.PLAN.estimate.memory.not_counted))
+    assert all(each.flags in text for each in examples.PLAN.proposals)
+    assert len(re.findall(r"^[> ]\d  \d+ x \d+", text, re.MULTILINE)) == len(examples.PLAN.attempts)
 
 
 def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
     """Nothing but the standard library and rich, so that it answers at once."""
-    write_json(tmp_path / PLAN_NAME, codec.to_json(PLAN))
+    write_json(tmp_path / PLAN_NAME, codec.to_json(examples.PLAN))
     program = (
         "import sys\n"
         "from autotrain_mem.cli import main\n"
@@ -180,8 +170,8 @@ def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path
 
 def test_a_plan_comes_through_a_pipe_too() -> None:
     program = "import sys; from autotrain_mem.cli import main; sys.exit(main.run(['explain', '-']))"
-    written = json.dumps({"schema": "autofit.fit/1", "plan": codec.to_json(PLAN), "run": {}})
+    written = json.dumps({"schema": "autofit.fit/1", "plan": codec.to_json(examples.PLAN), "run": {}})
     ended = subprocess.run([sys.executable, "-c", program], input=written, capture_output=True, text=True, check=True)
     assert "what binds" in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 80
-    assert CHOSEN.dtype in ended.stdout
+    assert examples.CHOSEN.dtype in ended.stdout

@@ -7,24 +7,14 @@ from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
+import report_examples as examples
 from nouns import TRL_DEFAULTS
-from report_examples import (
-    ASSUMED_TIME,
-    CHOSEN,
-    DPO_PLAN,
-    GRPO_KNOBS,
-    LONG_SEARCH,
-    PLAN,
-    PPO_PLAN,
-    REWARD_PLAN,
-    sampling,
-)
-from test_console import rendered, shown_sums
+from test_console import rendered
 
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.report import formatting
-from autotrain_mem.report.console import attempts_view, estimate_view, plan_view
+from autotrain_mem.report.console import attempts_view, plan_view
 from autotrain_mem.spec import Harm, Job, Knobs, Owner, Phase, Plan
 from autotrain_mem.spec.model import ModelFacts
 
@@ -69,7 +59,7 @@ def test_every_harm_owner_and_phase_has_its_word() -> None:
 def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -> None:
     from trl.scripts.sft import make_parser
 
-    knobs = replace(CHOSEN, max_length=max_length, gradient_checkpointing=False)
+    knobs = replace(examples.CHOSEN, max_length=max_length, gradient_checkpointing=False)
     flags = " ".join(line.removesuffix("\\") for line in formatting.flag_lines("sft", knobs)).split()
     parsed = make_parser(prog="trl sft").parse_args([*flags, "--model_name_or_path", "any", "--output_dir", "any"])
     read = {each.name: getattr(parsed, each.name) for each in fields(Knobs) if hasattr(parsed, each.name)}
@@ -77,23 +67,30 @@ def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -
 
 
 def test_what_trl_does_not_know_is_no_flag_of_trl() -> None:
-    knobs = replace(CHOSEN, optimizer_offload=True, expandable_segments=True)
+    knobs = replace(examples.CHOSEN, optimizer_offload=True, expandable_segments=True)
     assert not re.search("offload|expandable", " ".join(formatting.flag_lines("sft", knobs)))
     assert formatting.own_flags(knobs) == "--optimizer_offload --expandable_segments"
-    assert "and only autofit has --optimizer_offload" in plan_text(DPO_PLAN)
+    assert "and only autofit has --optimizer_offload" in plan_text(examples.DPO_PLAN)
 
 
 # What methods say of their data.
 
 
-@pytest.mark.parametrize(("plan", "word"), [(PLAN, "truncated"), (DPO_PLAN, "truncated"), (REWARD_PLAN, "dropped")])
+@pytest.mark.parametrize(
+    ("plan", "word"),
+    [(examples.PLAN, "truncated"), (examples.DPO_PLAN, "truncated"), (examples.REWARD_PLAN, "dropped")],
+)
 def test_data_that_were_not_read_are_not_called_whole(plan: Plan, word: str) -> None:
     unread = replace(plan, data=None)
     assert f"not read: how much of it is {word} is not known" in plan_text(unread)
 
 
 def test_packed_rows_have_no_padding() -> None:
-    packed = replace(PLAN, proposals=(), estimate=replace(PLAN.estimate, knobs=replace(CHOSEN, packing=True)))
+    packed = replace(
+        examples.PLAN,
+        proposals=(),
+        estimate=replace(examples.PLAN.estimate, knobs=replace(examples.CHOSEN, packing=True)),
+    )
     assert "padding" not in plan_text(packed).replace("padding token", "")
     assert re.search(r"^ +packed\n +max_length 768 truncates", plan_text(packed), re.MULTILINE)
 
@@ -102,7 +99,7 @@ def test_packed_rows_have_no_padding() -> None:
 
 
 def test_seconds_by_another_cards_rates_are_not_told() -> None:
-    text = plan_text(replace(PLAN, estimate=replace(PLAN.estimate, time=ASSUMED_TIME)))
+    text = plan_text(replace(examples.PLAN, estimate=replace(examples.PLAN.estimate, time=examples.ASSUMED_TIME)))
     assert "not known: rates of a100-80gb stand in for this device's, to rank plans only" in text
     assert not re.search("tokens/s| a step;", text)
 
@@ -135,40 +132,23 @@ def test_every_lever_that_changes_what_is_trained_is_loud() -> None:
 # What was tried.
 
 
-@pytest.mark.parametrize("plan", [LONG_SEARCH, PPO_PLAN], ids=lambda plan: str(plan.method))
+@pytest.mark.parametrize("plan", [examples.LONG_SEARCH, examples.PPO_PLAN], ids=lambda plan: str(plan.method))
 def test_no_attempt_takes_two_lines_at_80_columns(plan: Plan) -> None:
     table = rendered(attempts_view(plan), 80).split("\n>   ")[0]
     assert len(table.splitlines()) == 2 + len(plan.attempts)
 
 
-def test_where_every_attempt_was_whole_none_is_marked() -> None:
-    whole = tuple(replace(attempt, rehearsed_layers=None) for attempt in PLAN.attempts)
-    assert not re.search(" w |whole model", rendered(attempts_view(replace(PLAN, attempts=whole))))
-
-
 def test_what_does_not_fit_has_no_speed() -> None:
-    text = rendered(attempts_view(PLAN))
+    text = rendered(attempts_view(examples.PLAN))
     assert "1,301" not in text
-    assert text.count("too much") == sum(not attempt.fits for attempt in PLAN.attempts)
+    assert text.count("too much") == sum(not attempt.fits for attempt in examples.PLAN.attempts)
 
 
 def test_attempts_with_other_settings_read_otherwise() -> None:
-    tried = [attempt.knobs for attempt in LONG_SEARCH.attempts if attempt.knobs.gradient_checkpointing]
+    tried = [attempt.knobs for attempt in examples.LONG_SEARCH.attempts if attempt.knobs.gradient_checkpointing]
     said = [formatting.difference(knobs, tried[0]) for knobs in tried]
     assert said[0] == "as asked for"
     assert len(said) == len(set(said))
 
 
 # Estimates.
-
-
-def test_an_owner_of_nothing_has_no_line() -> None:
-    figures, _ = shown_sums(rendered(estimate_view(sampling(GRPO_KNOBS))))
-    assert "KV cache" in figures
-    assert not {"gradients", "optimizer state", "activations", "vLLM's share"} & figures.keys()
-
-
-def test_settings_name_every_switch_that_is_on() -> None:
-    switches = ("packing", "load_in_4bit", "activation_offloading", "optimizer_offload", "expandable_segments")
-    for name in switches:
-        assert formatting.settings(replace(TRL_DEFAULTS, **{name: True})) != formatting.settings(TRL_DEFAULTS)
