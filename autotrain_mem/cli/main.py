@@ -14,7 +14,7 @@ from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.methods.table import METHODS
 
-HELP = """\
+HELP = f"""\
 usage: autofit COMMAND [FLAGS]
 
 Finds the best TRL configuration that fits the GPU, before anything is loaded, and trains with it.
@@ -33,7 +33,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit gpus                                       the cards known by name
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
-METHOD is sft, reward, dpo, grpo, rloo or ppo.
+METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
 Every flag and YAML key (--config FILE) of `trl METHOD` is taken, for ppo those of TRL's PPOConfig, with dashes or
 underscores. A flag that you give is kept; what you do not give may be tuned; what cannot be rehearsed is refused.
 

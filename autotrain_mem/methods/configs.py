@@ -1,4 +1,4 @@
-"""From the user's arguments to TRL's four dataclasses, for a rehearsal and for the real run."""
+"""Fills TRL's four dataclasses with the user's arguments, for a rehearsal and for the real run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Configs:
 
 
 def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses out of a flat mapping of their fields; a name that none of them has is left out.
+    """Fill TRL's dataclasses out of a flat mapping of their fields; a name that none of them has is left out.
 
     Args:
         script: ``ScriptArguments``, or the method's own kind of it.
@@ -56,7 +56,7 @@ def script_parser(method: str) -> Any:
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:
-    """TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` makes it."""
+    """Fill TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` does."""
     from trl import ModelConfig
 
     return _filled(ModelConfig, arguments)
@@ -68,7 +68,7 @@ def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """What TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
+    """Make what TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
 
     Args:
         stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
@@ -86,7 +86,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
 
 
 def loading_arguments(filled: Configs) -> dict[str, Any]:
-    """How the model is loaded: every key is one of ``from_pretrained``."""
+    """Say how the model is loaded: every key is one of ``from_pretrained``."""
     return {
         "revision": filled.model.model_revision,
         "attn_implementation": filled.model.attn_implementation,
@@ -96,12 +96,12 @@ def loading_arguments(filled: Configs) -> dict[str, Any]:
 
 
 def trusts_remote_code(filled: Configs) -> bool:
-    """PPO's config has no such field."""
+    """Whether a model's own code may run. PPO's config has no such field."""
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
 def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
-    """TRL's LoRA config, None without LoRA. Where PEFT names no targets for an architecture, we do.
+    """Make TRL's LoRA config, None without LoRA; it names targets where PEFT knows none for an architecture.
 
     All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
     without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
@@ -126,7 +126,7 @@ def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """The modules that LoRA adapts where none are named, of a model with this config: PEFT's, or else ours."""
+    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
@@ -148,23 +148,23 @@ DIVIDED = (
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What can be said to TRL's configs before there is a plan."""
+    """Leave out what TRL's configs cannot take before there is a plan."""
     return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card."""
+    """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card."""
     return {**arguments, "use_cpu": True, "dataloader_num_workers": 0}
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same training on a real CPU, whose mixed precision is bfloat16 only: accelerate would drop fp16 unsaid."""
+    """Ask for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return on_cpu({**arguments, **half})
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """The job's arguments with the knobs in, and with everything that only a real run needs taken out.
+    """Lay the knobs over the job's arguments, and take out everything that only a real run needs.
 
     Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
     """

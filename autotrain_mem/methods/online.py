@@ -1,6 +1,6 @@
-"""What GRPO and RLOO share: prompts, groups of completions, and generation that comes once in many micro-steps.
+"""Holds what GRPO and RLOO share: prompts, groups of completions, and a generation once in many micro-steps.
 
-Their modules in ``methods`` take all of it as it is, and add what TRL calls differently.
+Their modules take all of it as it is, and add what TRL calls differently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRIED_ROWS = 2
 
 
 def build(trainer: Any, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any) -> Any:
-    """A trainer of this class, as TRL's script builds it; with ``beta`` above 0 it loads a reference model too."""
+    """Build a trainer of this class as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
     rewards = rewards_of(filled, rehearsed=stub is not None)
     return trainer(
         reward_funcs=rewards,
@@ -35,7 +35,7 @@ def build(trainer: Any, filled: Configs, model: str, train_dataset: Any, eval_da
 
 
 def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
-    """The reward model's path and the reward functions, in the order of ``trl grpo`` (trl/scripts/grpo.py: main)."""
+    """List the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
     model, names = filled.script.reward_model_name_or_path, filled.script.reward_funcs or []
     functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
     if rehearsed and not model and not names:
@@ -44,7 +44,7 @@ def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
 
 
 def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
-    """In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer."""
+    """Let a reward model read a rehearsal's tokens; in a real run it brings its own tokenizer."""
     return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
 
 
@@ -52,14 +52,14 @@ without_precomputing = defaults.without_precomputing
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
+    """Make prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [text_of(length)] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """The first prompt of a generation loses a token, where there are others: masks are real, and no tensor is smaller.
+    """Take a token from a generation's first prompt, where there are others: masks are real, and no tensor is smaller.
 
     TRL pads all prompts of a generation to the longest. Together with completions of which only the first has its full
     length (``generation``), every row of such a batch is padded, whatever order it is shuffled into.
@@ -76,7 +76,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """TRL generates for all micro-steps of an optimizer step at once, unless told otherwise.
+    """Generate as often as the plan would: for all micro-steps of an optimizer step at once, unless given otherwise.
 
     ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
     which a rehearsal cuts.
@@ -107,9 +107,9 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
-    """TRL scores completions before it trains on them only where an optimizer step may separate the two.
+    """Score completions as the plan would: before training on them where an optimizer step may separate the two.
 
-    It asks by the accumulation (trl/trainer/grpo_trainer.py: _generate_and_score_completions), which a rehearsal cuts.
+    TRL asks by the accumulation (trl/trainer/grpo_trainer.py: _generate_and_score_completions), which a rehearsal cuts.
     """
     generate_and_score = trainer._generate_and_score_completions
 
@@ -125,25 +125,25 @@ def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Tokens of every prompt with the chat template around it; also tries the reward functions on the first rows."""
+    """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
 
 
 def prompt_lengths(split: Any, tokenizer: Any, *, processes: int | None, **options: Any) -> RowLengths:
-    """Tokens of every prompt. Kept in memory: datasets' own cache would not notice when ``prompt_ids`` changes."""
+    """Count tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes."""
 
     def count(row: dict[str, Any]) -> dict[str, int]:
         return {"tokens": len(prompt_ids(row["prompt"], tokenizer, **options))}
 
-    told = {"desc": "Tokenizing prompts", "num_proc": processes}
-    counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **told)
+    shown = {"desc": "Tokenizing prompts", "num_proc": processes}
+    counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **shown)
     return RowLengths(longer=list(counted["tokens"]))
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
-    """A prompt's token ids: a conversation ends where the assistant's answer begins."""
+    """Tokenize a prompt: a conversation ends where the assistant's answer begins."""
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
     encoded = tokenizer.apply_chat_template(
@@ -153,7 +153,7 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """A reward is needed to train; a plan can do without, as with one Python function.
+    """Refuse to train without a reward; a plan can do without, as with one Python function.
 
     Raises:
         UsageError: no reward is given, or none that can be found.

@@ -25,7 +25,7 @@ from autotrain_mem.spec.preflight import Finding
 
 
 def make_parser() -> Any:
-    """A parser of TRL's kind: TRL has no command for PPO.
+    """Make a parser of TRL's kind: TRL has no command for PPO.
 
     Raises:
         MissingExtraError: a TRL without PPO is installed.
@@ -43,7 +43,7 @@ def configs(arguments: Mapping[str, Any]) -> Configs:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """The whole rollout, since it is generated at once, and one epoch over it (see :func:`training_patches`)."""
+    """Rehearse the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -54,7 +54,7 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
+    """Build our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
 
     With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
     reference; the value model is trained whole.
@@ -83,7 +83,7 @@ without_precomputing = defaults.without_precomputing
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Prompts of ``length`` tokens, enough for every rollout.
+    """Make prompts of ``length`` tokens, enough for every rollout.
 
     All begin with padding, as most of a real rollout's do: TRL makes masks of the ids, whatever order it shuffles into.
     """
@@ -112,7 +112,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Tokens of every prompt; also refuses what the trainer would refuse once it is built."""
+    """Count tokens of every prompt; also refuses what the trainer would refuse once it is built."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
@@ -122,7 +122,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """A reward model is needed, and the tokenizer's padding must not be an end.
+    """Refuse to train without a reward model.
 
     Raises:
         UsageError: no reward model is given.
@@ -135,7 +135,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """What the trainer would refuse of the tokenizer once it is built."""
+    """Find what the trainer would refuse of the tokenizer once it is built."""
     from autotrain_mem.trainers import ppo_checks
 
     for message, cure in ppo_checks.problems(filled.training, tokenizer):
@@ -152,7 +152,7 @@ logged_basis = defaults.logged_basis
 
 
 def policy_tokenizer(model: str, filled: Configs) -> Any:
-    """The policy's tokenizer, padding on the left, where generation needs it."""
+    """Load the policy's tokenizer, padding on the left, where generation needs it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -176,7 +176,7 @@ def _causal(model: str, loading: Mapping[str, Any]) -> Any:
 
 
 def _classifier(filled: Configs) -> Any:
-    """A model with a head of one score. It may lie elsewhere than the policy, so the policy's revision is not its."""
+    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 
@@ -186,7 +186,7 @@ def _classifier(filled: Configs) -> Any:
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:
-    """Rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
+    """Make rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
     if "input_ids" in split.column_names:
         return split.select_columns(["input_ids"])
 

@@ -1,6 +1,4 @@
-"""Reward functions: found by the names that the user gives, tried once before anything is planned, and named when they
-fail.
-"""
+"""Finds reward functions by the names that the user gives, tries them before planning, and names those that fail."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def built_in_rewards() -> dict[str, RewardFunction]:
 
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
-    """The functions of these names: TRL's own, or ``module.function`` importable from the working folder.
+    """Find the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
 
     Raises:
         UsageError: no such function; says why for each.
@@ -85,7 +83,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """What is raised inside is this reward function's fault. Being out of memory stays what it is."""
+    """Blame what is raised inside on this reward function. Being out of memory stays what it is."""
     import torch
 
     try:
@@ -99,7 +97,7 @@ def _blaming(name: str) -> Iterator[None]:
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
-    """The same function; when it raises, the error says whose it is."""
+    """Wrap the function, so that an error of its own says whose it is."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -140,7 +138,7 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """TRL's own functions ask for their package when they are called: a run would end at its first reward.
+    """Call TRL's own functions, which ask for their package only then: a run would end at its first reward.
 
     Raises:
         MissingExtraError: a function's package is not installed.
@@ -158,7 +156,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """As ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
+    """Call it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
     from transformers import TrainerState
 
     prompts = [row["prompt"] for row in rows]
@@ -206,5 +204,5 @@ def _is_number(value: Any) -> bool:
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """What stands in for a reward function: completions that differ, as in a run that learns."""
+    """Stand in for a reward function: completions get rewards that differ, as in a run that learns."""
     return [float(index % 3) for index, _ in enumerate(prompts)]

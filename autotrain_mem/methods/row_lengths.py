@@ -1,4 +1,4 @@
-"""Counts tokens of a prepared dataset: in several processes where that pays, and telling how far it is."""
+"""Counts tokens of a prepared dataset: in several processes where that pays, and reports how far it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ to format and tokenize: two processes gain from about 2,300 rows on. Measured wi
 MOST_PROCESSES = 16
 """Each is a fork of the worker, with a copy of the tokenizer."""
 
-TOLD_EVERY_SECONDS = 0.2
+REPORT_EVERY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +36,15 @@ class RowLengths:
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
-    """Of pairs, by the tokens of their two sequences."""
+    """Tell the longer from the shorter sequence of each pair, by their tokens."""
     pairs = list(zip(first, second, strict=True))
     return RowLengths(longer=[max(pair) for pair in pairs], shorter=[min(pair) for pair in pairs])
 
 
 def processes(rows: int, given: int | None) -> int | None:
-    """How many to count with: the user's own number, else as many as pay; None for this process alone.
+    """Choose how many to count with: the user's own number, else as many as pay; None for this process alone.
 
-    Where processes are not forked but started anew, each would import torch and transformers for seconds.
+    Where processes are not forked but started afresh, each would import torch and transformers for seconds.
     """
     if given is not None or multiprocessing.get_all_start_methods()[0] != "fork":
         return given
@@ -54,7 +54,7 @@ def processes(rows: int, given: int | None) -> int | None:
 
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Tell of every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
+    """Report every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
     Dataset.map)."""
     from datasets import arrow_dataset
 
@@ -70,7 +70,7 @@ class _Bar:
 
     def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
         self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     def __enter__(self) -> Self:
         self.update(0)
@@ -80,18 +80,18 @@ class _Bar:
         """Nothing is open."""
 
     def update(self, rows: int) -> None:
-        """So many more rows are done."""
+        """Note that so many more rows are done."""
         self._done += rows
         now = time.monotonic()
-        if now - self._told_at >= TOLD_EVERY_SECONDS or self._done >= self._rows:
-            self._told_at = now
+        if now - self._reported_at >= REPORT_EVERY_SECONDS or self._done >= self._rows:
+            self._reported_at = now
             self._on_progress(Counting(done=self._done, rows=self._rows, doing=self._doing))
 
 
 @contextmanager
 def without_labels() -> Iterator[None]:
     """Leave out the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a
-    quarter of the time and changes no length. By its name: where TRL calls it otherwise it is merely slower."""
+    quarter of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
     import datasets
 
     mapped = datasets.Dataset.map

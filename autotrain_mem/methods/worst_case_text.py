@@ -1,4 +1,4 @@
-"""Tokens for a rehearsal: a tokenizer of eight words, and texts of a known number of them."""
+"""Makes tokens for a rehearsal: a tokenizer of eight words, and texts of a known number of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right") -> Any:
-    """A tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids."""
+    """Make a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -27,12 +27,12 @@ def stub_tokenizer(padding_side: str = "right") -> Any:
 
 
 def text_of(tokens: int) -> str:
-    """A text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so that two may be joined."""
+    """Write a text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so two can be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
 def without_last(text: str) -> str:
-    """A text of :func:`text_of` with one token less, but never none."""
+    """Take one token from a text of :func:`text_of`, but never the last."""
     words = text.split()
     return text_of(max(1, len(words) - 1))
 
@@ -49,6 +49,6 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """The same for pairs, whose two sequences lie in one batch: even a single pair is padded."""
+    """Do the same for pairs, whose two sequences lie in one batch: even a single pair is padded."""
     *full, last = rows
     return [*full, {**last, "rejected_ids": last["rejected_ids"][:-1]}]
