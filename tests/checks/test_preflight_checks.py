@@ -178,17 +178,12 @@ def test_targets_are_matched_as_peft_matches_them(
     assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
 
 
-def test_names_of_other_architectures_are_their_own(model_folder: Folder) -> None:
+def test_targets_are_those_of_the_architecture_and_of_the_method(model_folder: Folder) -> None:
     (finding,) = found(model_folder("gpt2"), use_peft=True, lora_target_modules=["q_proj", "v_proj"])
     assert "c_attn, c_proj and c_fc" in finding.cure
-
-
-def test_a_reward_models_head_is_a_target_too(model_folder: Folder) -> None:
     assert not found(model_folder("qwen2"), "reward", use_peft=True, lora_target_modules=["score", "q_proj"])
-
-
-def test_fused_experts_are_passed_over(model_folder: Folder) -> None:
-    assert not found(model_folder("qwen3_moe"), use_peft=True, lora_target_modules=["gate_proj", "up_proj"])
+    fused_experts = ["gate_proj", "up_proj"]
+    assert not found(model_folder("qwen3_moe"), use_peft=True, lora_target_modules=fused_experts), "passed over"
 
 
 # -- the tokenizer -------------------------------------------------------------------------------------------------

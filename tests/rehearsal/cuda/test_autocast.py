@@ -141,31 +141,24 @@ def test_the_lists_here_are_the_installed_torchs() -> None:
     assert named == rules._registered("AutocastCUDA") - {"cudnn_convolution", "cudnn_convolution_transpose"}
 
 
-@TENSORS
-@DTYPES
-@pytest.mark.parametrize("name", FLOAT32)
-def test_what_cuda_runs_in_float32_runs_in_float32(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
-    out = run(FLOAT32[name], dtype, tensors)
-    assert out.dtype is torch.float32
-    if tensors is nullcontext:
-        torch.testing.assert_close(out, FLOAT32[name](sample(dtype).float()))
+POLICIES: dict[str, tuple[dict[str, Op], torch.dtype | None]] = {
+    "float32": (FLOAT32, torch.float32),
+    "lower precision": (LOWER, torch.bfloat16),
+    "left alone": (ALONE, None),
+}
 
 
 @TENSORS
 @DTYPES
-@pytest.mark.parametrize("name", LOWER)
-def test_what_cuda_runs_in_lower_precision_does(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
-    out = run(LOWER[name], dtype, tensors)
-    assert out.dtype is torch.bfloat16
-    if tensors is nullcontext:
-        torch.testing.assert_close(out, LOWER[name](sample(dtype).bfloat16()))
-
-
-@TENSORS
-@DTYPES
-@pytest.mark.parametrize("name", ALONE)
-def test_what_cuda_leaves_alone_keeps_its_dtype(name: str, dtype: torch.dtype, tensors: Callable[[], Any]) -> None:
-    assert run(ALONE[name], dtype, tensors).dtype is dtype
+@pytest.mark.parametrize(("policy", "name"), [(policy, name) for policy, (ops, _) in POLICIES.items() for name in ops])
+def test_an_operator_runs_in_the_dtype_that_cuda_runs_it_in(
+    policy: str, name: str, dtype: torch.dtype, tensors: Callable[[], Any]
+) -> None:
+    ops, cast = POLICIES[policy]
+    out = run(ops[name], dtype, tensors)
+    assert out.dtype is (cast or dtype)
+    if tensors is nullcontext and cast is not None:
+        torch.testing.assert_close(out, ops[name](sample(dtype).to(cast)))
 
 
 @pytest.mark.parametrize("name", WIDEST)

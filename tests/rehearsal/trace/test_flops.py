@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,14 +76,55 @@ def test_a_gradient_of_a_weight_does_not_grow_with_the_tokens() -> None:
     assert product.fixed_bytes == INPUTS * OUTPUTS * FLOAT
 
 
-def test_views_and_empty_memory_cost_nothing() -> None:
+def viewing() -> Callable[[], Any]:
     tensor = torch.ones(TOKENS, INPUTS)
-    with recorded() as recorder:
+
+    def step() -> None:
         tensor.view(-1).unsqueeze(0).expand(4, -1).t()
         tensor[2:, ::2].detach()
         torch.empty(1000)
         tensor.split(4)
-        assert found(recorder) == ()
+
+    return step
+
+
+def embedding() -> Callable[[], Any]:
+    layer, ids = torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS)
+    return lambda: layer(ids)
+
+
+def listed(chunks: int) -> Callable[[], Any]:
+    weights = [torch.empty(65536 * chunks // 4) for _ in range(4)]
+    return lambda: torch._foreach_mul_(weights, 0.5)
+
+
+COSTS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
+    "views and memory that is only taken cost nothing": (viewing, 0, 0),
+    "a copy does not read what it overwrites": (
+        lambda: partial(torch.empty(TOKENS).copy_, torch.empty(TOKENS, dtype=torch.float64)),
+        TOKENS * (FLOAT + 8),
+        1,
+    ),
+    "an embedding reads the rows that it returns": (embedding, 2 * TOKENS * INPUTS * FLOAT + TOKENS * 8, 1),
+    "an expanded tensor is as long as its storage": (
+        lambda: torch.empty(1, INPUTS).expand(1000, INPUTS).sum,
+        (INPUTS + 1) * FLOAT,
+        1,
+    ),
+    "a list of tensors goes in launches of 320 chunks": (lambda: listed(400), 2 * 65536 * 400 * FLOAT, 2),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_an_operator_moves_what_its_kernel_moves(name: str) -> None:
+    prepare, moved_bytes, launches = COSTS[name]
+    step = prepare()
+    with recorded() as recorder:
+        step()
+        works = found(recorder)
+    assert len(works) == (launches > 0)
+    assert sum(work.bytes + work.fixed_bytes for work in works) == moved_bytes
+    assert sum(work.launches for work in works) == launches
 
 
 def test_like_operators_are_counted_together() -> None:
@@ -92,40 +134,6 @@ def test_like_operators_are_counted_together() -> None:
             tensor.mul_(2.0)
         (work,) = found(recorder)
     assert (work.count, work.bytes) == (5.0, 2 * TOKENS * FLOAT)
-
-
-def test_a_copy_does_not_read_what_it_overwrites() -> None:
-    with recorded() as recorder:
-        target, source = torch.empty(TOKENS), torch.empty(TOKENS, dtype=torch.float64)
-        target.copy_(source)
-        (work,) = found(recorder)
-    assert work.bytes == TOKENS * (FLOAT + 8)
-
-
-def test_an_embedding_reads_the_rows_that_it_returns_and_not_the_vocabulary() -> None:
-    embedding, ids = torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS)
-    with recorded(model=embedding) as recorder:
-        embedding(ids)
-        (work,) = found(recorder)
-    assert work.bytes + work.fixed_bytes == 2 * TOKENS * INPUTS * FLOAT + TOKENS * 8
-
-
-def test_an_expanded_tensor_is_read_no_further_than_its_storage_goes() -> None:
-    with recorded() as recorder:
-        row = torch.empty(1, INPUTS)
-        row.expand(1000, INPUTS).sum()
-        (work,) = found(recorder)
-    assert work.bytes == (INPUTS + 1) * FLOAT
-
-
-def test_a_list_of_tensors_goes_in_launches_of_320_chunks() -> None:
-    chunks = 400
-    with recorded(Phase.OPTIMIZER_STEP) as recorder:
-        weights = [torch.empty(65536 * chunks // 4) for _ in range(4)]
-        torch._foreach_mul_(weights, 0.5)
-        (work,) = found(recorder)
-    assert work.launches == 2
-    assert work.bytes == 2 * 65536 * chunks * FLOAT
 
 
 def test_fused_attention_tells_its_flops_and_skips_what_a_causal_mask_hides() -> None:
@@ -207,7 +215,7 @@ def test_what_follows_the_last_step_is_no_step_of_its_own() -> None:
         ("ppo", {"num_ppo_epochs": 2}, 2, 8),
     ],
 )
-def test_a_play_knows_for_how_long_it_trains_on_what_is_generated(
+def test_a_trainers_spec_says_for_how_long_it_trains_on_what_is_generated(
     method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: pathlib.Path
 ) -> None:
     length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
