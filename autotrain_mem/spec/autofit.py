@@ -1,4 +1,4 @@
-"""What our own flags say, as one value: how the command, the drop-in trainers and the verbs of Python are asked."""
+"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLOWDOWN = "max_slowdown takes 1 or more: 4 passes a plan over that takes more 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoFit:
-    """How to plan. Every field may be left out.
+    """Says how to plan. Every field may be left out.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
     changes nothing but speed; so does ``plan("sft", model, autofit=...)``.
@@ -106,7 +106,7 @@ class AutoFit:
             yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
-        """The headroom on a device of this size; None for the default.
+        """Returns the headroom on a device of this size, in bytes; None for the default.
 
         Raises:
             UsageError: nothing would be left.
@@ -120,7 +120,7 @@ class AutoFit:
         return size_bytes
 
     def over(self, plan: Plan, *, here: bool) -> AutoFit:
-        """These words, and where they leave something open those that a plan was made with.
+        """Fills what is left open here with what a plan was made with.
 
         Args:
             here: On the device that is here; else on the plan's card, unless ``gpu`` names another.
@@ -141,12 +141,12 @@ class AutoFit:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Knobs that TRL does not have and that are turned on."""
+        """Lists the knobs that TRL does not have and that are turned on."""
         return tuple(name for name in OWN_KNOBS if getattr(self, name))
 
 
 def as_autofit(given: Any) -> AutoFit:
-    """The words, or those that nobody said. Raises UsageError for a value of another kind."""
+    """Returns the AutoFit, or the default one for None. Raises UsageError for a value of another kind."""
     if given is None:
         return AutoFit()
     if isinstance(given, AutoFit):
@@ -164,7 +164,7 @@ def _names(field_name: str, names: Any) -> frozenset[str]:
 
 
 def size_or_share(text: str, total_bytes: int) -> int | None:
-    """``"8%"`` of the device, or ``"500MiB"``; None for what is neither."""
+    """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for what is neither."""
     try:
         if not text.endswith("%"):
             return parse_bytes(text)

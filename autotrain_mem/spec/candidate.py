@@ -12,7 +12,7 @@ from autotrain_mem.spec.knobs import Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One configuration on one device: a rehearsal of a search, or what a level of harm has to offer.
+    """A configuration on one device: a search rehearsed it, or a level of harm has it to offer.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -47,7 +47,7 @@ class Candidate:
 def candidate(
     estimate: Estimate, *, level: str = "", ratio: float | None = None, would_fit: tuple[str, ...] = ()
 ) -> Candidate:
-    """What is kept of an estimate."""
+    """Keeps the figures of an estimate."""
     return Candidate(
         level=level,
         knobs=estimate.knobs,
@@ -61,6 +61,6 @@ def candidate(
 
 
 def alternative(estimate: Estimate, chosen: Estimate, *, level: str, would_fit: tuple[str, ...] = ()) -> Candidate:
-    """What another level has to offer beside the plan that was chosen."""
+    """Keeps what another level has to offer beside the plan that was chosen."""
     ratio = estimate.tokens_per_second / chosen.tokens_per_second if chosen.tokens_per_second else None
     return candidate(estimate, level=level, ratio=ratio if estimate.fits else None, would_fit=would_fit)

@@ -40,7 +40,7 @@ SCHEMA = "schema"
 
 
 class CodecError(ValueError):
-    """A value that is not the JSON of its noun; its text begins with the path to the value.
+    """Says that a value is not the JSON of its noun; its text begins with the path to the value.
 
     Args:
         problem: What is wrong, as it follows the path: ``is missing``.
@@ -53,7 +53,7 @@ class CodecError(ValueError):
         self.path = path
 
     def __str__(self) -> str:
-        """Path and problem: ``attempts[2].knobs.dtype is 7``."""
+        """Says path and problem: ``attempts[2].knobs.dtype is 7``."""
         keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         return f"{keys.removeprefix('.') or 'it'} {self.problem}"
 
@@ -92,7 +92,7 @@ def to_json(value: _IsDataclass | AutofitError) -> dict[str, Any]: ...
 @overload
 def to_json(value: Any) -> Any: ...
 def to_json(value: Any) -> Any:
-    """What JSON can hold of a noun, of an error, or of containers of them. Other values stay as they are."""
+    """Writes a noun, an error, or containers of them as what JSON can hold. Other values stay as they are."""
     if is_dataclass(value):
         kind: Any = type(value)  # which mypy does not take for hashable
         return _codec(kind).write(value)
@@ -104,7 +104,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(noun: type[Noun], value: Any) -> Noun:
-    """The noun that :func:`to_json` wrote as this value.
+    """Reads what :func:`to_json` wrote of a noun.
 
     Raises:
         CodecError: a key is missing or unknown, or a value is not of its field's type.
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it stands for a real number, as a whole one does; a truth does not."""
+    """Tells whether a value stands for a real number, as a whole one does; a truth does not."""
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
@@ -169,7 +169,7 @@ _list = _checked(lambda value: isinstance(value, list))
 
 
 def _at(key: str | int, read: _Function, value: Any) -> Any:
-    """What is read of a value under a key, which an error then names."""
+    """Reads the value under a key, which an error then names."""
     try:
         return read(value)
     except CodecError as error:
@@ -224,7 +224,7 @@ def _unique(pairs: tuple[tuple[Any, Any], ...]) -> dict[Any, Any]:
 
 
 def _items_codec(container: Any, item: _Codec) -> _Codec:
-    """Lists of any length, whose items are all of one type."""
+    """Makes the codec of lists of any length, whose items are all of one type."""
     order = sorted if container is frozenset else list
     return _Codec(
         lambda values: [item.write(each) for each in order(values)],
@@ -233,7 +233,7 @@ def _items_codec(container: Any, item: _Codec) -> _Codec:
 
 
 def _row_codec(kinds: tuple[Any, ...]) -> _Codec:
-    """Lists of one length, with a type for each place."""
+    """Makes the codec of lists of one length, with a type for each place."""
     codecs = [_codec(kind) for kind in kinds]
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -314,7 +314,7 @@ def _noun_reader(noun: Any, form: Form, codecs: Mapping[str, _Codec]) -> _Functi
 
 
 def _keys(noun: Any) -> set[str]:
-    """All keys of a noun's object."""
+    """Lists all keys of a noun's object."""
     form, hints = getattr(noun, "json_form", _PLAIN), typing.get_type_hints(noun)
     keys = {*form.derived, *([SCHEMA] if form.schema else [])}
     for each in fields(noun):
@@ -323,7 +323,7 @@ def _keys(noun: Any) -> set[str]:
 
 
 def _objects_codec(kind: Any, keys: tuple[str, str]) -> _Codec:
-    """Lists of objects with two keys, which stand for a mapping, or for a tuple of pairs."""
+    """Makes the codec of lists of objects with two keys, which stand for a mapping, or for a tuple of pairs."""
     is_mapping = typing.get_origin(kind) is Mapping
     kinds = typing.get_args(kind if is_mapping else typing.get_args(kind)[0])
     entry = _codec(make_dataclass("Entry", zip(keys, kinds, strict=True)))

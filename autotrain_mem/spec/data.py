@@ -1,4 +1,4 @@
-"""What a dataset's token lengths say: of truncation, of padding, and of the batches that a sampler draws."""
+"""A dataset's token lengths tell what is truncated, what is padded, and which batches a sampler draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
-    """Token lengths of a dataset after the trainer's own formatting, as a histogram.
+    """Holds the token lengths of a dataset after the trainer's own formatting, as a histogram.
 
     Batches are those of a random sampler, which draws rows without replacement and pads them to the longest that it
     drew. Sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch are not modelled.
@@ -35,7 +35,7 @@ class DataProfile:
 
     @property
     def tokens(self) -> int:
-        """Of both sequences, where rows are pairs."""
+        """Counts all tokens: those of both sequences, where rows are pairs."""
         return self.kept_tokens(None)
 
     @property
@@ -48,11 +48,11 @@ class DataProfile:
 
     @property
     def mean(self) -> float:
-        """Tokens of a row; of a pair, those of its longer sequence."""
+        """Averages the tokens of a row; of a pair, those of its longer sequence."""
         return sum(length * rows for length, rows in self.rows_by_length.items()) / self.rows
 
     def percentile(self, share: float) -> int:
-        """The smallest length that at least this share of the rows do not exceed: the nearest rank.
+        """Finds the smallest length that at least this share of the rows do not exceed: the nearest rank.
 
         Args:
             share: Above 0, at most 1: 0.999 for p99.9.
@@ -68,25 +68,25 @@ class DataProfile:
         return self.longest
 
     def asked_length(self, share: float) -> int:
-        """The ``max_length`` that a percentile of the rows asks for; all of them (1) include the evaluated ones."""
+        """Finds the ``max_length`` that a share of the rows asks for; all of them (1) include the evaluated ones."""
         return max(self.longest, self.longest_evaluated) if share == 1 else self.percentile(share)
 
     def truncated_rows(self, max_length: int | None) -> int:
-        """Rows longer than ``max_length`` tokens."""
+        """Counts the rows longer than ``max_length`` tokens."""
         if max_length is None:
             return 0
         return sum(rows for length, rows in self.rows_by_length.items() if length > max_length)
 
     def truncated_rows_fraction(self, max_length: int | None) -> float:
-        """Share of rows longer than ``max_length`` tokens."""
+        """Computes the share of rows longer than ``max_length`` tokens."""
         return self.truncated_rows(max_length) / self.rows
 
     def truncated_tokens_fraction(self, max_length: int | None) -> float:
-        """Share of all tokens that ``max_length`` takes away, with the rows that it drops or from those it cuts."""
+        """Computes the share of tokens that ``max_length`` takes away, with rows that it drops or cuts."""
         return 1 - self.kept_tokens(max_length) / self.tokens if self.truncated_rows(max_length) else 0.0
 
     def kept_tokens(self, max_length: int | None) -> int:
-        """Tokens of an epoch: what ``max_length`` leaves, without padding.
+        """Counts the tokens of an epoch that ``max_length`` leaves, without padding.
 
         Exact but for the shorter sides of truncated pairs, which are taken to be alike where the longer ones are.
         """
@@ -96,7 +96,7 @@ class DataProfile:
         )
 
     def expected_longest(self, rows: int, max_length: int | None = None) -> float:
-        """Mean length, over the batches of an epoch, of the longest of ``rows`` rows; 0 where ``max_length`` drops all.
+        """Averages, over an epoch's batches, the longest of ``rows`` rows, in tokens; 0 where ``max_length`` drops all.
 
         By order statistics without replacement: of N rows, n not longer than a length, all rows of a batch are among
         these n with probability C(n, rows) / C(N, rows).
@@ -113,7 +113,7 @@ class DataProfile:
         return expected
 
     def padding_fraction(self, rows: int, max_length: int | None = None) -> float:
-        """Share of an epoch's batches, each of ``rows`` rows padded to their longest, that is padding.
+        """Computes what share of an epoch's batches, each of ``rows`` rows padded to their longest, is padding.
 
         Rows of online methods are prompts: how far their completions are padded is not known before they are sampled.
         """
@@ -122,7 +122,7 @@ class DataProfile:
         return max(0.0, 1 - self.kept_tokens(max_length) / padded) if padded else 0.0
 
     def _kept(self, max_length: int | None) -> list[tuple[int, int, int]]:
-        """(length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
+        """Lists (length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
         return [
             (length, rows, length if max_length is None else max_length)
             for length, rows in self.rows_by_length.items()
@@ -135,7 +135,7 @@ PERCENTILES = (0.5, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """Token lengths of the rows that are trained on, and what a plan's ``max_length`` and micro-batch make of them.
+    """Sums up the token lengths of the rows that are trained on, under a plan's ``max_length`` and micro-batch.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> ours = AutoFit(gpu="rtx3060")
@@ -156,7 +156,7 @@ class DataSummary:
 
 
 def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bool) -> DataSummary:
-    """The figures of a profile under a plan.
+    """Computes the figures of a profile under a plan.
 
     Args:
         rows: Of a micro-batch.
@@ -175,7 +175,7 @@ def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counting:
-    """How far the counting of tokens is. Each pass goes over all rows: one makes texts of them, another tokens."""
+    """Says how far the counting of tokens is. Each pass goes over all rows: one makes texts of them, another tokens."""
 
     done: int
     rows: int
@@ -184,7 +184,7 @@ class Counting:
 
 
 def _all_among(some: int, all_rows: int, drawn: int) -> float:
-    """The chance that every one of the rows ``drawn`` is among ``some`` of all rows: C(some, drawn) / C(all, drawn)."""
+    """Computes the chance that all rows ``drawn`` are among ``some`` of all rows: C(some, drawn) / C(all, drawn)."""
     if some < drawn:
         return 0.0
     return math.exp(

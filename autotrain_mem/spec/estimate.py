@@ -1,4 +1,4 @@
-"""What a configuration will need, and whether that is there."""
+"""An estimate says what a configuration will need, and whether that is there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ESTIMATE_SCHEMA = "autofit.estimate/1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedEstimate:
-    """What the caching allocator takes of the device in one of its two modes, for one rehearsed run.
+    """Holds what the caching allocator takes of the device in one of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import ReservedEstimate
     >>> reserved = ReservedEstimate(
@@ -51,13 +51,13 @@ class ReservedEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the run gets by without giving its cache back, which stops the device each time."""
+        """Tells whether the run gets by without giving its cache back, which stops the device each time."""
         return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedByMode:
-    """What the allocator takes in each of its two modes, for one rehearsed run.
+    """Holds what the allocator takes in each of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -71,13 +71,13 @@ class ReservedByMode:
     """With ``expandable_segments:True``."""
 
     def of(self, *, expandable_segments: bool) -> ReservedEstimate:
-        """The figures of one mode."""
+        """Returns the figures of one mode."""
         return self.expandable_segments if expandable_segments else self.native
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds.
+    """Holds the peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> memory = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).memory
@@ -105,7 +105,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """What one rehearsed configuration takes of any card with the same kernels: its bytes and its work."""
+    """Holds what one rehearsed configuration takes of any card with the same kernels: its bytes and its work."""
 
     memory: MemoryEstimate
     """Replayed on a device without an end."""
@@ -114,7 +114,7 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One configuration against one device, in bytes and seconds.
+    """Holds one configuration against one device, in bytes and seconds.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -149,22 +149,22 @@ class Estimate:
 
     @property
     def outside_bytes(self) -> int:
-        """What the run holds outside the trainer's own allocator."""
+        """Adds up what the run holds outside the trainer's own allocator."""
         return self.hardware.non_torch_bytes + self.vllm_share_bytes
 
     @property
     def reserved(self) -> ReservedEstimate:
-        """In the mode that these knobs choose."""
+        """Returns the figures of the mode that these knobs choose."""
         return self.memory.reserved.of(expandable_segments=self.knobs.expandable_segments)
 
     @property
     def cached_bytes(self) -> int:
-        """What the allocator holds at its peak beyond the peak of what tensors take."""
+        """Computes what the allocator holds at its peak beyond the peak of what tensors take."""
         return max(0, self.reserved.peak_reserved_bytes - self.memory.peak_allocated_bytes)
 
     @property
     def required_bytes(self) -> int:
-        """What must fit the budget: reserved bytes, and what lies outside the allocator."""
+        """Adds up what must fit the budget: reserved bytes, and what lies outside the allocator."""
         return self.reserved.peak_reserved_bytes + self.outside_bytes
 
     @property
@@ -173,9 +173,9 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """By which plans are ranked; good for no more than that where ``time.assumed`` names another card."""
+        """Ranks plans; it is good for no more than that where ``time.assumed`` names another card."""
         return self.time.tokens_per_second
 
     def with_expandable_segments(self) -> Estimate:
-        """The same run in the allocator's other mode; nothing needs to be rehearsed again."""
+        """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""
         return replace(self, knobs=replace(self.knobs, expandable_segments=True))

@@ -1,4 +1,4 @@
-"""What a run taught beyond its plan: what probes measured, what ran out of memory, how often it was started again."""
+"""Experience holds what a run taught beyond its plan: probes, batches that were too large, and restarts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.spec.report import MemoryReading
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """How large a batch may be at once before it is split: what a guard goes by, and a resumed run starts with.
+    """Limits how large a batch may be at once before it is split: a guard goes by it, and a resumed run starts with it.
 
     >>> from autotrain_mem import Learned
     >>> Learned(train_tokens=4096).train_tokens
@@ -32,7 +32,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """The device was full, and the run went on.
+    """Records that the device was full, and the run went on.
 
     >>> from autotrain_mem import Incident, Phase
     >>> Incident(step=7, phase=Phase.BACKWARD, rows=8, tokens=9576, remedy="split into 4 + 4 rows", message="").step
@@ -54,7 +54,7 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
-    """The most that was taken within one phase, in bytes.
+    """Holds the most that was taken within one phase, in bytes.
 
     >>> from autotrain_mem import PhasePeak
     >>> PhasePeak(allocated_bytes=1536, reserved_bytes=2097152).reserved_bytes
@@ -67,7 +67,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherProcess:
-    """Somebody else on the card.
+    """Describes another process on the card.
 
     >>> from autotrain_mem import OtherProcess
     >>> OtherProcess(pid=1402, name="Xorg", used_bytes=335544320).name
@@ -82,7 +82,7 @@ class OtherProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What a few real steps on the longest rows measured, in a process that ended before the training began.
+    """Holds what a few real steps on the longest rows measured, in a process that ended before the training began.
 
     Two optimizer steps, one evaluation step where the job evaluates, one save.
 
@@ -117,13 +117,13 @@ class Probe:
 
     @property
     def required_bytes(self) -> int | None:
-        """What it took of the device: reserved, and what lies outside torch's allocator as far as that is known."""
+        """Adds up what it took of the device: reserved, and outside torch's allocator as far as that is known."""
         return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """The training process ended before its time, and another went on.
+    """Records that the training process ended before its time, and another went on.
 
     >>> from autotrain_mem import Restart
     >>> Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="").resumed_at
@@ -144,7 +144,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """All of it, in the order in which it came. A plan carries it, so that a run that goes on starts with it.
+    """Holds all that was learned, in its order. A plan carries it, so that a run that goes on starts with it.
 
     >>> from autotrain_mem import Experience, Restart
     >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")

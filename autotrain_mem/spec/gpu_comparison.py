@@ -1,4 +1,4 @@
-"""One job on many cards: for those who ask which one to rent or to buy."""
+"""Cards compares one job on many cards, for those who ask which one to rent or to buy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING_FITS = "nothing fits"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """What one card can do for a job.
+    """Says what one card can do for a job.
 
     >>> from autotrain_mem import CardVerdict, gpus
     >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
@@ -49,7 +49,7 @@ class CardVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cards:
-    """All of them, smallest first.
+    """Holds the verdicts of all cards, smallest first.
 
     >>> from autotrain_mem import Cards, CardVerdict, gpus
     >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
@@ -65,7 +65,7 @@ class Cards:
 
     @property
     def smallest_lossless(self) -> CardVerdict | None:
-        """The smallest card that trains what was asked for, unchanged; the fastest of those as small.
+        """Finds the smallest card that trains what was asked for, unchanged; the fastest of those as small.
 
         One that must offload to do so counts only where none does without.
         """

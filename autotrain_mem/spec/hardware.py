@@ -1,4 +1,4 @@
-"""The device that a plan is made for."""
+"""Hardware describes the device that a plan is made for."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by 
 
 
 def kernel_class(compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """The capability to rehearse for: cards of one class share a rehearsal. 8.6 goes with 8.9, and 8.0 is alone."""
+    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone."""
     return _SAME_KERNELS.get(compute_capability, compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One device, as the planner sees it. All sizes are bytes, speeds are per second.
+    """Describes one device, as the planner sees it. All sizes are bytes, speeds are per second.
 
     >>> from autotrain_mem import gpus
     >>> (card,) = (each for each in gpus() if each.name == "rtx3060")
@@ -67,11 +67,11 @@ class Hardware:
     """Where the figures come from."""
 
     def default_headroom_bytes(self) -> int:
-        """4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""
+        """Returns 4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""
         share = int(self.total_bytes * HEADROOM_FRACTION)
         return share if self.origin == "imagined" else max(share, MINIMUM_HEADROOM_BYTES)
 
     def budget_bytes(self, headroom_bytes: int | None = None) -> int:
-        """What a run may take: what is free, less the headroom. A run takes reserved plus non-torch bytes of it."""
+        """Computes what a run may take, in reserved plus non-torch bytes: what is free, less the headroom."""
         headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
         return max(0, self.free_bytes - headroom)

@@ -1,4 +1,4 @@
-"""What the user asked for."""
+"""A job is what the user asked for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ EPOCHS = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonCall:
-    """A file with a call of a trainer, for the process that rehearses it (``rehearsal.python_call.capture``)."""
+    """Names a file with a script's call of a trainer, for the process that rehearses it
+    (``rehearsal.python_call.capture``).
+    """
 
     path: str
     holds_model: bool
@@ -43,7 +45,7 @@ class PythonCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One training job in the user's own words.
+    """Holds one training job in the user's own words.
 
     >>> from autotrain_mem import Job
     >>> job = Job(method="sft", model="Qwen/Qwen2.5-0.5B", dataset=None, arguments={"max_length": 512})
@@ -80,34 +82,34 @@ class Job:
 
     @property
     def pins_length(self) -> bool:
-        """Whether the tokens of a row are given: max_length as a number (or as no limit), or the longest prompt."""
+        """Tells whether the tokens of a row are given: max_length as a number (or no limit), or the longest prompt."""
         if self.is_online:
             return self.prompt_length is not None
         return not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
     def row_tokens(self) -> int | None:
-        """Tokens of the longest row, or prompt, as far as the job itself says: a number, no wish and not no limit."""
+        """Returns the tokens of the longest row, or prompt, where the job says a number: no wish and not no limit."""
         if not self.pins_length:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
 
     @property
     def trl_arguments(self) -> dict[str, Any]:
-        """What was given under TRL's names, without the model's own."""
+        """Returns what was given under TRL's names, without the model's own."""
         return {name: value for name, value in self.arguments.items() if name not in (*OWN_KNOBS, "model_name_or_path")}
 
     @property
     def method_facts(self) -> MethodFacts:
-        """What is known of the method."""
+        """Looks up what is known of the method."""
         return METHODS[self.method]
 
     @property
     def is_online(self) -> bool:
-        """Whether completions are sampled while training, so that the data are prompts."""
+        """Tells whether completions are sampled while training, so that the data are prompts."""
         return self.method_facts.is_online
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the trainer evaluates while it trains."""
+        """Tells whether the trainer evaluates while it trains."""
         return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")

@@ -1,4 +1,4 @@
-"""The settings that a plan decides, under TRL's names."""
+"""Knobs are the settings that a plan decides, under TRL's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.spec.codec import Form
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """One point of the search. Everything not named here stays as the user or TRL set it.
+    """Holds one point of the search. Everything not named here stays as the user or TRL set it.
 
     Batch sizes count rows, lengths tokens.
 
@@ -78,17 +78,17 @@ class Knobs:
 
     @property
     def effective_batch_size(self) -> int:
-        """Rows per optimizer step on one device."""
+        """Counts the rows per optimizer step on one device."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
     def base_bits(self) -> int | None:
-        """Bits of a weight of the quantized base model; None where it is not quantized."""
+        """Counts the bits of a weight of the quantized base model; None where it is not quantized."""
         return next((bits for name, bits in BASE_BITS.items() if getattr(self, name)), None)
 
     @property
     def completion_length(self) -> int:
-        """Tokens of a sampled completion; 0 for methods that sample none."""
+        """Returns the tokens of a sampled completion; 0 for methods that sample none."""
         return self.max_completion_length or self.response_length or 0
 
 
@@ -111,7 +111,7 @@ def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
 
 
 class Harm(IntEnum):
-    """What a lever costs the training it is pulled on; the ladder is climbed in this order.
+    """Ranks what a lever costs the training it is pulled on; the ladder is climbed in this order.
 
     >>> from autotrain_mem import Harm
     >>> Harm.TIME < Harm.WHAT_IS_TRAINED
@@ -127,7 +127,7 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One change of a plan against TRL's defaults.
+    """Describes one change of a plan against TRL's defaults.
 
     >>> from autotrain_mem import Harm, Lever
     >>> lever = Lever(name="dtype", before="float32", after="bfloat16", harm=Harm.ROUNDING, why="halves the weights")

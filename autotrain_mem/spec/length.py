@@ -1,4 +1,4 @@
-"""``max_length`` in the user's words: a number of tokens, or a wish that the data are to answer."""
+"""Reads ``max_length`` in the user's words: a number of tokens, or a wish that the data are to answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 def read_length(text: str) -> int | str | None:
-    """A flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, or None for no limit.
+    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, or None for no limit.
 
     Raises:
         ValueError: anything else; says what is wrong with it.
@@ -35,16 +35,16 @@ def read_length(text: str) -> int | str | None:
 
 
 def is_wish(value: Any) -> bool:
-    """Whether the data are to say: ``auto`` or a percentile."""
+    """Tells whether the data are to say: ``auto`` or a percentile."""
     return isinstance(value, str) and (value == AUTO or _PERCENTILE.fullmatch(value) is not None)
 
 
 def wished_share(value: Any) -> float:
-    """The share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, all of them for ``auto``."""
+    """Returns the share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
     match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
     return 1.0 if match is None else float(match[1]) / 100
 
 
 def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that TRL can be given: it knows no length but a number."""
+    """Keeps the arguments that TRL can be given: it knows no length but a number."""
     return {name: value for name, value in arguments.items() if name != MAX_LENGTH or not is_wish(value)}

@@ -1,4 +1,4 @@
-"""What planning needs to know of a model beside what is rehearsed."""
+"""ModelFacts holds what planning needs to know of a model beside what is rehearsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotrain_mem.spec.knobs import Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Depths:
-    """Three numbers of layers of one model: two to rehearse, and the whole that is told from them."""
+    """Holds three numbers of layers of one model: two to rehearse, and the whole that is extrapolated from them."""
 
     short: int
     long: int
@@ -23,12 +23,12 @@ class Depths:
 
     @property
     def copies(self) -> int:
-        """Periods that the longer has more than the shorter."""
+        """Counts the periods that the longer has more than the shorter."""
         return (self.long - self.short) // self.period
 
     @property
     def all_copies(self) -> int:
-        """Periods that the whole has more than the shorter."""
+        """Counts the periods that the whole has more than the shorter."""
         return (self.whole - self.short) // self.period
 
 
@@ -53,14 +53,14 @@ FEWEST_LOSS_CHUNKS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPattern:
-    """How the layers of a model repeat."""
+    """Describes how the layers of a model repeat."""
 
     layers: int
     period: int
     """After how many layers their kinds come again: 1 where all are alike, 2 where every other one slides."""
 
     def depths(self, *, held_back: int = 0) -> Depths | None:
-        """What to rehearse in the place of the whole; None where that would not be faster.
+        """Chooses what to rehearse in the place of the whole; None where that would not be faster.
 
         Example: 1 and 3 layers of 24; of 26 layers of two kinds, 2 and 6.
 
@@ -78,7 +78,7 @@ class LayerPattern:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Read from the model's config."""
+    """Holds what is read from the model's config."""
 
     context_length: int | None
     """Tokens that the model can attend to; None when its config does not say."""
@@ -94,7 +94,7 @@ class ModelFacts:
     """The modules that LoRA adapts where none are named; None where that was not asked."""
 
     def depths_for(self, knobs: Knobs) -> Depths | None:
-        """What to rehearse in the place of the whole model; None where the whole is to be rehearsed."""
+        """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed."""
         if self.pattern is None:
             return None
         return self.pattern.depths(held_back=LAYERS_HELD_BACK if knobs.activation_offloading else 0)

@@ -1,4 +1,4 @@
-"""Where in a run something happens."""
+"""A phase says where in a run something happens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where in the run an event happened.
+    """Says where in the run an event happened.
 
     >>> from autotrain_mem import Phase
     >>> Phase("backward") is Phase.BACKWARD

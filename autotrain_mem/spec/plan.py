@@ -1,4 +1,4 @@
-"""The decision: settings that fit, what was changed to get there, and what was tried."""
+"""A plan is the decision: settings that fit, what was changed to get there, and what was tried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ so it holds none of them."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """What would pay and a plan may not do by itself, since it changes the batches or their order.
+    """Names what would pay and a plan may not do by itself, since it changes the batches or their order.
 
     >>> from autotrain_mem import Proposal
     >>> Proposal(flags="--packing", why="41 % of what a micro-batch computes is padding").flags
@@ -43,7 +43,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Settings that fit the budget, with the way they were found, and all that they were found for.
+    """Holds settings that fit the budget, with the way they were found, and all that they were found for.
 
     ``plan.schema.json`` in this package describes the file that it can be written to.
 
@@ -109,7 +109,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """The TRL trainer: one of ``methods.table.METHODS``."""
+        """Names the TRL trainer: one of ``methods.table.METHODS``."""
         return self.job.method
 
     @property
@@ -122,19 +122,19 @@ class Plan:
 
     @property
     def prompt_length(self) -> int | None:
-        """Tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
+        """Returns the tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
         return self.row_tokens if self.job.is_online else None
 
     @property
     def run_seconds(self) -> float | None:
-        """How long the training will take; None where steps or speed are not known."""
+        """Computes how long the training will take; None where steps or speed are not known."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """The plan of a file, or of the ``plan.json`` in an output folder.
+        """Reads the plan of a file, or of the ``plan.json`` in an output folder.
 
         Raises:
             PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
@@ -145,7 +145,7 @@ class Plan:
         return load_plan(path)
 
     def save(self, path: str | Path) -> None:
-        """Write it, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
+        """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
 
         Raises:
             PlanFileError: a file that is no plan is there.
@@ -157,7 +157,7 @@ class Plan:
 
 
 def as_recorded(job: Job) -> Job:
-    """The job as a file may hold it, for others to read: no token or key of the user's, no object of a script's."""
+    """Returns the job as others may read it in a file: no token or key of the user's, no object of a script's."""
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
     public = {name: value for name, value in job.environment.items() if not _SECRET_VARIABLE.search(name)}
     return replace(job, arguments=arguments, environment=public, python_call=None)

@@ -1,4 +1,4 @@
-"""A plan in a file: written whole, and read back by this version's hand, or refused with the reason and the cure.
+"""A plan's file is written whole, and read back as this version wrote it, or refused with the reason and the cure.
 
 Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
 (``spec.codec``), and the plan, written again, must be the file that was read.
@@ -45,7 +45,7 @@ PYTHON = "Plan.save a path"
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
-    """Write a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
+    """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
 
     Args:
         place: What the user would say to have it elsewhere, for the hint.
@@ -63,7 +63,7 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
 
 
 def check_place(path: str | Path, place: str = PYTHON) -> None:
-    """What :func:`save_plan` would refuse, as far as it can be told before there is a plan.
+    """Refuses what :func:`save_plan` would refuse, as far as it can be told before there is a plan.
 
     Raises:
         PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind. Or
@@ -85,15 +85,15 @@ def check_place(path: str | Path, place: str = PYTHON) -> None:
 
 
 def _file(path: str | Path) -> Path:
-    """The one meant. An empty text, such as a variable of the shell that is not set, is no folder, though pathlib takes
-    it for the current one."""
+    """Names the file that is meant. An empty text, such as a variable of the shell that is not set, is no folder,
+    though pathlib takes it for the current one."""
     if not str(path).strip():
         raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
     return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Whether it is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
+    """Tells whether a file is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
     text = read_start(file, LARGEST_BYTES + 1)
     if len(text) > LARGEST_BYTES:
         return False
@@ -105,7 +105,7 @@ def _may_be_replaced(file: Path) -> bool:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """The plan of a file, or of the one in an output folder. Raises PlanFileError."""
+    """Reads the plan of a file, or of the one in an output folder. Raises PlanFileError."""
     file = _file(path)
     try:
         content = read_start(file, LARGEST_BYTES + 1)
@@ -119,7 +119,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def read_plan(content: bytes, name: str) -> Plan:
-    """The plan that a text in UTF-8 holds.
+    """Reads the plan that a text in UTF-8 holds.
 
     Args:
         content: At least :data:`LARGEST_BYTES` + 1 bytes of it, or all.
@@ -165,13 +165,13 @@ def _json(text: str, name: str) -> Any:
 
 
 def _is_cut_short(error: ValueError, text: str) -> bool:
-    """Whether the parser ran into the end: an open text is told by where it began."""
+    """Tells whether the parser ran into the end: an open text is told by where it began."""
     ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
     return ended or "Unterminated string" in str(error)
 
 
 def _plan_values(payload: Any, name: str) -> dict[str, Any]:
-    """The object that is a plan of this version; that of a whole run's output is inside it."""
+    """Finds the object that is a plan of this version; that of a whole run's output is inside it."""
     values = payload
     if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
         values = values.get("plan")
@@ -186,7 +186,7 @@ def _plan_values(payload: Any, name: str) -> dict[str, Any]:
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:
-    """The command, as far as the file tells it."""
+    """Writes the command that plans again, as far as the file tells it."""
     method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
     named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
     return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
@@ -201,7 +201,7 @@ def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError
 
 
 def _differing(written: Any, again: Any, path: str) -> str:
-    """Where the file and the plan, written again, differ; empty where they do not."""
+    """Says where the file and the plan, written again, differ; empty where they do not."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
             return f"{_join(path, odd[0])} is {'missing' if odd[0] in again else 'unknown'}"
@@ -222,7 +222,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _wrong_sums(plan: Plan) -> str:
-    """The views add columns up, which must come to their totals."""
+    """Says which column does not come to the total that a view shows; empty where all do."""
     estimate, memory = plan.estimate, plan.estimate.memory
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"

@@ -1,4 +1,4 @@
-"""What is found out about a job before anything is rehearsed: what would fail or hurt, and the cure of each."""
+"""Preflight is what is found out about a job before anything is rehearsed: what would fail or hurt, and its cure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotrain_mem.errors import AutofitError, from_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is wrong, or that the user should know."""
+    """Says one thing that is wrong, or that the user should know."""
 
     kind: Literal["error", "warning"]
     """Whether training would end with it, or only be other than the user thinks."""
@@ -22,18 +22,18 @@ class Finding:
     """The class in ``errors`` that an error of this kind is, and so its exit code."""
 
     def __str__(self) -> str:
-        """The message with its cure, as a plan keeps it."""
+        """Joins the message with its cure, as a plan keeps it."""
         return f"{self.message} {self.cure}".strip()
 
     @classmethod
     def of(cls, error: AutofitError) -> Finding:
-        """An error that was met while looking."""
+        """Makes a finding of an error that was met while looking."""
         return cls(kind="error", message=error.message, cure=error.hint, error=type(error).__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """What a look at model, tokenizer and data found."""
+    """Holds what a look at model, tokenizer and data found."""
 
     findings: tuple[Finding, ...]
     parameters: int | None
@@ -41,7 +41,7 @@ class Preflight:
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The warnings. Raises all errors as one.
+    """Returns the warnings, and raises all errors as one.
 
     Raises:
         AutofitError: of the class of the first error; the hint of several holds every message with its cure.

@@ -1,4 +1,4 @@
-"""What an error tells a reader who writes Python: its cures name flags, and these have other names there."""
+"""Errors tell a reader who writes Python what their cures' flags are called there."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def python_errors(config: str = "") -> Iterator[None]:
 
 
 def python_words(text: str, config: str = "") -> str:
-    """What the flags of a text are in Python; empty where it has none.
+    """Says what the flags of a text are in Python; empty where it has none.
 
     Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
     AutoFit(gpu=...)``.

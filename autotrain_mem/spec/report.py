@@ -1,4 +1,4 @@
-"""What a training run did."""
+"""A report says what a training run did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_NAME = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """What a device's allocator says of itself, in bytes.
+    """Holds what a device's allocator says of itself, in bytes.
 
     >>> from autotrain_mem import MemoryReading
     >>> MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152}).peak_reserved_bytes
@@ -33,7 +33,7 @@ class MemoryReading:
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
-        """Read from ``torch.cuda.memory_stats()``; what is not in it, as before a context is opened, is 0."""
+        """Reads ``torch.cuda.memory_stats()``; what is not in it, as before a context is opened, is 0."""
         return cls(
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
@@ -45,7 +45,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """One finished run: predicted against measured. Sizes in bytes, time in seconds.
+    """Holds one finished run: predicted against measured. Sizes in bytes, time in seconds.
 
     >>> from autotrain_mem import MemoryReading, Report
     >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
@@ -88,12 +88,12 @@ class Report:
 
     @property
     def prediction_error(self) -> float | None:
-        """(predicted - measured) / measured, of the peak allocated; None when nothing was measured."""
+        """Computes (predicted - measured) / measured, of the peak allocated; None when nothing was measured."""
         return None if self.measured is None else _error(self.predicted_peak_bytes, self.measured.peak_allocated_bytes)
 
     @property
     def reserved_prediction_error(self) -> float | None:
-        """The same of the peak reserved."""
+        """Computes the same of the peak reserved."""
         if self.measured is None:
             return None
         return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)

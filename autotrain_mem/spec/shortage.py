@@ -1,4 +1,4 @@
-"""A device that was full: what was asked for, what there was, and who held it."""
+"""A shortage says of a device that was full what was asked for, what there was, and who held it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotrain_mem.spec.trace import Owner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """An out-of-memory error in figures, at the moment of the request that failed. All sizes are bytes.
+    """Holds an out-of-memory error in figures, at the moment of the request that failed. All sizes are bytes.
 
     ``free + reserved + outside + others == total`` and ``allocated + cached == reserved`` hold.
 
@@ -47,20 +47,20 @@ class Shortage:
 
     @property
     def rest_bytes(self) -> int:
-        """What was allocated and could not be told apart: activations, temporaries, KV cache, the batch."""
+        """Computes what was allocated and could not be told apart: activations, temporaries, KV cache, the batch."""
         return max(0, self.allocated_bytes - sum(self.measured.values()))
 
     @property
     def cached_bytes(self) -> int:
-        """What the allocator held free: blocks and ends of blocks too small for the request."""
+        """Computes what the allocator held free: blocks and ends of blocks too small for the request."""
         return self.reserved_bytes - self.allocated_bytes
 
     @property
     def others_bytes(self) -> int:
-        """What other processes had of the device."""
+        """Computes what other processes had of the device."""
         return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes - self.outside_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """What the process would have held of the device with the request met; without the request if it is unknown."""
+        """Computes what the process would have held with the request met; without the request if it is unknown."""
         return self.reserved_bytes + self.outside_bytes + (self.segment_bytes or 0)

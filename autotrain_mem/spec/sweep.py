@@ -1,4 +1,4 @@
-"""Many configurations side by side: the settings that vary, and what came of every combination."""
+"""A sweep holds many configurations side by side: the settings that vary, and what came of every combination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SWEEP_SCHEMA = "autofit.sweep/1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One value of one flag."""
+    """Holds one value of one flag."""
 
     name: str
     """The flag, as TRL calls it."""
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """A flag that varies, and its values in the user's order."""
+    """Holds a flag that varies, and its values in the user's order."""
 
     json_form: ClassVar = Form(derived={"values": "values"}, hidden=("settings",))
 
@@ -40,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPoint:
-    """One combination: a setting of each axis, and what it needs or why there is no such run."""
+    """Holds one combination: a setting of each axis, and what it needs or why there is no such run."""
 
     json_form: ClassVar = Form(
         derived={"swept": "swept", "estimate": "estimate", "refused": "refusal"}, hidden=("settings", "outcome")
@@ -52,23 +52,23 @@ class SweepPoint:
 
     @property
     def swept(self) -> dict[str, Any]:
-        """The value of each axis."""
+        """Maps each axis to its value."""
         return {setting.name: setting.value for setting in self.settings}
 
     @property
     def estimate(self) -> Estimate | None:
-        """None where the combination was refused."""
+        """Returns what was estimated; None where the combination was refused."""
         return self.outcome if isinstance(self.outcome, Estimate) else None
 
     @property
     def refusal(self) -> AutofitError | None:
-        """None where there is an estimate."""
+        """Returns why there is no such run; None where there is an estimate."""
         return self.outcome if isinstance(self.outcome, AutofitError) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """All combinations of the axes; the last axis varies fastest. Without axes it is a single point."""
+    """Holds all combinations of the axes; the last axis varies fastest. Without axes it is a single point."""
 
     json_form: ClassVar = Form(schema=SWEEP_SCHEMA)
 
@@ -77,5 +77,5 @@ class Sweep:
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Of the points that were not refused, in order."""
+        """Lists the estimates of the points that were not refused, in order."""
         return tuple(point.estimate for point in self.points if point.estimate is not None)

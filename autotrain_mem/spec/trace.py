@@ -1,4 +1,4 @@
-"""A recorded run: every device allocation and free, in order."""
+"""A trace records a run: every device allocation and free, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE_EMPTIED = 0
 
 
 class Owner(StrEnum):
-    """To whom the bytes of a block belong.
+    """Says to whom the bytes of a block belong.
 
     >>> from autotrain_mem import Owner
     >>> Owner.OPTIMIZER_STATE.value
@@ -42,7 +42,7 @@ class Owner(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """One allocation: ``size_bytes`` as requested, before any rounding."""
+    """Records one allocation: ``size_bytes`` as requested, before any rounding."""
 
     size_bytes: int
     owner: Owner
@@ -53,7 +53,7 @@ class Block:
 
 
 class StreamUse(NamedTuple):
-    """A block is used on a stream that is not its own (``torch.Tensor.record_stream``).
+    """Records that a block is used on a stream that is not its own (``torch.Tensor.record_stream``).
 
     When it dies, it may not be handed out again before that stream has done what was asked of it by then.
     """
@@ -66,7 +66,7 @@ class StreamUse(NamedTuple):
 
 
 def _write_trace(trace: Trace) -> dict[str, Any]:
-    """Columns, compressed: a trace of 100,000 events takes a few hundred kB."""
+    """Writes columns, compressed: a trace of 100,000 events takes a few hundred kB."""
     names = sorted({block.module for block in trace.blocks})
     number = {name: index for index, name in enumerate(names)}
     owners = list(Owner)
@@ -111,7 +111,7 @@ def _read_trace(values: dict[str, Any]) -> Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """Every allocation and free of one run, in order.
+    """Holds every allocation and free of one run, in order.
 
     ``events`` holds ``+n`` for the birth and ``-n`` for the death of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
     between them. A storage that is resized dies and is born again as a new block. A block may be born again once it
@@ -139,7 +139,7 @@ class Trace:
     """How many chunks a loss would have had that was rehearsed with fewer: every number that occurred."""
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
-        """Yield (phase, +1 for a birth or -1 for a death, block) for every birth and death."""
+        """Yields (phase, +1 for a birth or -1 for a death, block) for every birth and death."""
         starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
         phase = Phase.LOAD
         following, following_phase = next(starts)

@@ -1,4 +1,4 @@
-"""What a run computes and moves, whatever the card, and the time that this takes on one."""
+"""A workload is what a run computes and moves, whatever the card; a step's time is what that takes on one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.spec.phase import Phase
 
 
 class Kind(StrEnum):
-    """Which of a device's rates an operator is held to, beside that of its memory."""
+    """Says which of a device's rates an operator is held to, beside that of its memory."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One operator on operands of certain shapes, in one phase, and how often it runs.
+    """Counts one operator on operands of certain shapes, in one phase, and how often it runs.
 
     Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP, reads
     and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
@@ -56,7 +56,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """The work of a few micro-steps and optimizer steps, like operators taken together."""
+    """Holds the work of a few micro-steps and optimizer steps, like operators taken together."""
 
     work: tuple[Work, ...] = ()
     micro_steps: int = 0
@@ -69,7 +69,7 @@ class Workload:
     """How many micro-steps train on what is generated at once; 0 where nothing is generated."""
 
     def extrapolated(self, longer: Workload, ratio: float) -> Workload:
-        """``self + ratio x (longer - self)``: of copies of 2 and 4 layers, the work of 32 by a ratio of 15."""
+        """Computes ``self + ratio x (longer - self)``: of copies of 2 and 4 layers, the work of 32 by a ratio of 15."""
         counts = {_operator(work): work.count * (1 - ratio) for work in self.work}
         for work in longer.work:
             operator = _operator(work)
@@ -77,7 +77,7 @@ class Workload:
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
     def of_chunks(self, longer: Workload, *, short: int, long: int, whole: int) -> Workload:
-        """Of a loss rehearsed with ``short`` and ``long`` chunks, the work of all; what chunks do is marked."""
+        """Computes the work of all chunks of a loss from runs with ``short`` and ``long``; what chunks do is marked."""
         fewer, more = ({_operator(work): work.count for work in load.work} for load in (self, longer))
         work: list[Work] = []
         for operator in {**fewer, **more}:
@@ -88,7 +88,7 @@ class Workload:
         return replace(self, work=tuple(work))
 
     def of_rows(self, ratio: float) -> Workload:
-        """The same with that many times the rows in a micro-batch: 2.0 for twice as many. Never too slow.
+        """Scales the work to that many times the rows in a micro-batch: 2.0 for twice as many. Never too slow.
 
         A loss in chunks writes, for each of them, a gradient for all tokens (its slices' backward): that is left out
         of what grows, and is taken to shrink.
@@ -96,14 +96,14 @@ class Workload:
         return replace(self, work=tuple(_grown(work, ratio) for work in self.work))
 
     def without_mask(self) -> Workload:
-        """The same where no row is padded: a causal kernel skips half of what a masked one computes."""
+        """Returns the work where no row is padded: a causal kernel skips half of what a masked one computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """How long one optimizer step takes, as predicted.
+    """Says how long one optimizer step takes, as predicted.
 
     >>> from autotrain_mem import Phase, StepTime
     >>> StepTime(tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second
@@ -124,7 +124,7 @@ class StepTime:
 
     @property
     def step_seconds(self) -> float:
-        """The sum over the phases."""
+        """Adds up the phases."""
         return sum(self.phases.values())
 
     @property
@@ -133,17 +133,17 @@ class StepTime:
 
     @property
     def known_step_seconds(self) -> float | None:
-        """None on a card whose rates were assumed: such seconds are for ranking, and are not told as its own."""
+        """Returns None on a card whose rates were assumed: such seconds rank plans, and are not told as its own."""
         return None if self.assumed else self.step_seconds
 
     @property
     def known_tokens_per_second(self) -> float | None:
-        """None on a card whose rates were assumed."""
+        """Returns None on a card whose rates were assumed."""
         return None if self.assumed else self.tokens_per_second
 
 
 def _grown(work: Work, ratio: float) -> Work:
-    """The update does not grow with the rows."""
+    """Scales one operator's work to more rows; the update does not grow with them."""
     if work.phase is Phase.OPTIMIZER_STEP:
         return work
     if work.of_chunk:
@@ -153,5 +153,5 @@ def _grown(work: Work, ratio: float) -> Work:
 
 
 def _operator(work: Work) -> Work:
-    """The same, however often it ran."""
+    """Returns the operator by itself, however often it ran."""
     return replace(work, count=0.0)
