@@ -11,7 +11,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
-from autotrain_mem.engine.predict import method_alternatives
+from autotrain_mem.engine.predict.suggestions import LARGEST_GROUP
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER, LEVERS
@@ -111,4 +111,4 @@ def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None
     defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
     assert defaults["vllm_mode"] == vllm_share.DEFAULT_MODE
     assert defaults["vllm_gpu_memory_utilization"] == vllm_share.DEFAULT_SHARE
-    assert defaults["num_generations"] <= method_alternatives.LARGEST_GROUP
+    assert defaults["num_generations"] <= LARGEST_GROUP

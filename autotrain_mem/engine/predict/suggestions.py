@@ -84,9 +84,10 @@ Predict = Callable[[Job, Knobs], Estimate]
 
 def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
     """The error, whose hint also says what each lighter method would need at least: one rehearsal each."""
-    if job.python_call is not None:  # other trainers are called otherwise
+    lighter = job.method_facts.lighter_methods
+    if not lighter or job.python_call is not None:  # other trainers are called otherwise
         return error
-    lines = [line for method in job.method_facts.lighter_methods if (line := _line(method, job, space, predict))]
+    lines = [line for method in lighter if (line := _line(method, job, space, predict))]
     return DoesNotFitError(error.message, hint="\n".join([error.hint, *lines]))
 
 
