@@ -142,33 +142,19 @@ def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {"trace": codec.to_json(trace)}
 
 
-OPERATIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
-    "parse": parse,
-    "accept": accept,
-    "read_value": read_value,
-    "help": help_text,
-    "describe": describe,
-    "check": check,
-    "preflight": preflight,
-    "fingerprint": fingerprint,
-    "profile": profile,
-    "rehearse": rehearse,
+OPERATIONS: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+    "parse": ("Reading the flags", parse),
+    "accept": ("Reading the config", accept),
+    "read_value": ("Reading a flag", read_value),
+    "help": ("Reading TRL's help", help_text),
+    "describe": ("Reading the model's config", describe),
+    "check": ("Checking the job", check),
+    "preflight": ("Checking model, tokenizer and data", preflight),
+    "fingerprint": ("Looking at the data", fingerprint),
+    "profile": ("Counting the tokens of the data", profile),
+    "rehearse": ("Rehearsing the trainer", rehearse),
 }
-
-
-STEPS = {
-    "parse": "Reading the flags",
-    "accept": "Reading the config",
-    "read_value": "Reading a flag",
-    "help": "Reading TRL's help",
-    "describe": "Reading the model's config",
-    "check": "Checking the job",
-    "preflight": "Checking model, tokenizer and data",
-    "fingerprint": "Looking at the data",
-    "profile": "Counting the tokens of the data",
-    "rehearse": "Rehearsing the trainer",
-}
-"""How an error calls each operation."""
+"""How an error calls each operation, and what answers it."""
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
@@ -177,15 +163,15 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
     Args:
         on_progress: Is told how far an answer is that takes minutes.
     """
+    step, operate = OPERATIONS[request["operation"]]
+    more = (on_progress,) if operate is profile else ()
     try:
         with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
-            if request["operation"] == "profile":
-                return {"ok": profile(request, scratch, on_progress)}
-            return {"ok": OPERATIONS[request["operation"]](request, scratch)}
+            return {"ok": operate(request, scratch, *more)}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
-        refused = failure(STEPS[request["operation"]], error, from_python=_from_python(request)).to_json()
+        refused = failure(step, error, from_python=_from_python(request)).to_json()
         return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
 
 

@@ -184,19 +184,15 @@ REAL_AND_FAKE = pytest.mark.parametrize("tensors", [nullcontext, FakeTensorMode]
 
 
 @REAL_AND_FAKE
-def test_flash_keeps_one_number_per_query(tensors: Callable[[], Any]) -> None:
-    kept, backward = recorded(tensors, A100, BF16, is_causal=True)
-    assert kept == [OUT, ROWS * 4, 16]
+def test_flash_keeps_one_number_per_query_and_unfolds_grouped_heads_in_its_backward(tensors: Callable[[], Any]) -> None:
     rows = BATCH * 128  # 40 queries round up to 128
-    assert backward == [OUT, OUT, OUT, rows * HEADS * 4, rows * HEADS * 32 * 4], "gradients, row sums, accumulator"
-
-
-@REAL_AND_FAKE
-def test_flash_unfolds_grouped_heads_in_its_backward(tensors: Callable[[], Any]) -> None:
-    kept, backward = recorded(tensors, A100, BF16, GROUPS, is_causal=True)
-    assert kept == [OUT, ROWS * 4, 16]
-    assert backward[:3] == [OUT, GROUPED, GROUPED]
-    assert backward[-2:] == [OUT, OUT]
+    for groups in (HEADS, GROUPS):
+        kept, backward = recorded(tensors, A100, BF16, groups, is_causal=True)
+        assert kept == [OUT, ROWS * 4, 16]
+        if groups == HEADS:  # gradients, row sums, accumulator
+            assert backward == [OUT, OUT, OUT, rows * HEADS * 4, rows * HEADS * 32 * 4]
+        else:
+            assert (backward[:3], backward[-2:]) == ([OUT, GROUPED, GROUPED], [OUT, OUT])
 
 
 @REAL_AND_FAKE
@@ -206,12 +202,8 @@ def test_efficient_keeps_a_float_mask_of_its_own(tensors: Callable[[], Any]) -> 
     assert sorted(kept) == sorted([mask, OUT, BATCH * HEADS * 64 * 4]), "one mask for all heads; 40 rows padded to 64"
     workspace = BATCH * HEADS * (16 + 64 * 64 * 4)
     assert backward == [OUT, OUT, OUT, ROWS * 4, workspace]
-
-
-@REAL_AND_FAKE
-def test_efficient_pads_a_mask_that_is_not_aligned(tensors: Callable[[], Any]) -> None:
-    kept, _ = recorded(tensors, A100, BF16, masked=True, tokens=37)
-    assert BATCH * 37 * 40 * 2 in kept
+    unaligned, _ = recorded(tensors, A100, BF16, masked=True, tokens=37)
+    assert BATCH * 37 * 40 * 2 in unaligned, "a mask that is not aligned is padded"
 
 
 @REAL_AND_FAKE
@@ -230,15 +222,11 @@ def test_cudnn_takes_grouped_heads_and_masks(tensors: Callable[[], Any]) -> None
 
 
 @REAL_AND_FAKE
-def test_math_keeps_whole_score_matrices(tensors: Callable[[], Any]) -> None:
+def test_math_keeps_score_matrices_and_flash_without_gradients_nothing(tensors: Callable[[], Any]) -> None:
     kept, _ = recorded(tensors, T4, BF16, is_causal=True)
     assert ROWS * TOKENS * 4 in kept, "float32 weights, for bfloat16 inputs"
-
-
-@REAL_AND_FAKE
-def test_without_gradients_only_flash_writes_its_statistics(tensors: Callable[[], Any]) -> None:
-    assert recorded(tensors, A100, BF16, trains=False, is_causal=True)[0] == [OUT]
-    assert recorded(tensors, H100, BF16, trains=False, is_causal=True)[0] == [OUT]
+    for card in (A100, H100):
+        assert recorded(tensors, card, BF16, trains=False, is_causal=True)[0] == [OUT]
 
 
 @pytest.mark.parametrize("card", [T4, A100, A10, H100])
