@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
+from autotrain_mem.rehearsal.cuda import rules as rules_module
+from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
 
@@ -166,3 +169,19 @@ def test_the_trivial_cases_of_dropout_are_as_without_the_rules(p: float, trainin
 def test_what_is_not_imitated_is_said() -> None:
     assert not_imitated((8, 0))
     assert set(not_imitated((8, 0))) < set(not_imitated((9, 0))), "cuDNN attends on Hopper"
+
+
+def test_every_rule_is_listed_in_the_one_place() -> None:
+    """A public function of the folder that makes a context is a rule, but for the one that applies them all."""
+    folder = pathlib.Path(rules_module.__file__).parent
+    source = pathlib.Path(rules_module.__file__).read_text(encoding="utf-8")
+    listed = source[source.index("RULES = (") :].partition("\n)\n")[0]
+    made = {
+        node.name
+        for path in folder.glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != "cuda_semantics"
+        if ast.unparse(node.returns or ast.Constant(None)) in ("Iterator[None]", "AbstractContextManager[None]")
+    }
+    assert len(made) >= len(RULES)
+    assert {name for name in made if f"{name}(" not in listed} == set()
