@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_worker import FakeWorker
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.errors import DoesNotFitError, RehearsalError
-from autotrain_mem.spec import Block, Hardware, Job, Knobs, Owner, Phase, Trace
-from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.spec.preflight import Preflight
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.spec import Hardware, Job
 from autotrain_mem.units import GIB
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
@@ -22,29 +20,9 @@ CARD = Hardware(name="toy8", origin="named", total_bytes=8 * GIB, free_bytes=8 *
 NEEDED_GIB = {"ppo": 40, "rloo": 6, "grpo": 9}
 
 
-@dataclass
-class FakeWorker:
-    """Rehearses in no time: each method needs what the table says, whatever the knobs."""
-
-    asked: list[tuple[Job, Knobs, int]] = field(default_factory=list)
-    failing: frozenset[str] = frozenset()
-
-    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
-        return ModelFacts(context_length=None, is_quantized=False)
-
-    def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
-        return Preflight(findings=(), parameters=None)
-
-    def rehearse(
-        self, job: Job, knobs: Knobs, length: int, compute_capability: tuple[int, int], **copies: None
-    ) -> Trace:
-        if job.method in self.failing:
-            raise RehearsalError("It raised.")
-        self.asked.append((job, knobs, length))
-        block = Block(size_bytes=NEEDED_GIB[job.method] * GIB, owner=Owner.ACTIVATIONS, module="")
-        return Trace(
-            blocks=(block,), events=array("q", [1]), phase_starts=((0, Phase.BACKWARD),), operators=1, seconds=0.0
-        )
+def fake_worker(**more: Any) -> FakeWorker:
+    """Each method needs what the table says, whatever the knobs."""
+    return FakeWorker(lambda job, knobs: [NEEDED_GIB[job.method] * GIB], **more)
 
 
 def failing_plan(worker: FakeWorker, job: Job) -> DoesNotFitError:
@@ -63,7 +41,7 @@ def ppo_job(effective: int | None = None, **words: Any) -> Job:
 
 
 def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> None:
-    hint = failing_plan(FakeWorker(), ppo_job()).hint.splitlines()
+    hint = failing_plan(fake_worker(), ppo_job()).hint.splitlines()
     flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
     assert hint == [
         "nothing that can be changed makes it fit here",
@@ -75,7 +53,7 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
 
 
 def test_each_alternative_is_rehearsed_once_and_last() -> None:
-    worker = FakeWorker()
+    worker = fake_worker()
     failing_plan(worker, ppo_job())
     methods = [job.method for job, _, _ in worker.asked]
     assert methods[-2:] == ["rloo", "grpo"]
@@ -83,7 +61,7 @@ def test_each_alternative_is_rehearsed_once_and_last() -> None:
 
 
 def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_least() -> None:
-    worker = FakeWorker()
+    worker = fake_worker()
     failing_plan(worker, ppo_job(response_length=77, gradient_accumulation_steps=3, learning_rate=1e-6))
     job, knobs, length = worker.asked[-1]
     assert length == 100
@@ -92,18 +70,13 @@ def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_lea
     assert knobs.load_in_4bit
     assert job.arguments["learning_rate"] == 1e-6
     assert "reward_model_path" not in job.arguments
-
-
-def test_what_the_user_pinned_is_pinned_in_an_alternative_too() -> None:
-    worker = FakeWorker()
     failing_plan(worker, ppo_job(use_peft=False, dtype="float32"))
-    assert not worker.asked[-1][1].use_peft
-    assert worker.asked[-1][1].dtype == "float32"
+    assert (worker.asked[-1][1].use_peft, worker.asked[-1][1].dtype) == (False, "float32"), "what is pinned stays"
 
 
 @pytest.mark.parametrize(("effective", "group"), [(1, 2), (2, 2), (6, 6), (7, 7), (11, 11), (12, 6), (64, 8)])
 def test_groups_of_an_alternative_divide_its_batch(effective: int, group: int) -> None:
-    worker = FakeWorker()
+    worker = fake_worker()
     hint = failing_plan(worker, ppo_job(effective)).hint
     assert (
         re.findall(r"--num_generations (\d+) --effective_batch_size (\d+)", hint)
@@ -112,14 +85,14 @@ def test_groups_of_an_alternative_divide_its_batch(effective: int, group: int) -
 
 
 def test_an_alternative_that_cannot_be_rehearsed_is_left_out() -> None:
-    hint = failing_plan(FakeWorker(failing=frozenset({"rloo"})), ppo_job()).hint
+    hint = failing_plan(fake_worker(failing=frozenset({"rloo"})), ppo_job()).hint
     assert "autofit rloo" not in hint
     assert "autofit grpo" in hint
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
 def test_other_methods_have_no_alternative(method: str) -> None:
-    worker = FakeWorker()
+    worker = fake_worker()
     job = replace(ppo_job(64), method=method)
     rehearsals = api.Rehearsals(
         workers=api.Workers.holding(worker),  # type: ignore[arg-type]
@@ -134,7 +107,7 @@ def test_other_methods_have_no_alternative(method: str) -> None:
 
 def test_a_plan_for_prompts_says_how_long_it_takes_them_to_be() -> None:
     rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(FakeWorker()),  # type: ignore[arg-type]
+        workers=api.Workers.holding(fake_worker()),  # type: ignore[arg-type]
         job=ppo_job(),
         defaults=PPO,
         hardware=replace(CARD, total_bytes=80 * GIB, free_bytes=80 * GIB),

@@ -32,23 +32,13 @@ def _moved(before: Knobs, after: Knobs) -> set[str]:
     return {each.name for each in fields(Knobs) if getattr(before, each.name) != getattr(after, each.name)}
 
 
-def test_a_plan_that_ran_out_of_memory_is_followed_by_one_that_needs_clearly_less() -> None:
-    less = _less()
+def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clearly_less() -> None:
+    less, much_less = _less(), _less(peak_reserved_bytes=2 * PLAN.estimate.required_bytes)
     assert less is not None
     assert less.estimate.required_bytes <= 0.9 * PLAN.estimate.required_bytes
     assert less.estimate.budget_bytes == PLAN.estimate.budget_bytes
-
-
-def test_the_training_stays_the_same() -> None:
-    less = _less()
-    assert less is not None
     assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
     assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
-
-
-def test_what_was_measured_above_the_prediction_counts_twice() -> None:
-    less, much_less = _less(), _less(peak_reserved_bytes=2 * PLAN.estimate.required_bytes)
-    assert less is not None
     assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
 
 
@@ -72,15 +62,12 @@ def test_where_rows_are_dropped_they_stay_divided_as_they_were() -> None:
     assert less is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, less.knobs)
 
 
-def test_a_plan_that_moved_nothing_to_the_host_can_take_nothing_back() -> None:
-    assert with_less_on_host(rehearsals(Counting(), PLAN.job), PLAN) is None
-
-
 def test_what_the_plan_moved_to_the_host_comes_back() -> None:
     plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
     back = with_less_on_host(rehearsals(Counting(), plan.job), plan)
     assert back is not None
     assert not back.knobs.activation_offloading
+    assert with_less_on_host(rehearsals(Counting(), PLAN.job), PLAN) is None, "it moved nothing"
 
 
 def test_the_change_is_told_as_it_would_be_typed() -> None:
@@ -123,20 +110,17 @@ def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
     assert [event["event"] for event in run.told] == ["incident", "restart"]
 
 
-def test_a_run_that_is_gone_on_with_begins_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
-    _checkpoint(tmp_path, 5)
-    (tmp_path / "checkpoint-10").mkdir()
-    run = _run(tmp_path, _resuming(True))
-    assert run.first_checkpoint().step == 5
-    assert [event["event"] for event in run.told] == ["torn"]
-
-
-def test_torn_checkpoints_alone_are_none_to_go_on_from(tmp_path: Path) -> None:
+def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-10").mkdir()
     with pytest.raises(OutputFolderError, match="holds no whole checkpoint"):
         _run(tmp_path, _resuming(True)).first_checkpoint()
     with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
         _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
+    _checkpoint(tmp_path, 5)
+    (tmp_path / "checkpoint-12").mkdir()
+    run = _run(tmp_path, _resuming(True))
+    assert run.first_checkpoint().step == 5
+    assert [event["event"] for event in run.told] == ["torn"]
 
 
 def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_written_anew(tmp_path: Path) -> None:

@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_worker import FakeWorker
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.recover.replan import lowered_budget_bytes, smallest_change
-from autotrain_mem.errors import RehearsalError
-from autotrain_mem.spec import Block, DataProfile, Estimate, Hardware, Job, Knobs, Owner, Phase, Trace
-from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.units import GIB
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=20 * GIB, free_bytes=20 * GIB, non_torch_bytes=0)
 
 
-class FakeWorker:
+def sizes(job: Job, knobs: Knobs) -> list[int]:
     """A row takes 1 GiB, or a half where it is recomputed; weights take 8 GiB, an adapter's 2."""
-
-    failing = False
-
-    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
-        return ModelFacts(context_length=2048, is_quantized=False)
-
-    def fingerprint(self, job: Job) -> str:
-        return "data"
-
-    def profile(self, job: Job, hear: Any) -> DataProfile:
-        return DataProfile(rows_by_length={512: 100})
-
-    def rehearse(self, job: Job, knobs: Knobs, length: int, kernels: tuple[int, int], **copies: None) -> Trace:
-        if self.failing:
-            raise RehearsalError("It raised.")
-        row = GIB // 2 if knobs.gradient_checkpointing else GIB
-        sizes = [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
-        return Trace(
-            blocks=tuple(Block(size_bytes=size, owner=Owner.ACTIVATIONS, module="") for size in sizes),
-            events=array("q", [1, 2]),
-            phase_starts=((0, Phase.BACKWARD),),
-            operators=1,
-            seconds=0.0,
-        )
+    row = GIB // 2 if knobs.gradient_checkpointing else GIB
+    return [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
 
 
 def rehearsals(worker: FakeWorker | None = None, **words: Any) -> api.Rehearsals:
     job = Job(method="sft", model="m", dataset="d", arguments=words, prompt_length=None)
-    workers = api.Workers.holding(worker or FakeWorker())  # type: ignore[arg-type]
+    workers = api.Workers.holding(worker or FakeWorker(sizes, context_length=2048))  # type: ignore[arg-type]
     return api.Rehearsals(workers=workers, job=job, defaults=TRL_DEFAULTS, hardware=CARD)
 
 
@@ -105,8 +81,8 @@ def test_where_no_batch_is_small_enough_more_harm_is_done() -> None:
 
 @pytest.mark.parametrize("reason", ["nothing", "failing"])
 def test_there_may_be_none(reason: str) -> None:
-    worker = FakeWorker()
+    worker = FakeWorker(sizes, context_length=2048)
     asked = rehearsals(worker)
     plan = chosen(asked)
-    worker.failing = reason == "failing"
+    worker.failing = frozenset({"sft"} if reason == "failing" else ())
     assert smallest_change(asked, plan, shortage(20 * GIB, others_bytes=19 * GIB)) is None
