@@ -16,7 +16,7 @@ The verbs, which need no GPU::
     plan = autotrain_mem.plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=1024)
     plan.save("plan.json")
 
-``estimate`` tells what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
+``estimate`` says what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
 compares cards, ``gpus`` lists those that are known. The command is ``autofit`` (``autotrain_mem.cli``). Errors are
 those of ``autotrain_mem.errors``. ``MemoryWatch`` is a callback for any Trainer of transformers. Importing this package
 loads no torch; a trainer's class loads TRL when it is first named.
@@ -76,53 +76,23 @@ __all__ = [
     "plan",
 ]
 
-_PLACES = {
-    "AutoFit": "spec.autofit",
-    "AutofitError": "errors",
-    "Candidate": "spec",
-    "CardVerdict": "spec.gpu_comparison",
-    "Cards": "spec.gpu_comparison",
-    "DPOTrainer": "drop_in.trainers",
-    "DataSummary": "spec",
-    "DoesNotFitError": "errors",
-    "Estimate": "spec",
-    "Experience": "spec",
-    "GRPOTrainer": "drop_in.trainers",
-    "Hardware": "spec",
-    "Harm": "spec",
-    "Incident": "spec",
-    "Job": "spec",
-    "Knobs": "spec",
-    "Learned": "spec",
-    "Lever": "spec",
-    "MemoryEstimate": "spec",
-    "MemoryReading": "spec.report",
-    "MemoryWatch": "training.watch.callback",
-    "OtherProcess": "spec",
-    "Owner": "spec",
-    "PPOTrainer": "drop_in.ppo",
-    "Phase": "spec",
-    "PhasePeak": "spec",
-    "Plan": "spec",
-    "Probe": "spec",
-    "Proposal": "spec",
-    "RLOOTrainer": "drop_in.trainers",
-    "Report": "spec",
-    "ReservedByMode": "spec",
-    "ReservedEstimate": "spec",
-    "Restart": "spec",
-    "RewardTrainer": "drop_in.trainers",
-    "SFTTrainer": "drop_in.trainers",
-    "Sign": "training.watch.diagnose",
-    "StepTime": "spec",
-    "UsageError": "errors",
-    "cards": "verbs",
-    "estimate": "verbs",
-    "fit": "verbs",
-    "gpus": "verbs",
-    "plan": "verbs",
+_NAMES = {
+    "drop_in.ppo": "PPOTrainer",
+    "drop_in.trainers": "DPOTrainer GRPOTrainer RLOOTrainer RewardTrainer SFTTrainer",
+    "errors": "AutofitError DoesNotFitError UsageError",
+    "spec": (
+        "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
+        "MemoryEstimate OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
+        "ReservedEstimate Restart StepTime"
+    ),
+    "spec.autofit": "AutoFit",
+    "spec.gpu_comparison": "CardVerdict Cards",
+    "spec.report": "MemoryReading",
+    "training.watch.callback": "MemoryWatch",
+    "training.watch.diagnose": "Sign",
+    "verbs": "cards estimate fit gpus plan",
 }
-"""Name -> the module that has it, imported when the name is first asked for."""
+"""Module -> the public names that it has; it is imported when one of them is first asked for."""
 
 
 if TYPE_CHECKING:
@@ -164,11 +134,12 @@ if TYPE_CHECKING:
 else:  # hidden from type checkers, to whom it would say that there is every name
 
     def __getattr__(name: str) -> object:
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+        for module, names in _NAMES.items():
+            if name in names.split():
+                return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -36,7 +36,7 @@ def public(name: str) -> Any:
 
 
 def test_every_name_is_of_the_module_that_the_package_names() -> None:
-    assert sorted(autotrain_mem.__all__) == sorted([*autotrain_mem._PLACES, "__version__"])
+    assert sorted(autotrain_mem.__all__) == sorted([*" ".join(autotrain_mem._NAMES.values()).split(), "__version__"])
     assert dir(autotrain_mem) == sorted(autotrain_mem.__all__)
     assert {"plan", "estimate", "fit", "gpus", "cards"} == set(VERBS)
     assert all(public(name).__name__ == name for name in COLD)

@@ -76,3 +76,13 @@ def prompts(count: int = 24) -> Any:
 def shortness(completions: list[Any], **_: Any) -> list[float]:
     """A reward for short completions."""
     return [-float(len(each)) for each in completions]
+
+
+def ppo_models(policy: Path, judge: Path) -> dict[str, Any]:
+    """PPO's four models, as objects."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kinds = {"model": AutoModelForCausalLM, "ref_model": AutoModelForCausalLM}
+    judges = {"reward_model": AutoModelForSequenceClassification, "value_model": AutoModelForSequenceClassification}
+    policies = {name: kind.from_pretrained(policy, dtype="float32") for name, kind in kinds.items()}
+    return policies | {name: kind.from_pretrained(judge, dtype="float32") for name, kind in judges.items()}

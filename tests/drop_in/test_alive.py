@@ -130,8 +130,10 @@ def weights(trainer: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", MAKE)
 def test_a_run_that_meets_a_full_device_ends_as_trls_does(
-    method: str, tiny_qwen: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    method: str, tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
     trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
     ours = MAKE[method](tiny_qwen, tmp_path)
     refuse(ours, 1)
@@ -141,22 +143,11 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     (incident,) = ours.plan.experience.incidents
     assert (incident.step, incident.phase) == (1, Phase.FORWARD)
     assert incident.remedy.startswith("split into 2 + 2")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("autofit: out of memory in forward after step 1: split into 2 + 2 ")
+    assert warnings[0].endswith("(CUDA out of memory. Tried to allocate 1.00 GiB.)")
     assert ours.plan.experience.learned.train_tokens is not None
     assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == codec.to_json(ours.plan.experience.learned)
-
-
-def test_an_incident_is_told_once_by_transformers_logger(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, said = sft(tiny_qwen, tmp_path), []
-    logger = logging.getLogger("transformers.autofit")
-    monkeypatch.setattr(logger, "warning", said.append)
-    refuse(trainer, 1)
-    trainer.train()
-    assert said == [
-        "autofit: out of memory in forward after step 1: split into 2 + 2 rows "
-        "(CUDA out of memory. Tried to allocate 1.00 GiB.)"
-    ]
 
 
 def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -179,24 +170,17 @@ def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, t
     assert len(calls["parts"]) > len(calls["whole"]) == 1
 
 
-def test_a_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = sft(tiny_qwen, tmp_path)
-    refuse(trainer, 1)
-    trainer.train()
-    learned = trainer.plan.experience.learned
-    trainer.train()
-    assert trainer.plan.experience.learned == learned
-    assert len(trainer.plan.experience.incidents) == 1
-
-
-def test_a_resumed_training_starts_with_what_its_checkpoint_knows(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_resumed_or_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
     trainer = sft(tiny_qwen, tmp_path, save_strategy="steps", save_steps=2)
     refuse(trainer, 1)
     trainer.train()
+    learned = trainer.plan.experience.learned
+    trainer.train()  # once more
+    assert (trainer.plan.experience.learned, len(trainer.plan.experience.incidents)) == (learned, 1)
     other = sft(tiny_qwen, tmp_path, save_strategy="no", max_steps=4)
     other.train(resume_from_checkpoint=True)
     assert other.state.global_step == 4
-    assert other.plan.experience.learned == trainer.plan.experience.learned
+    assert other.plan.experience.learned == learned
 
 
 def test_a_shortage_that_cannot_be_met_is_raised_and_leaves_nothing(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -231,7 +215,10 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
     trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
     ours = MAKE[method](tiny_qwen, tmp_path)
     before = held(ours)
+    assert pickle.loads(pickle.dumps(ours.args)).to_dict() == ours.args.to_dict()
+    assert pickle.loads(pickle.dumps(ours.plan)) == ours.plan
     ours.train()
+    assert torch.equal(weights(copy.deepcopy(ours)), weights(ours))
     assert batches == [4]
     assert losses(ours) == losses(trls)  # to the bit: the longest rows ran, and nobody noticed
     assert torch.equal(weights(ours), weights(trls))
@@ -247,16 +234,6 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
         assert optimizer() is None
     finally:
         gc.enable()
-
-
-def test_it_is_copied_and_its_config_pickled_like_trls(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = sft(tiny_qwen, tmp_path)
-    assert pickle.loads(pickle.dumps(trainer.args)).to_dict() == trainer.args.to_dict()
-    assert pickle.loads(pickle.dumps(trainer.plan)) == trainer.plan
-    trainer.train()
-    other = copy.deepcopy(trainer)
-    assert other.plan == trainer.plan
-    assert torch.equal(weights(other), weights(trainer))
 
 
 def test_callbacks_of_the_users_own_stand_before_the_guard_and_can_be_removed(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -385,10 +362,8 @@ def test_code_of_the_users_own_never_sees_the_longest_rows_first(
 def test_a_mistake_in_what_runs_first_does_not_end_a_training(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(first, "run_longest_batch", lambda *args: SimpleNamespace().rows)
-    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", said.append)
-    trainer = sft(tiny_qwen, tmp_path, max_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 1
-    assert said[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")
+    warnings: list[str] = []
+    monkeypatch.setattr(first, "run_worst_batch", lambda *args: SimpleNamespace().rows)
+    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
+    assert trained(sft(tiny_qwen, tmp_path, max_steps=1)).state.global_step == 1
+    assert warnings[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")

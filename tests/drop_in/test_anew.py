@@ -71,20 +71,16 @@ def test_a_plan_that_gives_something_up_shows_what_a_name_would_allow(tmp_path: 
     assert read(again).keywords["model"] == again.model  # the object is nowhere in the call any more
 
 
-def test_where_nothing_fits_the_error_says_that_a_name_would(tmp_path: Path) -> None:
-    planner = Planner(None, plan_at("rounding", dtype="bfloat16"))
-    call, job = call_of(causal(), tmp_path)
+@pytest.mark.parametrize("fits_by_name", [True, False])
+def test_where_nothing_fits_the_error_says_whether_a_name_would(fits_by_name: bool, tmp_path: Path) -> None:
+    planner = Planner(None, plan_at("rounding", dtype="bfloat16") if fits_by_name else None)
     with pytest.raises(DoesNotFitError) as caught:
-        with_reloaded(planner, job, call, tmp_path)
-    assert caught.value.hint.startswith("take a larger card\ngiven by its name, model=")
-    assert "bfloat16" in caught.value.hint
-
-
-def test_where_a_name_would_not_fit_either_the_error_stays(tmp_path: Path) -> None:
-    call, job = call_of(causal(), tmp_path)
-    with pytest.raises(DoesNotFitError) as caught:
-        with_reloaded(Planner(None, None), job, call, tmp_path)
-    assert caught.value.hint == "take a larger card"
+        with_reloaded(planner, *reversed(call_of(causal(), tmp_path)), tmp_path)
+    first, *others = caught.value.hint.splitlines()
+    assert first == "take a larger card"
+    assert [line.startswith("given by its name, model=") and "bfloat16" in line for line in others] == [
+        True
+    ] * fits_by_name
 
 
 def test_a_model_with_modules_of_the_users_own_has_no_name(tmp_path: Path) -> None:

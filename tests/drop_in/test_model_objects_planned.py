@@ -12,6 +12,7 @@ import torch
 
 import autotrain_mem
 from autotrain_mem import AutoFit
+from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import UnsupportedModelError
 from tests.drop_in.conftest import pairs, texts
 
@@ -119,19 +120,14 @@ def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_pa
     assert all(other.fits for other in reloading)
 
 
-def test_a_frozen_model_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
-    model = loaded(tiny_qwen).requires_grad_(False)
-    with pytest.raises(UnsupportedModelError, match="peft_config"):
-        sft(model, tmp_path)
-
-
-def test_a_model_without_bytes_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_qwen))
-    with pytest.raises(UnsupportedModelError, match="meta"):
-        sft(model, tmp_path)
+        without_bytes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_qwen))
+    for model, cure in ((loaded(tiny_qwen).requires_grad_(False), "peft_config"), (without_bytes, "meta")):
+        with pytest.raises(UnsupportedModelError, match=cure):
+            sft(model, tmp_path)
 
 
 def test_a_quantized_model_is_planned_with_an_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -162,10 +158,9 @@ def test_several_processes_hold_what_is_trained_once_more(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = sft(str(tiny_qwen), tmp_path).plan.estimate.memory
-    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.processes", lambda: 2)
-    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.smallest", lambda find: find())
-    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.agreed", lambda make: make())
-    monkeypatch.setattr("autotrain_mem.drop_in.plan.ranks.is_first", lambda: True)
+    alone_of_two = {"processes": lambda: 2, "smallest": lambda find: find(), "agreed": lambda make: make()}
+    for name, function in {**alone_of_two, "is_first": lambda: True}.items():
+        monkeypatch.setattr(ranks, name, function)
     together = sft(str(tiny_qwen), tmp_path).plan
     trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
     assert together.estimate.memory.peak_allocated_bytes - alone.peak_allocated_bytes >= trained_bytes

@@ -17,7 +17,6 @@ import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.errors import UsageError
 from tests.drop_in.conftest import prompts, shortness, texts
 
 pytestmark = pytest.mark.slow
@@ -108,13 +107,9 @@ def refusal(kind: type, *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_an_unknown_keyword_is_refused_in_trls_words(tiny_qwen: Path, tmp_path: Path) -> None:
-    call = {"model": str(tiny_qwen), "args": config(tmp_path), "train_dataset": texts(), "tokenizer": None}
-    assert refusal(autotrain_mem.SFTTrainer, **call) == refusal(trl.SFTTrainer, **call)
-
-
-def test_missing_rows_are_refused_in_trls_words(tiny_qwen: Path, tmp_path: Path) -> None:
-    call = {"model": str(tiny_qwen), "args": config(tmp_path)}
+@pytest.mark.parametrize("keywords", [{"train_dataset": texts(), "tokenizer": None}, {}], ids=["unknown", "no rows"])
+def test_a_call_that_trl_refuses_is_refused_in_its_words(keywords: Any, tiny_qwen: Path, tmp_path: Path) -> None:
+    call = {"model": str(tiny_qwen), "args": config(tmp_path), **keywords}
     assert refusal(autotrain_mem.SFTTrainer, **call) == refusal(trl.SFTTrainer, **call)
 
 
@@ -146,11 +141,6 @@ def test_pin_keeps_a_default_and_tune_gives_a_setting_free(tiny_qwen: Path, tmp_
     free = planned(tiny_qwen, tmp_path, tuned, gradient_checkpointing=True)
     assert free.knobs.gradient_checkpointing is False
     assert free.knobs.max_length == free.data.longest
-
-
-def test_names_that_no_plan_decides_are_refused(tiny_qwen: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Did you mean gradient_checkpointing"):
-        planned(tiny_qwen, tmp_path, AutoFit(gpu="80MiB", show=False, pin=["gradient_checkpoint"]))
 
 
 def test_a_plan_can_be_followed(tiny_qwen: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, PlanFileError, UsageError
-from autotrain_mem.spec.python_errors import python_words
 from tests.drop_in.conftest import prompts, shortness, texts
+from tests.spec.test_nouns import PLAN
 
 QUIET = AutoFit(gpu="80MiB", show=False)
 
@@ -78,17 +78,9 @@ def test_words_are_refused_before_a_worker_is_asked(
         sft(tiny_qwen, texts(), autofit)
 
 
-def test_a_refusals_cures_are_told_in_the_trainers_words() -> None:
-    said = python_words("Add --use_peft, or --max_length 64, or --gpu l4.", "SFTConfig")
-    assert said == (
-        "In Python --use_peft is peft_config=LoraConfig(...), --max_length is SFTConfig(max_length=...), "
-        "--gpu is AutoFit(gpu=...)"
-    )
-
-
 def test_a_plan_cut_in_half_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
     whole = tmp_path / "plan.json"
-    sft(tiny_qwen, texts()).plan.save(whole)
+    PLAN.save(whole)
     whole.write_text(whole.read_text(encoding="utf-8")[:2000], encoding="utf-8")
     with pytest.raises(PlanFileError, match="cut short"):
         sft(tiny_qwen, texts(), AutoFit(gpu="80MiB", show=False, plan=whole))

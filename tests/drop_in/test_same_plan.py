@@ -14,7 +14,7 @@ from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import flags
 from autotrain_mem.spec import Plan
 from autotrain_mem.worker.pool import Workers
-from tests.drop_in.conftest import pairs, prompts, shortness, texts
+from tests.drop_in.conftest import pairs, ppo_models, prompts, shortness, texts
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +78,17 @@ def test_sft(workers: Workers, tiny_qwen: Path, tmp_path: Path, adapts: bool) ->
     check_equal(plan, by_the_command(workers, "sft", *argv, *(flagged if adapts else [])))
 
 
-@pytest.mark.parametrize("method", ["reward", "dpo"])
-def test_reward_and_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
+def kinds(method: str) -> tuple[Any, Any]:
+    """Our trainer and TRL's config."""
     import trl
 
-    kind, config_kind = {
-        "reward": (autotrain_mem.RewardTrainer, trl.RewardConfig),
-        "dpo": (autotrain_mem.DPOTrainer, trl.DPOConfig),
-    }[method]
+    name = next(name for name in ("SFT", "Reward", "DPO", "GRPO", "RLOO") if name.lower() == method)
+    return getattr(autotrain_mem, f"{name}Trainer"), getattr(trl, f"{name}Config")
+
+
+@pytest.mark.parametrize("method", ["reward", "dpo"])
+def test_reward_and_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
+    kind, config_kind = kinds(method)
     args = config(config_kind, tmp_path, max_length=64)
     plan = by_the_class(kind, model=str(tiny_qwen), args=args, train_dataset=pairs())
     argv = ("--model", str(tiny_qwen), "--dataset", rows_file(pairs(), tmp_path), "--max_length", "64")
@@ -94,12 +97,7 @@ def test_reward_and_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path, metho
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
 def test_grpo_and_rloo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path, method: str) -> None:
-    import trl
-
-    kind, config_kind = {
-        "grpo": (autotrain_mem.GRPOTrainer, trl.GRPOConfig),
-        "rloo": (autotrain_mem.RLOOTrainer, trl.RLOOConfig),
-    }[method]
+    kind, config_kind = kinds(method)
     plan = by_the_class(
         kind,
         model=str(tiny_qwen),
@@ -114,24 +112,17 @@ def test_grpo_and_rloo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Pat
 
 def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
     from trl.experimental.ppo import PPOConfig
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
-    policy, reference = (AutoModelForCausalLM.from_pretrained(tiny_qwen, dtype="float32") for _ in range(2))
-    judge, value = (
-        AutoModelForSequenceClassification.from_pretrained(tiny_reward_model, dtype="float32") for _ in range(2)
-    )
     rows = prompts().map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns="prompt")
     args = config(PPOConfig, tmp_path, response_length=16)
     plan = by_the_class(
         autotrain_mem.PPOTrainer,
         args=args,
         processing_class=tokenizer,
-        model=policy,
-        ref_model=reference,
-        reward_model=judge,
-        value_model=value,
+        **ppo_models(tiny_qwen, tiny_reward_model),
         train_dataset=rows,
     )
     argv = ["--model", str(tiny_qwen), "--dataset", rows_file(prompts(), tmp_path), "--response_length", "16"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem.spec import Plan
-from tests.drop_in.conftest import pairs, prompts, texts
+from tests.drop_in.conftest import pairs, ppo_models, prompts, texts
 
 pytestmark = pytest.mark.slow
 
@@ -76,59 +77,45 @@ def check(trainers: list[Any], folder: Path, printed: str) -> Plan:
     return plan
 
 
-@pytest.mark.newest
-def test_sft(
-    trainers: list[Any],
-    tiny_qwen: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lora = ("--use_peft", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj", "--max_length", "64")
-    run_script(monkeypatch, tmp_path, "sft", "SFTTrainer", tiny_qwen, texts(), *lora)
-    plan = check(trainers, tmp_path, capsys.readouterr().out)
-    assert (plan.knobs.use_peft, plan.knobs.max_length) == (True, 64)
-    assert plan.knobs.gradient_checkpointing is trainers[0].args.gradient_checkpointing is False  # TRL's is True
-
-
-@pytest.mark.parametrize(("name", "trainer"), [("reward", "RewardTrainer"), ("dpo", "DPOTrainer")])
-def test_pairs(
-    trainers: list[Any],
-    tiny_qwen: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    trainer: str,
-) -> None:
-    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, pairs(), "--max_length", "64", *SETTLED)
-    assert check(trainers, tmp_path, capsys.readouterr().out).knobs.use_peft is False
+LORA = ("--use_peft", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj", "--max_length", "64")
+COMPLETIONS = ("--num_generations", "4", "--max_completion_length", "8", "--reward_funcs", SHORTNESS, *SETTLED)
+PAIRS = ("--max_length", "64", *SETTLED)
 
 
 @pytest.mark.parametrize(
-    ("name", "trainer"), [pytest.param("grpo", "GRPOTrainer", marks=pytest.mark.newest), ("rloo", "RLOOTrainer")]
+    ("trainer", "rows", "argv", "knobs"),
+    [
+        pytest.param("SFTTrainer", texts, LORA, {"use_peft": True, "max_length": 64}, marks=pytest.mark.newest),
+        ("RewardTrainer", pairs, PAIRS, {"use_peft": False}),
+        ("DPOTrainer", pairs, PAIRS, {"use_peft": False}),
+        pytest.param("GRPOTrainer", prompts, COMPLETIONS, {"max_completion_length": 8}, marks=pytest.mark.newest),
+        ("RLOOTrainer", prompts, COMPLETIONS, {"num_generations": 4}),
+    ],
 )
-def test_rewarded_completions(
+def test_a_script_of_trl_trains_with_a_plan(
     trainers: list[Any],
     tiny_qwen: Path,
     tiny_reward_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    name: str,
     trainer: str,
+    rows: Callable[[], Any],
+    argv: tuple[str, ...],
+    knobs: dict[str, Any],
 ) -> None:
-    rewards = ("--reward_model_name_or_path", str(tiny_reward_model), "--reward_funcs", SHORTNESS)
-    sizes = ("--num_generations", "4", "--max_completion_length", "8")
-    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, prompts(), *rewards, *sizes, *SETTLED)
+    rewards = ("--reward_model_name_or_path", str(tiny_reward_model)) if "--reward_funcs" in argv else ()
+    name = trainer.removesuffix("Trainer").lower()
+    run_script(monkeypatch, tmp_path, name, trainer, tiny_qwen, rows(), *argv, *rewards)
     plan = check(trainers, tmp_path, capsys.readouterr().out)
-    assert (plan.knobs.num_generations, plan.knobs.max_completion_length) == (4, 8)
+    assert {each: getattr(plan.knobs, each) for each in knobs} == knobs
+    assert plan.knobs.gradient_checkpointing is trainers[0].args.gradient_checkpointing is False  # TRL's is True
 
 
 def test_ppo(tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
     """TRL carries no script for it: one written after its documentation of the trainer."""
     pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
     from trl.experimental.ppo import PPOConfig
 
     from autotrain_mem import PPOTrainer
@@ -150,10 +137,7 @@ def test_ppo(tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
     trainer = PPOTrainer(
         args=args,
         processing_class=tokenizer,
-        model=AutoModelForCausalLM.from_pretrained(tiny_qwen, dtype="float32"),
-        ref_model=AutoModelForCausalLM.from_pretrained(tiny_qwen, dtype="float32"),
-        reward_model=AutoModelForSequenceClassification.from_pretrained(tiny_reward_model, dtype="float32"),
-        value_model=AutoModelForSequenceClassification.from_pretrained(tiny_reward_model, dtype="float32"),
+        **ppo_models(tiny_qwen, tiny_reward_model),
         train_dataset=rows,
         eval_dataset=rows,
     )
