@@ -54,6 +54,22 @@ def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) ->
 
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> None:
+    import trl
+
+    row, fields = METHODS[method], trl_fields(method)
+    assert row.has_activation_offload == ("activation_offloading" in fields)
+    assert row.has_text_column == ("dataset_text_field" in fields)
+    assert row.is_packable == ("packing" in fields)
+    assert row.groups_completions == ("num_generations" in fields)
+    assert row.has_mini_batches == ("num_mini_batches" in fields)
+    assert row.is_online != ("max_length" in fields)
+    assert row.reward_model_argument in {None, *fields}
+    assert row.has_trl_command == (importlib.util.find_spec(f"trl.scripts.{method}") is not None)
+    assert hasattr(trl, row.trainer) == row.has_trl_command
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
     moved = {knob for row in LADDER if method in row.methods for knob in (*row.knobs, *row.also)}
     assert sorted(moved - {*OWN_KNOBS} - trl_fields(method)) == []
