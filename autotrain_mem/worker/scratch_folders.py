@@ -17,7 +17,7 @@ SCRATCH = "AUTOFIT_SCRATCH"
 """The variable that tells a worker which folder is its own: not TMPDIR alone, which may be everyone's."""
 
 
-class Leftovers:
+class ScratchFolders:
     """The folders that a worker knows of: its own, and those of what scripts handed over."""
 
     def __init__(self) -> None:

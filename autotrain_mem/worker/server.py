@@ -22,7 +22,7 @@ from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
-from autotrain_mem.worker.scratch_folders import Leftovers
+from autotrain_mem.worker.scratch_folders import ScratchFolders
 
 
 def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def leave_group() -> None:
 
 def main() -> None:
     """Serve until the parent goes away."""
-    leftovers = Leftovers()
-    channel = Channel(ignore_interrupt=True, on_message=leftovers.note, on_close=leftovers.remove)
+    scratch_folders = ScratchFolders()
+    channel = Channel(ignore_interrupt=True, on_message=scratch_folders.note, on_close=scratch_folders.remove)
     leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines

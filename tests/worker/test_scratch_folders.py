@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from autotrain_mem.worker.scratch_folders import SCRATCH, Leftovers
+from autotrain_mem.worker.scratch_folders import SCRATCH, ScratchFolders
 
 
 def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
@@ -20,12 +20,12 @@ def test_a_worker_removes_its_own_folder_and_those_of_scripts(
 ) -> None:
     own, handed, kept = (folder_with_a_file(tmp_path / name) for name in ("autofit-own", "autofit-handed", "data"))
     monkeypatch.setenv(SCRATCH, str(own))
-    first, second = Leftovers(), Leftovers()
-    for leftovers in (first, second):  # two workers of one parent
-        leftovers.note({"operation": "parse"})
-        leftovers.note({"operation": "describe", "job": {"python_call": None}})
-        leftovers.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
-        leftovers.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
+    first, second = ScratchFolders(), ScratchFolders()
+    for scratch_folders in (first, second):  # two workers of one parent
+        scratch_folders.note({"operation": "parse"})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": None}})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
     first.remove()
     second.remove()
     assert list(tmp_path.iterdir()) == [kept]
@@ -36,5 +36,5 @@ def test_a_worker_that_was_given_no_folder_removes_none(
 ) -> None:
     monkeypatch.delenv(SCRATCH, raising=False)
     monkeypatch.setenv("TMPDIR", str(folder_with_a_file(tmp_path / "autofit-everyones")))
-    Leftovers().remove()
+    ScratchFolders().remove()
     assert len(list(tmp_path.iterdir())) == 1
