@@ -1,4 +1,4 @@
-"""Child processes that are forked off one that has imported everything, where a test is not about how one starts.
+"""Processes that are forked off one that has imported everything, where a test is not about how one starts.
 
 To import TRL takes a new process 5 seconds, and most of a tiny training is that. A forked child is a process like any
 other, with pipes, a log, an environment and an end of its own; what it lacks is ``python -m``, which those tests have
@@ -13,13 +13,15 @@ import importlib
 import json
 import os
 import pathlib
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TextIO
 
@@ -29,7 +31,7 @@ from autotrain_mem import processes
 
 ROOT = pathlib.Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
-"""More than module, folder and environment take: they come in one piece, with the pipes."""
+"""More than command, folder and environment take: they come in one piece, with the pipes."""
 SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""
 IMPORTED = (
@@ -70,38 +72,80 @@ class Forge:
     @contextlib.contextmanager
     def children(self) -> Iterator[None]:
         """Every :class:`processes.Child` that is made meanwhile is forked."""
+        with self._forking(processes, alone=True):
+            yield
 
-        def popen(command: list[str], **given: Any) -> ForkedProcess:
-            return ForkedProcess(self, command[-1], **given)
+    @contextlib.contextmanager
+    def commands(self, *modules: Any) -> Iterator[None]:
+        """Every ``python ...`` that these modules start meanwhile is forked, and so is every child of it and of us."""
+        with self._forking(processes, *modules, alone=False):
+            yield
 
-        names = {name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
+    @contextlib.contextmanager
+    def _forking(self, *modules: Any, alone: bool) -> Iterator[None]:
+        def popen(command: Sequence[Any], **given: Any) -> ForkedProcess:
+            assert command[0] == sys.executable
+            return ForkedProcess(self, [str(word) for word in command[1:]], alone=alone, **given)
+
+        def run(command: Sequence[Any], *, timeout: float | None = None, **given: Any) -> Any:
+            given = {name: value for name, value in given.items() if name in ("cwd", "env")}
+            with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+                code = popen(command, stdout=out, stderr=err, **given).wait(timeout)
+                texts = [stream.seek(0) or stream.read() for stream in (out, err)]
+            return subprocess.CompletedProcess(command, code, *texts)
+
+        names = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "DEVNULL", "TimeoutExpired")}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen, **names))
+            for module in modules:
+                patch.setattr(module, "subprocess", SimpleNamespace(Popen=popen, run=run, **names))
             yield
 
 
 class ForkedProcess:
-    """As much of ``subprocess.Popen`` as ``processes.Child`` asks for."""
+    """As much of ``subprocess.Popen`` as is asked for."""
 
     def __init__(
-        self, forge: Forge, module: str, *, stderr: Any, env: Mapping[str, str], process_group: int | None, **_: Any
+        self,
+        forge: Forge,
+        words: Sequence[str],
+        *,
+        alone: bool,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any,
+        stderr: Any,
+        env: Mapping[str, str] | None = None,
+        cwd: Any = None,
+        process_group: int | None = None,
+        text: bool = False,
+        encoding: str = "utf-8",
     ) -> None:
         self._returncode: int | None = None
         self._ended = threading.Event()
-        its_in, our_in = os.pipe()
-        our_out, its_out = os.pipe()
         request = {
-            "module": module,
-            "folder": os.getcwd(),
-            "environment": dict(env),
+            "words": words,
+            "folder": str(cwd or os.getcwd()),
+            "environment": dict(os.environ if env is None else env),
             "leads_group": process_group is not None,
+            "alone": alone,
         }
-        connection = forge.connect()
-        socket.send_fds(connection, [json.dumps(request).encode()], [its_in, its_out, stderr.fileno()])
-        os.close(its_in)
-        os.close(its_out)
-        self.stdin: TextIO = open(our_in, "w", encoding="utf-8")  # noqa: SIM115
-        self.stdout: TextIO = open(our_out, encoding="utf-8")  # noqa: SIM115
+        with contextlib.ExitStack() as ours:  # closes what is the child's
+
+            def opened(stream: Any, reading: bool) -> tuple[Any, int]:
+                """Our end of a pipe, where one is asked for, and what the child gets."""
+                if stream != subprocess.PIPE:
+                    file = ours.enter_context(open(os.devnull, "w+b")) if stream == subprocess.DEVNULL else stream
+                    return None, file.fileno()
+                ends = os.pipe()
+                its, our = ends if reading else ends[::-1]
+                ours.callback(os.close, its)
+                mode = ("w" if reading else "r") + ("" if text else "b")
+                return open(our, mode, encoding=encoding if text else None), its
+
+            self.stdin, its_in = opened(stdin, True)
+            self.stdout, its_out = opened(stdout, False)
+            its_err = its_out if stderr == subprocess.STDOUT else opened(stderr, False)[1]
+            connection = forge.connect()
+            socket.send_fds(connection, [json.dumps(request).encode()], [its_in, its_out, its_err])
         told = connection.makefile()
         self.pid = int(told.readline())
         threading.Thread(target=self._hear, args=(connection, told), daemon=True).start()
@@ -120,6 +164,10 @@ class ForkedProcess:
         assert self._returncode is not None
         return self._returncode
 
+    def communicate(self) -> None:
+        self.stdin.close()
+        self.wait()
+
     def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -129,6 +177,18 @@ class ForkedProcess:
             self.send_signal(signal.SIGKILL)
 
 
+class _Attached(Forge):
+    """The forge that a process was forked off."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._address)
+        return connection
+
+
 # -- the process that is forked --------------------------------------------------------------------------------------
 
 
@@ -136,6 +196,7 @@ def serve() -> None:
     """Fork at every connection until stdin closes. In a child this returns when the child is done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever runs the tests
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    address = sys.argv[1]
     from trl import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer  # noqa: F401
 
     for name in IMPORTED:
@@ -144,7 +205,7 @@ def serve() -> None:
     gc.collect()
     gc.freeze()  # what is imported is no garbage, and its pages stay shared
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(sys.argv[1])
+    listener.bind(address)
     listener.listen()
     print("ready", flush=True)
     while True:
@@ -159,7 +220,7 @@ def serve() -> None:
         keeper = os.fork()
         if keeper == 0:
             listener.close()
-            _keep(connection, json.loads(request), files)
+            _keep(address, connection, json.loads(request), files)
             return
         for each in files:
             os.close(each)
@@ -170,12 +231,13 @@ def serve() -> None:
     os._exit(0)
 
 
-def _keep(connection: socket.socket, request: Mapping[str, Any], files: list[int]) -> None:
+def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], files: list[int]) -> None:
     """Fork the child, and tell its number and how it ended. Returns in the child."""
     child = os.fork()
     if child == 0:
         connection.close()
-        _become(request, files)
+        with contextlib.nullcontext() if request["alone"] else _Attached(address).children():
+            _become(request, files)
         return
     null = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, *files):
@@ -188,7 +250,7 @@ def _keep(connection: socket.socket, request: Mapping[str, Any], files: list[int
 
 
 def _become(request: Mapping[str, Any], files: list[int]) -> None:
-    """``python -m module`` in its folder, with its environment."""
+    """``python ...`` in its folder, with its environment."""
     for number, each in enumerate(files):
         os.dup2(each, number)
         os.close(each)
@@ -197,6 +259,15 @@ def _become(request: Mapping[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv = [request["module"]]
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    importlib.import_module(request["module"]).main()
+    match request["words"]:
+        case "-m", module, *arguments:
+            sys.argv = [module, *arguments]
+            importlib.import_module(module).main()
+        case "-c", code, *arguments:
+            sys.argv = ["-c", *arguments]
+            exec(code, {})
+        case script, *arguments:
+            sys.argv = [script, *arguments]
+            runpy.run_path(script, run_name="__main__")

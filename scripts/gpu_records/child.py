@@ -92,8 +92,7 @@ def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool
     Args:
         others: Laid over the trainer's arguments.
     """
-    from autotrain_mem.rehearsal.configs import rehearsal_arguments
-
+    from autotrain_mem.methods.configs import rehearsal_arguments
     from autotrain_mem.rehearsal import rehearse
 
     def on_card(*args: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,13 @@ MOST_EVENTS = 10**7
 
 
 def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    sys.stdout.flush()
+    os._exit(0)  # autograd's thread of the device cannot be ended: the process would be aborted
+
+
+def run(request: Mapping[str, Any]) -> None:
+    """Train the case, and leave its record and its frames."""
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
     card = HollowCard("all" if request["functions"] else "python")
     with (
@@ -41,8 +47,6 @@ def main() -> None:
         record = gpu_child.record(case, card, Path(request["model"]), scratch)
     card.frames.write(out, case.name)
     write(out, record)
-    sys.stdout.flush()
-    os._exit(0)  # autograd's thread of the device cannot be ended: the process would be aborted
 
 
 class HollowCard(CudaCard):

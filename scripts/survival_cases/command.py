@@ -14,10 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from survival_cases.forked import ADDRESS
-
 AUTOFIT = (sys.executable, "-m", "autotrain_mem.cli.main")
-FORKED = (sys.executable, "-m", "survival_cases.forked")
 LIMIT_SECONDS = 300.0
 """Of one command; a run that hangs is as bad as one that dies."""
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -85,7 +82,7 @@ def autofit(argv: Sequence[str], place: pathlib.Path, run: str, environment: Map
     said, cried = folder.parent / f"{run}.json", folder.parent / f"{run}.txt"
     started = time.monotonic()
     with said.open("w") as out, cried.open("w") as err:
-        command = [*(FORKED if ADDRESS in os.environ else AUTOFIT), *argv, "--output_dir", str(folder), "--json"]
+        command = [*AUTOFIT, *argv, "--output_dir", str(folder), "--json"]
         process = subprocess.Popen(command, cwd=place, stdout=out, stderr=err, env=surroundings(place, environment))
         first_step_seconds = _first_step(process, cried, started)
         code = _ended(process, started + LIMIT_SECONDS - time.monotonic())

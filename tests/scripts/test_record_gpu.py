@@ -20,9 +20,6 @@ from gpu_records.history import ACTIONS, History
 from gpu_records.marks import Marks
 from gpu_records.models import model_folder
 from gpu_records.record import (
-    CardFacts,
-    Levels,
-    Outside,
     Record,
     failure_path,
     read_failures,
@@ -34,13 +31,12 @@ from gpu_records.record import (
 from gpu_records.replay import replay
 from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, births_of_history, differences, summary
+from recorded_run import LARGE, LARGER, MIB, TRACE, Cuda, a_record, entry
 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Phase, codec
 
 ROOT = pathlib.Path(__file__).parents[2]
-MIB = 2**20
-
 
 # -- cases -----------------------------------------------------------------------------------------------------------
 
@@ -121,27 +117,6 @@ def test_one_card_is_seen_and_none_in_a_dry_run(monkeypatch: pytest.MonkeyPatch)
 
 
 # -- history ---------------------------------------------------------------------------------------------------------
-
-
-def entry(action: str, addr: int, size: int, label: str = "forward layer") -> dict[str, Any]:
-    """One of torch's, with what a recording does not keep."""
-    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 1, "user_metadata": label}
-
-
-LARGE, SMALL, LARGER = 1 << 44, 2 << 44, 3 << 44
-TRACE = [
-    entry("segment_alloc", LARGE, 20 * MIB, "load"),
-    entry("alloc", LARGE, 20_000_000, "load"),
-    entry("segment_alloc", SMALL, 2 * MIB),
-    entry("alloc", SMALL, 400),
-    entry("free_requested", LARGE, 20_000_000),
-    entry("free_completed", LARGE, 20_000_000),
-    entry("segment_free", LARGE, 20 * MIB),
-    entry("segment_alloc", LARGER, 32 * MIB),
-    entry("alloc", LARGER, 31 * MIB),
-]
-"""20,000,000 bytes take a segment rounded up to 2 MiB, 400 bytes a small one of 2 MiB; the cache is emptied; 31 MiB
-take 32. Reserved: 20, 22, 2, 34 MiB."""
 
 
 def test_a_history_survives_its_packing() -> None:
@@ -292,33 +267,6 @@ def test_births_of_a_history_are_rounded_and_without_loading() -> None:
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-def a_record(case: GpuCase) -> Record:
-    levels = Levels(allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3, peak_reserved_bytes=4)
-    return Record(
-        case=case,
-        model_files={"config.json": "{}"},
-        card=CardFacts(
-            name="a card",
-            compute_capability=(9, 0),
-            multiprocessors=132,
-            total_bytes=80 << 30,
-            driver="580.1",
-            cuda="13.0",
-            is_real=True,
-        ),
-        versions={"torch": "2.13.0", "bitsandbytes": None},
-        date="2026-01-02T03:04:05+00:00",
-        seed=0,
-        allocator=case.allocator,
-        loaded=levels,
-        trained=levels,
-        outside=Outside(non_torch_bytes=512 * MIB, source="NVML's figure for this process"),
-        memory_stats={"allocation.all.current": 7},
-        seconds={"load": 1.0, "train": 2.5},
-        history=History.of_trace(TRACE),
-    )
-
-
 def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
     record = a_record(make("dpo", "4bit", 512, True, expandable_segments=True))
     write(tmp_path, record)
@@ -434,41 +382,6 @@ class FakeNvml:
         self.driver = lambda: "580.1"
 
 
-class Cuda:
-    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved; it keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.history: list[str | None] = []
-        self.labels: list[str] = []
-
-    def replace(self, patch: pytest.MonkeyPatch) -> None:
-        properties = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
-        sizes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-        patched: dict[str, Any] = {
-            **{name: lambda: 9 << 30 for name in sizes},
-            "synchronize": lambda: None,
-            "init": lambda: None,
-            "get_device_properties": lambda device: properties,
-            "mem_get_info": lambda device: (70 << 30, 80 << 30),
-            "memory_stats": lambda: {"num_alloc_retries": 0},
-        }
-        memory: dict[str, Any] = {
-            "_record_memory_history": lambda **options: self.history.append(options["enabled"]),
-            "_set_memory_metadata": self.labels.append,
-            "_snapshot": lambda: {"device_traces": [TRACE]},
-        }
-        for module, functions in ((torch.cuda, patched), (torch.cuda.memory, memory)):
-            for name, function in functions.items():
-                patch.setattr(module, name, function, raising=False)
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    cuda = Cuda()
-    cuda.replace(monkeypatch)
-    return cuda
-
-
 @pytest.mark.parametrize(
     ("nvml", "free_before", "expected"),
     [
@@ -543,27 +456,7 @@ def test_nothing_that_is_needed_is_missing_here() -> None:
     assert wheels.not_importable(None, ["no-such-thing"]) == ["no-such-thing"]
 
 
-# -- the whole, dry --------------------------------------------------------------------------------------------------
-
-
-def script(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_a_dry_run_is_recorded_resumed_and_compared(tmp_path: pathlib.Path) -> None:
-    """One case with all that a case can have: generation, a reward function, an adapter, weights of 4 bits."""
-    arguments = ("--dry", "--out", str(tmp_path), "--only", "grpo-4bit")
-    assert "1 recorded now, 1 of 1 in all, 0 failed" in script("record_gpu", *arguments)
-    assert "0 recorded now, 1 of 1 in all, 0 failed" in script("record_gpu", *arguments)
-    (record,) = read_records(tmp_path)
-    assert (record.case.method, record.case.knobs.load_in_4bit) == ("grpo", True)
-    assert len(record.history) > 1000
-    assert record.trained.peak_reserved_bytes >= record.trained.peak_allocated_bytes > 0
-    assert "1 of 1 histories replay to the byte" in script("accuracy", "--records", str(tmp_path))
+# -- the script -------------------------------------------------------------------------------------------------------
 
 
 def test_the_script_lists_its_cases_without_torch() -> None:

@@ -1,0 +1,90 @@
+"""A record of one case as a card would leave it, and the calls of ``torch.cuda`` that leave it, without a card."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gpu_records.cases import GpuCase
+from gpu_records.history import History
+from gpu_records.record import CardFacts, Levels, Outside, Record
+
+MIB = 2**20
+
+
+def entry(action: str, addr: int, size: int, label: str = "forward layer") -> dict[str, Any]:
+    """One of torch's, with what a recording does not keep."""
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 1, "user_metadata": label}
+
+
+LARGE, SMALL, LARGER = 1 << 44, 2 << 44, 3 << 44
+TRACE = [
+    entry("segment_alloc", LARGE, 20 * MIB, "load"),
+    entry("alloc", LARGE, 20_000_000, "load"),
+    entry("segment_alloc", SMALL, 2 * MIB),
+    entry("alloc", SMALL, 400),
+    entry("free_requested", LARGE, 20_000_000),
+    entry("free_completed", LARGE, 20_000_000),
+    entry("segment_free", LARGE, 20 * MIB),
+    entry("segment_alloc", LARGER, 32 * MIB),
+    entry("alloc", LARGER, 31 * MIB),
+]
+"""20,000,000 bytes take a segment rounded up to 2 MiB, 400 bytes a small one of 2 MiB; the cache is emptied; 31 MiB
+take 32. Reserved: 20, 22, 2, 34 MiB."""
+
+
+def a_record(case: GpuCase) -> Record:
+    levels = Levels(allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3, peak_reserved_bytes=4)
+    return Record(
+        case=case,
+        model_files={"config.json": "{}"},
+        card=CardFacts(
+            name="a card",
+            compute_capability=(9, 0),
+            multiprocessors=132,
+            total_bytes=80 << 30,
+            driver="580.1",
+            cuda="13.0",
+            is_real=True,
+        ),
+        versions={"torch": "2.13.0", "bitsandbytes": None},
+        date="2026-01-02T03:04:05+00:00",
+        seed=0,
+        allocator=case.allocator,
+        loaded=levels,
+        trained=levels,
+        outside=Outside(non_torch_bytes=512 * MIB, source="NVML's figure for this process"),
+        memory_stats={"allocation.all.current": 7},
+        seconds={"load": 1.0, "train": 2.5},
+        history=History.of_trace(TRACE),
+    )
+
+
+class Cuda:
+    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved; it keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.history: list[str | None] = []
+        self.labels: list[str] = []
+
+    def replace(self, patch: pytest.MonkeyPatch) -> None:
+        properties = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
+        sizes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+        patched: dict[str, Any] = {
+            **{name: lambda: 9 << 30 for name in sizes},
+            "synchronize": lambda: None,
+            "init": lambda: None,
+            "get_device_properties": lambda device: properties,
+            "mem_get_info": lambda device: (70 << 30, 80 << 30),
+            "memory_stats": lambda: {"num_alloc_retries": 0},
+        }
+        memory: dict[str, Any] = {
+            "_record_memory_history": lambda **options: self.history.append(options["enabled"]),
+            "_set_memory_metadata": self.labels.append,
+            "_snapshot": lambda: {"device_traces": [TRACE]},
+        }
+        for module, functions in ((torch.cuda, patched), (torch.cuda.memory, memory)):
+            for name, function in functions.items():
+                patch.setattr(module, name, function, raising=False)

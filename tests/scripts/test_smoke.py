@@ -1,0 +1,379 @@
+"""Every script in ``scripts`` runs: its main path on the smallest case that there is, but for the hardware.
+
+Processes that a script starts are forked off one that has imported everything (``tests/forked.py``).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import gpu_records.runs
+import hollow_cuda.child
+import hollow_cuda.runs
+import hollow_cuda.values
+import pytest
+from conftest import SCRIPTS, Script
+from gpu_records.card import CudaCard
+from gpu_records.cases import make, small
+from gpu_records.native import native_path
+from gpu_records.record import Levels, read_records, write
+from hollow_cuda.build import Hollow
+from hollow_cuda.cases import small_cases
+from recorded_run import Cuda, a_record
+from survival_cases import against, command, faults, material
+
+from autotrain_mem.recipe_files import recipe
+from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.spec import Knobs, codec
+from tests.forked import Forge
+from tests.tiny import tiny_config, tiny_folder
+
+pytestmark = pytest.mark.slow
+
+ROOT = SCRIPTS.parent
+OF_BASH = ("environment", "newest", "quickstart", "test")
+INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
+
+Load = Callable[[str], Script]
+
+
+def test_every_script_has_a_smoke_test_and_is_checked_for_style_and_types() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    ours = sorted(set(INSTRUMENTS) - set(OF_BASH))
+    packages = sorted(path.parent.name for path in SCRIPTS.glob("*/__init__.py"))
+    assert sorted(tools["ruff"]["extend-include"]) == [f"scripts/{name}" for name in ours]
+    assert sorted(tools["mypy"]["files"]) == ["autotrain_mem", *(f"scripts/{name}" for name in sorted(ours + packages))]
+    elsewhere = {"test_oracle"}  # in a file of that name
+    assert {f"test_{name}" for name in (*ours, "quickstart")} <= set(globals()) | elsewhere
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """``ORG/NAME/config.json`` of tiny models under the names of large ones."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, layers in {"Qwen/Qwen2.5-0.5B": 2, "meta-llama/Llama-3.1-8B": 8}.items():
+        config = tiny_config("qwen2").to_dict() | {"architectures": ["Qwen2ForCausalLM"], "layer_types": None}
+        (folder / name).mkdir(parents=True)
+        deeper = {"num_hidden_layers": layers, "max_position_embeddings": 4096}
+        (folder / name / "config.json").write_text(json.dumps(config | deeper), encoding="utf-8")
+    return folder
+
+
+# -- measured runs ---------------------------------------------------------------------------------------------------
+
+ROW = {
+    **{"id": "one", "model": "Qwen/Qwen2.5-0.5B", "task": "sft", "method": "lora", "gpu": "A100-80GB", "n_gpus": "1"},
+    **{"metric": "allocated", "core": "A", "offload": "none", "quant": "", "stack": "trl", "versions": "torch 2.13"},
+    **{"batch": "2", "seq_len": "64", "grad_accum": "1", "grad_ckpt": "yes", "attn": "sdpa", "loss_impl": "liger"},
+    **{"weights_dtype": "bfloat16", "mixed_precision": "bf16", "optimizer": "adamw_torch", "lora_r": "8"},
+    **{"lora_targets": "q_proj v_proj", "notes": "", "nvidia_smi_gib": "", "reserved_gib": "0.02"},
+}
+
+
+def write_csv(path: pathlib.Path, *rows: dict[str, str]) -> pathlib.Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_accuracy(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
+    rows = [{**ROW, "id": name, "alloc_gib": size} for name, size in (("near", "0.0025"), ("far", "0.1"), ("bare", ""))]
+    runs = write_csv(tmp_path / "runs.csv", *rows)
+    accuracy, wide = script("accuracy"), ("--median", 9, "--reserved-limit", 9, "--reserved-median", 9)
+    with forge.children():
+        passed = accuracy.run("--runs", runs, "--models", models, "--limit", 9, *wide)
+        missed = accuracy.run("--runs", runs, "--models", models, "--limit", 0.5, *wide)
+    assert (passed.code, missed.code) == (0, 1)
+    assert "left out: 1 rows (no allocated peak was measured)" in passed.out
+    assert "per family" in passed.out
+
+
+def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    runs = write_csv(tmp_path / "runs.csv", *({**ROW, "id": name, "alloc_gib": "1"} for name in "abc"))
+    rates = write_csv(
+        tmp_path / "rates.csv", *({"id": name, "value": value} for name, value in {"a": 3, "b": 4, "x": 5}.items())
+    )
+    ran = script("throughput").run("--runs", runs, "--rates", rates, "--models", models)
+    assert ran.code == 0
+    assert "left out: 1 rows (its settings are not stated)" in ran.out
+    assert "least tau of 0 families" in ran.out  # two rows make no order
+
+
+# -- rehearsed and real ----------------------------------------------------------------------------------------------
+
+
+def test_parity(script: Load) -> None:
+    ran = script("parity").run("--methods", "sft", "--variants", "full", "--families", "gpt2")
+    assert ran.code == 0
+    assert "2 compared at" in ran.out
+    assert ", 0 different" in ran.out
+
+
+def test_expansion(script: Load, models: pathlib.Path) -> None:
+    names = ("--names", "Qwen/Qwen2.5-0.5B,meta-llama/Llama-3.1-8B")
+    ran = script("expansion").run("--models", models, *names, "--settings", "lora", "--layers", 0)
+    assert ran.code == 0
+    assert "rehearsed whole: no pattern, or too few layers" in ran.out
+    assert "0.0000%" in ran.out
+    assert "same events" in ran.out
+
+
+# -- records of a card -----------------------------------------------------------------------------------------------
+
+
+def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case with all that a case can have: generation, a reward function, an adapter, weights of 4 bits."""
+    arguments = ("--dry", "--out", tmp_path, "--only", "grpo-4bit")
+    record_gpu, accuracy = script("record_gpu"), script("accuracy")
+    with forge.commands(gpu_records.runs):
+        assert "1 recorded now, 1 of 1 in all, 0 failed" in record_gpu.run(*arguments).out
+        assert "0 recorded now, 1 of 1 in all, 0 failed" in record_gpu.run(*arguments).out
+        (record,) = read_records(tmp_path)
+        assert (record.case.method, record.case.knobs.load_in_4bit) == ("grpo", True)
+        assert len(record.history) > 1000
+        assert record.trained.peak_reserved_bytes >= record.trained.peak_allocated_bytes > 0
+        compared = accuracy.run("--records", tmp_path, "--differences")
+        assert "1 of 1 histories replay to the byte" in compared.out
+        assert compared.code == 0
+
+
+def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was rehearsed on fake cuda tensors is compared: here it is the usual rehearsal, which takes as much."""
+    record_gpu, case = script("record_gpu"), small(make("sft", "full", 512, False))
+    monkeypatch.setattr(record_gpu.names, "cases", lambda: [case])
+    folder = tiny_folder(tmp_path / ".models" / case.model, "qwen2")
+    trace = rehearse(case.job(folder), case.knobs, case.length, str(tmp_path), (9, 0))
+    content = {"compute_capability": (9, 0), "trace": codec.to_json(trace)}
+    native_path(tmp_path, case.name).write_text(json.dumps(content), encoding="utf-8")
+    write(tmp_path, a_record(case))
+    with forge.children():
+        ran = record_gpu.run("--native", "--out", tmp_path)
+    assert ran.code == 0
+    assert "allocations of at least 1,048,576 bytes, 0 differences" in ran.out
+
+
+RECORDED: dict[str, Any] = json.loads((ROOT / "tests" / "rehearsal" / "recorded_cuda.json").read_text())
+
+
+def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs that are kept, as recorded: all is rehearsed and compared, and recorded again."""
+    cuda_parity = script("cuda_parity")
+    monkeypatch.setattr(cuda_parity.names, "build", Hollow)
+    for case, measured in zip(small_cases(), RECORDED["cases"], strict=True):
+        sizes = {name: measured[name] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+        record = replace(
+            a_record(case),
+            model_files={"config.json": json.dumps(RECORDED["model_config"])},
+            versions=RECORDED["versions"],
+            trained=Levels(allocated_bytes=0, reserved_bytes=0, **sizes),
+            memory_stats={"num_alloc_retries": measured["num_alloc_retries"]},
+        )
+        write(tmp_path / "runs", record)
+    with forge.children():
+        ran = cuda_parity.run("--cache", tmp_path, "--only", "small-sft-lora")
+    assert ran.code == 0
+    assert "1 cases: allocated at most 0.0" in ran.out
+    assert cuda_parity.run("--cache", tmp_path, "--record", tmp_path / "again.json").code == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    for one in (again, expected := json.loads(json.dumps(RECORDED))):
+        one["date"] = None
+        for case in one["cases"]:
+            case["knobs"] = Knobs(**case["knobs"])  # of which there may be more by now
+    assert again == expected
+
+
+def test_cuda_parity_child(
+    script: Load, cuda: Cuda, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real run, on the CPU: its 9 GiB are the fixture's."""
+    runtime = SimpleNamespace(standin_answer=lambda size: None, standin_no_answer=lambda: None)
+    monkeypatch.setattr(hollow_cuda.values, "ctypes", SimpleNamespace(CDLL=lambda name: runtime, c_longlong=int))
+    monkeypatch.setattr(CudaCard, "on_host", True)
+
+    def run(words: list[str], **_: Any) -> Any:
+        hollow_cuda.child.run(json.loads(pathlib.Path(words[-1]).read_text()))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(hollow_cuda.runs, "subprocess", SimpleNamespace(run=run, TimeoutExpired=TimeoutError))
+    cuda_parity, case = script("cuda_parity"), small(make("sft", "lora", 512, True))
+    monkeypatch.setattr(cuda_parity.names, "build", Hollow)
+    monkeypatch.setattr(cuda_parity.names, "cases", lambda: [case])
+    with forge.children():
+        ran = cuda_parity.run("--cache", tmp_path, "--show", 2)
+    assert ran.code == 1
+    assert ": MISSED" in ran.out
+    assert "real, " in ran.out
+    assert (tmp_path / "runs" / f"{case.name}.record.json").is_file()
+    assert "backward base_model.model.model.layers.1.mlp" in cuda.labels
+
+
+# -- the allocator ---------------------------------------------------------------------------------------------------
+
+PLAYER = f"""#!{sys.executable}
+import json, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "allocator")!r}]
+from real_allocator import simulated
+events = sys.stdin.read().splitlines()
+answers = list(simulated(__import__("os").environ["PYTORCH_ALLOC_CONF"], *map(int, sys.argv[1:]), events))
+print(json.dumps({{"names": list(answers[0]["numbers"])}}))
+for answer in answers:
+    answer["numbers"] = list(answer["numbers"].values())
+    for place in (answer, *answer.get("segments", ())):
+        if "address" in place:
+            place |= {{"region": 0, "offset": place["address"]}}
+    print(json.dumps(answer))
+"""
+"""Our simulator in the place of torch's allocator: it answers as that does."""
+
+
+def test_allocator_parity(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator_parity, program = script("allocator_parity"), tmp_path / "player"
+    program.write_text(PLAYER)
+    program.chmod(0o755)
+    monkeypatch.setattr(allocator_parity.names, "build", lambda cache: program)
+    settings = ("--settings", "expandable_segments:True")
+    ran = allocator_parity.run(*settings, "--seeds", 1, "--events", 50)
+    assert ran.code == 0
+    assert "events compared, 0 different" in ran.out
+    program.write_text(PLAYER.replace('"offset": place["address"]', '"offset": place["address"] % 4096'))
+    assert allocator_parity.run(*settings, "--seeds", 1, "--events", 50).code == 1
+    tight = replace(allocator_parity.names.plays(1, 50)[-2], card=allocator_parity.names.TIGHT)
+    monkeypatch.setattr(allocator_parity.names, "most_telling", lambda program, settings: tight)
+    assert allocator_parity.run(*settings, "--record", tmp_path / "recorded").code == 0
+    recorded = json.loads((tmp_path / "recorded" / "expandable_segments_True.json").read_text())
+    assert len(recorded["answers"]) == len(tight.events)
+
+
+def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_speed = script("replay_speed")
+    monkeypatch.setattr(replay_speed.names, "EVENTS", 2000)
+    monkeypatch.setattr(replay_speed.names, "BAR_RATIO", math.inf)
+    monkeypatch.setattr(replay_speed.names, "BAR_SHARE", math.inf)
+    with forge.children():
+        ran = replay_speed.run("--runs", 1, "--llama-70b", models / "Qwen/Qwen2.5-0.5B")
+    assert ran.code == 0
+    assert "both, of the rehearsal" in ran.out
+
+
+# -- plans and trainings ---------------------------------------------------------------------------------------------
+
+
+def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    search_quality = script("search_quality")
+    small = replace(next(search_quality.names.questions()), max_length=64, effective_batch_size=2)
+    monkeypatch.setattr(search_quality.names, "questions", lambda: [small])
+    with forge.children():
+        ran = search_quality.run("--models", models, "--jobs", 1)
+    assert ran.code == 0
+    assert "Qwen2.5-0.5B sft 2 x 64, rtx3060" in ran.out
+    assert "levels passed over that hold a plan 0" in ran.out
+
+
+def test_recipes(
+    script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header and the golden file of a recipe differ from its plan for another model, and are rewritten."""
+    recipes, one = script("recipes"), recipe("sft-qwen2.5-0.5b")
+    copied = replace(one, path=tmp_path / one.path.name)
+    copied.path.write_text(one.path.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(recipes.names, "all_rows", lambda: [(copied, one.card)])
+    monkeypatch.setattr(recipes.names, "GOLDEN", tmp_path)
+    small = ["--model", str(models / "Qwen/Qwen2.5-0.5B"), "--max_length", "64", "--effective_batch_size", "2"]
+    monkeypatch.setattr(recipes.names, "flags", lambda recipe, models: small)
+    arguments = ("--models", models, "--only", one.name, "--cache", tmp_path / "cache")
+    with forge.commands(recipes.names):
+        codes = [recipes.run(*arguments, *more).code for more in ((), ("--write",), ())]
+    assert codes == [1, 0, 0]
+    assert "# peak" in copied.path.read_text(encoding="utf-8")
+    assert (tmp_path / f"{one.name}.{one.card}.txt").read_text().startswith("level lossless\nneeds ")
+
+
+def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is imported here, so each command takes many times as long as the import."""
+    speed = script("speed")
+    models_of = ("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
+    monkeypatch.setattr(speed.names, "FREE", ["--max_length", "64", "--effective_batch_size", "2", "--json"])
+    monkeypatch.setattr(speed.names, "_cpu", time.process_time)  # of children that another process waits for
+    with forge.commands(speed.names):
+        asked = speed.run(*models_of, "--only", "sft")
+        planned = speed.run(*models_of, "--only", "plan-0.5b")
+    assert (asked.code, planned.code) == (1, 1)
+    assert "estimate sft Llama-3.1-8B LoRA 2 x 4096" in asked.out
+    assert "  warm, and beyond start-up" in planned.out
+    assert " rehearsals" in planned.out
+
+
+def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_in_cost = script("drop_in_cost")
+    monkeypatch.setattr(drop_in_cost.names, "SIZES", (replace(drop_in_cost.names.SIZES[0], steps=2),))
+    monkeypatch.setattr(drop_in_cost.names, "BAR", math.inf)
+    with forge.commands(drop_in_cost.names):
+        ran = drop_in_cost.run("--pairs", 1, "--runs", 1)
+    assert ran.code == 0
+    assert "tiny: 0." in ran.out
+    assert "wall ratio" in ran.out
+
+
+def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_cost = script("watch_cost")
+    monkeypatch.setattr(watch_cost.names, "BAR", math.inf)
+    ran = watch_cost.run("--runs", 1, "--steps", 3)
+    assert ran.code == 0
+    assert "in the watch" in ran.out
+
+
+def test_survival(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps on a card that they fill; a run that is killed; a training in plain TRL, which ends at the long row."""
+    monkeypatch.setattr(material, "rows", partial(material.rows, count=80))
+    monkeypatch.setattr(material, "SHORT_ROWS", 16)
+    monkeypatch.setattr(faults, "FAULTS", {"kill": ("sft",), "oom:evaluate": ()})
+    monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
+    monkeypatch.setattr(faults, "MOMENTS", 1)
+    monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
+    monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
+    survival = script("survival")
+    with forge.commands(command, against):
+        for section, only in (("runs", "sft full 1.0"), ("faults", "kill"), ("against", "sft, the long row, TRL")):
+            ran = survival.run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
+            assert ran.code == 0, ran.out
+    rows = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("runs", "faults", "against")]
+    outcomes = [row["outcome"].partition(":")[0] for (row,) in map(dict.values, rows)]
+    assert outcomes == ["finished", "survived", "OutOfMemoryError"]
+
+
+def test_quickstart(tmp_path: pathlib.Path) -> None:
+    """It installs once, and then runs the command."""
+    for name in ("pyproject.toml", "scripts/constraints.txt", "scripts/environment", "scripts/quickstart"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    commands = tmp_path / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    for name in ("python", "autofit"):
+        (commands / name).write_text(f'#!/bin/sh\necho "{name} $*"\n')
+        (commands / name).chmod(0o755)
+    first, second = (
+        subprocess.run(
+            ["bash", str(tmp_path / "scripts" / "quickstart"), "--steps", "3"],
+            env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert first[-1:] == second == ["autofit quickstart --steps 3"]
+    assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 2
