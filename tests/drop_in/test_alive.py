@@ -218,7 +218,8 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
     assert pickle.loads(pickle.dumps(ours.args)).to_dict() == ours.args.to_dict()
     assert pickle.loads(pickle.dumps(ours.plan)) == ours.plan
     ours.train()
-    assert torch.equal(weights(copy.deepcopy(ours)), weights(ours))
+    if method == "sft":  # TRL's GRPOTrainer is not copied
+        assert torch.equal(weights(copy.deepcopy(ours)), weights(ours))
     assert batches == [4]
     assert losses(ours) == losses(trls)  # to the bit: the longest rows ran, and nobody noticed
     assert torch.equal(weights(ours), weights(trls))
@@ -363,7 +364,7 @@ def test_a_mistake_in_what_runs_first_does_not_end_a_training(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(first, "run_worst_batch", lambda *args: SimpleNamespace().rows)
+    monkeypatch.setattr(first, "run_longest_batch", lambda *args: SimpleNamespace().rows)
     monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
     assert trained(sft(tiny_qwen, tmp_path, max_steps=1)).state.global_step == 1
     assert warnings[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")
