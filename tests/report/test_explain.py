@@ -78,16 +78,6 @@ def test_any_budget_comes_down_to_what_is_left(
     assert_comes_down_to_what_is_left(text_of(replace(examples.PLAN, estimate=tried)))
 
 
-def test_the_figures_are_those_of_the_phases_and_of_the_allocator() -> None:
-    """Rounded once: 7.42 allocated is the sum of its owners here and the peak of its phase there."""
-    text = text_of(examples.PLAN)
-    owners = {"weights", "gradients", "optimizer state", "activations", "temporary", "other"}
-    allocated = sum(number for _, name, number in ledger(text) if name in owners)
-    assert f"backward        {allocated / 100:.2f} GiB" in text
-    (cached,) = (number for _, name, number in ledger(text) if name == "cached by the allocator")
-    assert re.search(rf"fixed size +{(allocated + cached) / 100:.2f} GiB .*counted above", text)
-
-
 # What binds.
 
 

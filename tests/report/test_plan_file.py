@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_examples import GRPO_PLAN, PLAN, PLANS, UNCHANGED_PLAN
+from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
 from autotrain_mem.errors import OutputFolderError, PlanFileError
@@ -36,10 +36,8 @@ def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> No
     plan.save(tmp_path)
     assert Plan.load(tmp_path) == plan
     assert Plan.load(str(tmp_path / PLAN_NAME)) == plan
-
-
-def test_a_plan_is_found_in_the_output_of_a_whole_run() -> None:
-    assert read({"schema": "autofit.fit/1", "plan": WRITTEN, "run": {}}) == PLAN
+    whole_run = {"schema": "autofit.fit/1", "plan": codec.to_json(plan), "run": {}}
+    assert read(json.loads(json.dumps(whole_run))) == plan
 
 
 def test_another_version_is_named_with_the_command_that_plans_again() -> None:
@@ -177,24 +175,20 @@ def test_what_is_no_plan_is_not_written_over(before: str, tmp_path: Path) -> Non
     assert path.read_text() == before
 
 
-@pytest.fixture(params=["pipe", "device"])
-def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What a reader would wait for, or never see the end of."""
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_device_or_a_pipe_is_neither_read_nor_replaced(kind: str, tmp_path: Path) -> None:
+    """A reader would wait for it, or never see its end."""
     path = tmp_path / "endless.json"
-    if request.param == "pipe":
+    if kind == "pipe":
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    return path
-
-
-def test_a_device_or_a_pipe_is_neither_read_nor_replaced(endless: Path) -> None:
-    with pytest.raises(PlanFileError, match=r"Cannot read .*endless\.json: it is a device, a pipe or a socket"):
-        Plan.load(endless)
-    with pytest.raises(OutputFolderError, match=r"Cannot write .*endless\.json: it is a device, a pipe or a socket"):
-        PLAN.save(endless)
-    assert endless.exists()
-    assert not endless.is_file()
+    with pytest.raises(PlanFileError, match=r"endless\.json"):
+        Plan.load(path)
+    with pytest.raises(OutputFolderError, match=r"endless\.json"):
+        PLAN.save(path)
+    assert path.exists()
+    assert not path.is_file()
 
 
 def test_a_file_too_large_for_a_plan_is_not_read_to_its_end(tmp_path: Path) -> None:
@@ -234,8 +228,3 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
         python_call=None,
     )
     assert "secret" not in json.dumps(codec.to_json(replace(PLAN, job=job)))
-
-
-def test_the_rates_of_another_card_survive_the_file() -> None:
-    assumed = replace(PLAN, estimate=UNCHANGED_PLAN.estimate)
-    assert read(json.loads(json.dumps(codec.to_json(assumed)))).estimate.time.assumed == "a100-80gb"

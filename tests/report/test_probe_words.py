@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from report_examples import CHOSEN, PLAN
 
-from autotrain_mem.report.events import event_line, free_line, others_line, probe_line
+from autotrain_mem.report.events import event_line, probe_line
 from autotrain_mem.spec import OtherProcess, Phase, Probe, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
@@ -51,39 +51,30 @@ def test_a_probe_is_told_in_one_line(probe: Probe, said: str) -> None:
     assert said in probe_line(probe, int(10.75 * GIB), 11 * GIB)
 
 
-def test_others_on_the_card_are_named() -> None:
-    others = (OtherProcess(pid=42, name="python", used_bytes=2 * GIB), OtherProcess(pid=7, name="", used_bytes=GIB))
-    nobody = OtherProcess(pid=0, name="", used_bytes=64 * MIB)
-    assert others_line((*others, nobody)) == (
-        "on the card beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"
-    )
-    assert others_line(()) == ""
-    event = {
-        "event": "probe",
-        "probe": codec.to_json(replace(FITS, others=others)),
-        "predicted_bytes": 1,
-        "budget_bytes": 1,
-    }
-    assert event_line(event).splitlines()[1].startswith("on the card beside this run: python (42)")
+OTHERS = (
+    OtherProcess(pid=42, name="python", used_bytes=2 * GIB),
+    OtherProcess(pid=7, name="", used_bytes=GIB),
+    OtherProcess(pid=0, name="", used_bytes=64 * MIB),
+)
+BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
+BESIDE = {"event": "probe", "probe": codec.to_json(replace(FITS, others=OTHERS)), "predicted_bytes": 1}
 
 
-def test_who_came_or_went_is_told() -> None:
-    assert free_line(8 * GIB, 6 * GIB) == ("2.00 GiB of the card were taken since the plan was made: 6.00 GiB are free")
-    assert "were given back" in free_line(6 * GIB, 8 * GIB)
-    assert event_line({"event": "room", "before_bytes": 8 * GIB, "now_bytes": 6 * GIB}) == free_line(8 * GIB, 6 * GIB)
-
-
-def test_a_plan_that_moves_is_told_by_what_differs() -> None:
-    before = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
-    said = event_line({"event": "replanned", "before": codec.to_json(before), "plan": codec.to_json(PLAN)})
-    assert said.startswith(
-        "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs "
-    )
-    assert said.endswith(", by what was measured")
-
-
-def test_other_events_are_nothing_to_say() -> None:
-    assert event_line({"event": "step", "step": 1}) == ""
-    assert event_line({"event": "probing", "knobs": codec.to_json(CHOSEN)}) == (
-        "probing 4 x 16: two real steps on the longest rows, in a process of their own"
-    )
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"event": "step", "step": 1}, ""),
+        ({"event": "probing", "knobs": codec.to_json(CHOSEN)}, "probing 4 x 16: "),
+        ({**BESIDE, "budget_bytes": 1}, "beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"),
+        ({"event": "room", "before_bytes": 8 * GIB, "now_bytes": 6 * GIB}, "2.00 GiB of the card were taken"),
+        ({"event": "room", "before_bytes": 6 * GIB, "now_bytes": 8 * GIB}, "2.00 GiB of the card were given back"),
+        (
+            {"event": "replanned", "before": codec.to_json(BEFORE), "plan": codec.to_json(PLAN)},
+            "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs 8.51 GiB",
+        ),
+    ],
+)
+def test_an_event_is_told_in_a_line(event: dict[str, object], said: str) -> None:
+    line = event_line(event)
+    assert said in line
+    assert bool(line) == bool(said)
