@@ -38,7 +38,7 @@ def on_host(work: Callable[[], None]) -> None:
 
 
 def offload_to_host(trainer: Any) -> None:
-    """From now on this transformers Trainer steps on the host, with the optimizer that its ``--optim`` names.
+    """Have this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
 
     Call it between building the trainer and ``train()``.
 
@@ -182,7 +182,7 @@ class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``inner`` on the device would have: one can load the other's."""
+        """Give the state that ``inner`` on the device would have: one can load the other's."""
         state: dict[str, Any] = super().state_dict()
         if self._inner is not None:
             state["state"] = self._inner.state_dict()["state"]

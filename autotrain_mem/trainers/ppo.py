@@ -1,4 +1,4 @@
-"""The door to PPO: its classes where the installed TRL has them, and a plain answer where it has not.
+"""Gives PPO's classes where the installed TRL has them, and a plain error where it has not.
 
 Nothing of TRL is imported before one of the two functions is called.
 """

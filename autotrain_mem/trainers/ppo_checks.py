@@ -90,8 +90,8 @@ def _broken_precision(trainer: Any) -> Iterator[str]:
     accelerator, wanted = trainer.accelerator, trainer.args.mixed_precision
     on = accelerator.native_amp if wanted != "no" else True  # accelerate drops fp16 on a CPU without a word
     if accelerator.mixed_precision != wanted or not on:
-        found = accelerator.mixed_precision if accelerator.native_amp else "none"
-        yield f"mixed precision should be {wanted} and is {found} on {accelerator.device.type}"
+        actual = accelerator.mixed_precision if accelerator.native_amp else "none"
+        yield f"mixed precision should be {wanted} and is {actual} on {accelerator.device.type}"
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         yield "the launcher asks for DeepSpeed or FSDP, under which this trainer cannot save"
 

@@ -1,4 +1,4 @@
-"""Going on with a PPO run: finding its checkpoint, loading the weights, and coming back to its place in the data."""
+"""Resumes a PPO run: finds its checkpoint, loads the weights, and comes back to its place in the data."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Agreement(TrainerCallback):  # type: ignore[misc]
         self._accelerator = accelerator
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What one process wishes, all do."""
+        """Have all processes do what one wishes."""
         wishes = torch.tensor([control.should_save, control.should_training_stop], device=self._accelerator.device)
         save, stop = self._accelerator.reduce(wishes.long(), "sum").tolist()
         control.should_save, control.should_training_stop = save > 0, stop > 0

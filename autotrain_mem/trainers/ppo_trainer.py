@@ -252,7 +252,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
     def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
-        """What TRL's loop draws its batches from."""
+        """Give the batches that TRL's loop draws."""
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
@@ -285,15 +285,15 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return self._full_precision(scores), self._full_precision(last_score), lengths
 
     def _log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
-        """Of the tokens that were drawn: called by TRL, and a place for whoever guards a trainer."""
+        """Log-probabilities of the tokens that were drawn: called by TRL, and a place for whoever guards a trainer."""
         return _trl_log_probabilities(logits, index)
 
     def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
-        """As accelerate gives back what a model makes under autocast (``accelerator.py: prepare_model``)."""
+        """Cast as accelerate casts what a model makes under autocast (``accelerator.py: prepare_model``)."""
         return output.float() if self.accelerator.native_amp else output
 
     def _end(self) -> None:
-        """What TRL's loop does after its last update."""
+        """Do what TRL's loop does after its last update."""
         self.state.episode = self.state.global_step * self.args.batch_size  # the update that never came was counted
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or torn, and which one to go on from.
+"""Tells whole checkpoints from torn ones, and finds the one to go on from.
 
 transformers writes a checkpoint in place, file by file, and takes the one with the highest number to go on from
 (``trainer_utils.py: get_last_checkpoint``), whole or not. So whoever trains here writes a manifest of all files and
@@ -57,7 +57,7 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def why_torn(checkpoint: Path) -> str:
-    """What of it is not whole, in a few words; empty for one that is.
+    """Say in a few words what of a checkpoint is not whole; empty for one that is.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -71,9 +71,9 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_no_start(checkpoint: Path) -> str:
-    """What keeps a training from going on with it, in a few words; empty for nothing.
+    """Say in a few words what keeps a training from going on with a checkpoint; empty for nothing.
 
-    With a model alone (``save_only_model``) transformers begins optimizer and schedule anew, and says nothing
+    With a model alone (``save_only_model``) transformers starts optimizer and schedule afresh, and says nothing
     (``trainer.py: _load_optimizer_and_scheduler``): another training than the one that was asked for.
     """
     torn = why_torn(checkpoint)
@@ -98,7 +98,7 @@ def newest_start(output_dir: Path, ignoring: Collection[int] = ()) -> Checkpoint
 
 
 def steps_of(output_dir: Path) -> frozenset[int]:
-    """Of all checkpoints there, whole or not."""
+    """List the steps of all checkpoints there, whole or not."""
     return frozenset(each.step for each in _checkpoints(output_dir))
 
 
@@ -114,7 +114,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """By its state, whatever the folder is called; 0 for one that does not say."""
+    """Read a checkpoint's step from its state, whatever the folder is called; 0 for one that does not say."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     return 0
@@ -185,7 +185,7 @@ def _read(file: Path) -> Any:
 
 
 def _is_complete(file: Path) -> bool:
-    """By its own words; what says nothing of its length is taken as it is."""
+    """Compare a file's length with what it says of it; one that says nothing is taken as it is."""
     if file.suffix == ".safetensors":
         return _ends_where_it_says(file)
     return file.suffix not in _PICKLED or _has_directory(file)
@@ -207,7 +207,7 @@ def _ends_where_it_says(file: Path) -> bool:
 
 
 def _has_directory(file: Path) -> bool:
-    """What does not begin as an archive is of an older kind, of which only reading it would tell."""
+    """Look for an archive's directory. A file that does not begin as one is older, and only reading it would tell."""
     with file.open("rb") as opened:
         start = opened.read(len(_ZIP))
     return bool(start) and (start != _ZIP or zipfile.is_zipfile(file))

@@ -55,7 +55,7 @@ def environment_setting(environment: Mapping[str, str], *, expandable_segments: 
 def process_environment(
     device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
 ) -> dict[str, str]:
-    """What is set for the training process.
+    """List the variables that are set for the training process.
 
     One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
     they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
@@ -74,8 +74,10 @@ def process_environment(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What makes all processes of a run one run of Weights & Biases, which else begins another with each (its guide to
-    resuming: a run's id with ``allow`` begins it, or goes on with it). Nothing where the user says so himself.
+    """List the variables that make all processes of a run one run of Weights & Biases.
+
+    It else begins another with each (its guide to resuming: a run's id with ``allow`` begins it, or goes on with it).
+    Empty where the user says so himself.
 
     Args:
         number: The run's own, of letters and digits.

@@ -1,4 +1,4 @@
-"""Why a training process ended before its time, and whether another may go on where it was.
+"""Finds out why a training process ended before its time, and whether another may go on where it was.
 
 What is recognised by its text is what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
 
@@ -26,7 +26,7 @@ from autotrain_mem.training.out_of_memory import HOST, kind_of_text
 
 
 class Remedy(StrEnum):
-    """What may help."""
+    """An answer to a cause: it says what may help."""
 
     AGAIN = "again"
     """The same once more: it came from outside."""
@@ -83,7 +83,7 @@ _CRASHES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What was seen of a training process that ended before its time."""
+    """A training process that ended before its time, as far as it was seen."""
 
     error: AutofitError
     """What it told; or, where it told nothing, that it ended."""
@@ -120,7 +120,7 @@ class Cause:
 
 
 def cause_of(ending: Ending) -> Cause:
-    """What the process told counts before how it ended, and both before what it printed.
+    """Name the cause of an ending: the process's own error counts before its exit status, and both before its log.
 
     >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
     Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
@@ -145,10 +145,10 @@ def _of_error(ending: Ending) -> Cause:
 
 
 def _without_repetition(message: str) -> str:
-    """``Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ...``, which says it
-    three times."""
-    where, _, said = message.partition(": ")
-    asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", said)
+    """Shorten ``Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ...``, which
+    says it three times."""
+    where, _, reason = message.partition(": ")
+    asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", reason)
     return where.removeprefix("Out of memory ") + (f", {asked[0].lower()}" if asked else "")
 
 
@@ -162,9 +162,9 @@ def _of_status(ending: Ending) -> Cause:
         return Cause(name="host out of memory" if is_low else "killed", why=f"signal {number}{left}")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
     for line in reversed(ending.log_tail.splitlines()):
-        said = _named_in(line)
-        if said is not None:
-            return Cause(name=said, why=f"{how}, after {line.strip()!r}")
+        name = _named_in(line)
+        if name is not None:
+            return Cause(name=name, why=f"{how}, after {line.strip()!r}")
     return Cause(name="crashed" if number in _CRASHES else "ended", why=how)
 
 

@@ -87,7 +87,7 @@ def move_aside(output_dir: str) -> pathlib.Path | None:
 
 
 def check_folder(output_dir: str, *, resuming: bool) -> None:
-    """What :func:`prepare_folder` would refuse, as far as it can be told without making anything.
+    """Refuse what :func:`prepare_folder` would, as far as it can be told without making anything.
 
     Raises:
         OutputFolderError: the nearest folder that exists cannot be written, or a run is in it already.
@@ -241,7 +241,7 @@ def _end_after_step(child: Child, log: pathlib.Path, progress: _Progress) -> Eve
 
 
 def _until_it_ends(child: Child) -> Iterator[Event]:
-    """What a child says that is asked to end, again and again: one asking may be lost.
+    """Ask a child to end, again and again, since one asking may be lost; gives the events that it sends meanwhile.
 
     Interrupts are ignored in whatever a shell starts with ``&``, and so in the child until it has imported what it
     needs; and what is raised in an object's ``__del__`` goes nowhere.

@@ -17,7 +17,7 @@ HOST = "host memory"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sign:
-    """What a library says when it could not have memory; all ``words`` stand in its text, whatever their case."""
+    """A library's message when it could not have memory; all ``words`` stand in its text, whatever their case."""
 
     kind: str
     words: tuple[str, ...]
@@ -77,7 +77,7 @@ whatever else the text names, no memory that is freed will help. Words: ``cudaGe
 
 
 def kind_of_text(text: str) -> str | None:
-    """Whose memory ran out, by what a library said; None where it said something else.
+    """Name whose memory ran out, by what a library said; None where it said something else.
 
     >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     'cuBLAS workspace'
@@ -89,7 +89,7 @@ def kind_of_text(text: str) -> str | None:
 
 
 def kind_of(error: BaseException) -> str | None:
-    """Whose memory ran out; None for every other error, a lost CUDA context among them."""
+    """Name whose memory ran out; None for every other error, a lost CUDA context among them."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):

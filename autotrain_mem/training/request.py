@@ -24,7 +24,7 @@ def interrupted_before_training() -> InterruptedByUser:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the parent asks for, in one line of JSON."""
+    """The parent's request, one line of JSON."""
 
     task: Task
     job: Job

@@ -54,9 +54,9 @@ class Change:
 
 
 class Ways(Protocol):
-    """What the supervisor cannot do itself."""
+    """Does for the supervisor what it cannot do itself."""
 
-    def train(self, stint: Stint, hear: Callable[[Event], None]) -> Event | Ending:
+    def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
         """Run a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
@@ -83,7 +83,7 @@ def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Ev
     stint, spent, before = first, 0, ("", 0)
     learning = _Learning(on_event, first.learned)
     while True:
-        ended = ways.train(stint, learning.hear)
+        ended = ways.train(stint, learning.follow)
         if not isinstance(ended, Ending):
             return ended
         cause, newest = cause_of(ended), None
@@ -109,7 +109,7 @@ class _Learning:
         self._on_event = on_event
         self.learned = learned
 
-    def hear(self, event: Event) -> None:
+    def follow(self, event: Event) -> None:
         if event["event"] == "incident":
             self.learned = codec.from_json(Learned, event["learned"])
         self._on_event(event)
@@ -178,7 +178,7 @@ def _restart(stint: Stint, cause: Cause, ending: Ending, change: Change | None) 
 
 
 def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
-    """What is the user's to mend needs no word of ours but where to go on from."""
+    """Add to an error why no other process follows; what is the user's to mend only learns where to go on from."""
     why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
     error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
     return error

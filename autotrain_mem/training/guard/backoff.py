@@ -1,10 +1,10 @@
-"""How much is done at once: less after the device was full, more again after a while."""
+"""Limits how much is done at once: less after the device was full, more again after a while."""
 
 from __future__ import annotations
 
 
 class Limit:
-    """Of tokens or of rows; deterministic, so that a run that is repeated splits in the same places.
+    """Limits tokens or rows; deterministic, so that a run that is repeated splits in the same places.
 
     >>> limit = Limit(None, grow_after=2)
     >>> limit.failed(1000), limit.parts(1000, units=8)
@@ -32,22 +32,22 @@ class Limit:
             self.most = most if self.most is None else min(self.most, most)
 
     def exceeded_by(self, amount: int) -> bool:
-        """Whether it is too much at once."""
+        """Whether this amount is too much at once."""
         return self.most is not None and amount > self.most
 
     def parts(self, amount: int, units: int) -> int:
-        """Into how many parts to cut something beforehand that can be cut into ``units`` at most."""
+        """Count the parts into which to cut something beforehand that can be cut into ``units`` at most."""
         if self.most is None or amount <= self.most:
             return 1
         self._wanted = max(self._wanted, amount)
         return max(1, min(units, -(-amount // self.most)))
 
     def fitted(self, amount: int) -> None:
-        """So much went through at once."""
+        """Note that so much went through at once."""
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """So much was too much: half of it is allowed, or what went through before."""
+        """Note that so much was too much: half of it is allowed, or what went through before."""
         if self._fitted >= amount:
             self._fitted = 0  # the device has less to give than it had
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
@@ -58,7 +58,7 @@ class Limit:
             self._grown = False
 
     def step_ended(self) -> None:
-        """An optimizer step is done."""
+        """Count an optimizer step that is done."""
         if self.most is None:
             return
         self._clean += 1

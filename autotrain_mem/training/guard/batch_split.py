@@ -45,12 +45,12 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """Of the first dimension: two for each pair."""
+        """Size of the first dimension: two for each pair."""
         return int(self._ids[0].shape[0]) if self._ids else 1
 
     @property
     def units(self) -> int:
-        """Into how many parts it can be cut at most: 1 where rows cannot be told apart.
+        """The most parts that it can be cut into: 1 where rows cannot be told apart.
 
         So it is with images, and where several sequences lie in one row (packing, padding-free).
         """
@@ -60,7 +60,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """With padding."""
+        """All tokens, with padding."""
         return sum(ids.numel() for ids in self._ids)
 
     @property
@@ -68,13 +68,13 @@ class Piece:
         return [self.inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if name in self.inputs]
 
     def _is_cut(self, value: Any) -> bool:
-        """Whether cutting knows what to do with it."""
+        """Whether this value can be cut, or belongs to all parts."""
         lengths = (self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (self.rows,)
         size = _length(value)
         return size is None or size in lengths
 
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
-        """Into parts of as equal a size as possible.
+        """Cut it into parts of as equal a size as possible.
 
         Args:
             trim: Leave out the columns in which a part has nothing but padding.
@@ -101,7 +101,7 @@ class Piece:
 
 
 def _length(value: Any) -> int | None:
-    """Of the first dimension; None for what belongs to the batch as a whole."""
+    """Length of the first dimension; None for what belongs to the batch as a whole."""
     import torch
 
     if isinstance(value, torch.Tensor):

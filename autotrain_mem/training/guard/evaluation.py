@@ -1,4 +1,4 @@
-"""An evaluation step that runs out of memory is repeated on parts of its batch: the same loss, the same predictions."""
+"""Repeats an evaluation step that ran out of memory on parts of its batch: the same loss, the same predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotrain_mem.training.out_of_memory import Full, attempt
 
 
 class Prediction(NamedTuple):
-    """What ``Trainer.prediction_step`` gives."""
+    """The result of ``Trainer.prediction_step``."""
 
     loss: Any
     logits: Any

@@ -1,4 +1,4 @@
-"""Generating and judging that run out of memory: repeated whole, then in parts.
+"""Repeats generating and judging that ran out of memory: whole, then in parts.
 
 For GRPO and RLOO, in training and in evaluation. What vLLM or transformers' continuous batching generate lies outside
 of this: both keep a pool of their own.
@@ -64,7 +64,7 @@ class Generation:
         return _as_long_as_all(answers, self._pad_id(kwargs))
 
     def _pad_id(self, kwargs: dict[str, Any]) -> int:
-        """What ``generate`` itself fills up with."""
+        """The id that ``generate`` itself fills up with."""
         chosen = kwargs.get("generation_config") or self._policy.generation_config
         for value in (kwargs.get("pad_token_id"), chosen.pad_token_id, chosen.eos_token_id):
             if value is not None:
@@ -73,7 +73,7 @@ class Generation:
 
 
 def _rows(kwargs: dict[str, Any]) -> int | None:
-    """Of the prompts; None where they come otherwise than TRL's or with images."""
+    """Count the prompts; None where they come otherwise than TRL's or with images."""
     ids = kwargs.get("input_ids")
     return None if ids is None or "pixel_values" in kwargs else int(ids.shape[0])
 

@@ -1,4 +1,4 @@
-"""Which parameters got their gradient before a backward pass ended in an error: no copy of any gradient is made.
+"""Knows which parameters got their gradient before a backward pass ended in an error; no gradient is copied.
 
 Autograd adds to a parameter's ``.grad`` once per backward pass, when all that flows into it is summed
 (``torch/csrc/autograd/functions/accumulate_grad.h``), and then runs its post-accumulate hooks. A parameter whose hook
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Gradients:
-    """Of the parameters of one model."""
+    """Follows the gradients of one model's parameters."""
 
     def __init__(self) -> None:
         self._hooks: dict[int, Any] = {}
@@ -23,7 +23,7 @@ class Gradients:
         self._repeated = False
 
     def follow(self, model: Any) -> None:
-        """From now on, whose gradient is there is known."""
+        """Begin to note which parameters of a model got their gradient."""
         if model is self._model:
             return
         self._model = model
@@ -44,12 +44,12 @@ class Gradients:
         self._done[id(parameter)] = parameter
 
     def begin(self) -> None:
-        """A try begins."""
+        """Begin a try: no gradient is there yet."""
         self._done = {}
         self.keep()
 
     def keep(self) -> None:
-        """Those that get nothing more get nothing more, whoever changed that.
+        """Freeze again what gets no gradient inside :meth:`kept`, whoever changed that.
 
         PEFT lets all of an adapter's weights require gradients when it is switched on again, as DPO does after each
         forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``).
@@ -58,12 +58,12 @@ class Gradients:
             parameter.requires_grad_(False)
 
     def done(self) -> list[Any]:
-        """Parameters that got their gradient since it began."""
+        """Parameters that got their gradient since the try began."""
         return list(self._done.values())
 
     @property
     def come_in_parts(self) -> bool:
-        """Some parameter got its gradient in more than one go: then who has all of it cannot be told.
+        """Whether some parameter got its gradient in more than one go: then it is not known which have all of it.
 
         So it is with reentrant checkpointing, which runs a backward pass for each stretch that it recomputes.
         """

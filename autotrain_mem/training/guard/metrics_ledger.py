@@ -1,4 +1,4 @@
-"""What a trainer counts and logs per call, counted once for a micro-batch that took several calls."""
+"""Restores a trainer's counters and merges its metrics where one micro-batch took several calls."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BasisOf = Callable[[str], Basis]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What one call logged, and the part of the micro-batch that it was given."""
+    """The numbers that one call logged, and the part of the micro-batch that it was given."""
 
     piece: Piece
     numbers: Numbers
 
 
 class MetricsLedger:
-    """Of one micro-batch, from its first call to its last.
+    """Keeps counters and metrics of one micro-batch, from its first call to its last.
 
     Args:
         mode: ``train`` or ``eval``: under which of the two the trainer logs.
@@ -48,19 +48,19 @@ class MetricsLedger:
         self._all: Any = metrics[mode] if isinstance(metrics, dict) and mode in metrics else None
 
     def begin(self) -> None:
-        """A call begins. All the calls of one micro-batch are the same step of the trainer."""
+        """Begin a call. All the calls of one micro-batch are the same step of the trainer."""
         self._before = {name: getattr(self._trainer, name) for name in COUNTED if hasattr(self._trainer, name)}
         if self._all is not None:
             self._trainer._metrics[self._mode] = defaultdict(list)
 
     def undo(self) -> None:
-        """The call failed: what it counted and logged never was."""
+        """Forget what a call that failed counted and logged."""
         for name, value in self._before.items():
             setattr(self._trainer, name, value)
         self.close()
 
     def keep(self, piece: Piece, *, is_last: bool) -> None:
-        """The call went through."""
+        """Keep what a call that went through logged for its part."""
         if self._all is not None:
             self._entries.append(Entry(piece=piece, numbers=dict(self._trainer._metrics[self._mode])))
         if not is_last and "_step" in self._before:
@@ -68,7 +68,7 @@ class MetricsLedger:
         self.close()
 
     def close(self) -> None:
-        """The trainer logs where it always does."""
+        """Let the trainer log where it always does."""
         if self._all is not None:
             self._trainer._metrics[self._mode] = self._all
 
@@ -82,7 +82,7 @@ class MetricsLedger:
 
 
 def merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
-    """One number of each name, as the whole micro-batch would have logged it; one call's stay as they are."""
+    """Merge each name's numbers into what the whole micro-batch would have logged; one call's stay as they are."""
     if len(entries) < 2:
         return entries[0].numbers if entries else {}
     names = dict.fromkeys(name for entry in entries for name in entry.numbers)

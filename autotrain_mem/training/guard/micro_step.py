@@ -1,4 +1,4 @@
-"""A micro-step that runs out of memory is repeated on parts of its batch, inside the same optimizer step.
+"""Repeats a micro-step that ran out of memory on parts of its batch, inside the same optimizer step.
 
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
@@ -89,7 +89,7 @@ class MicroSteps:
 
     @contextmanager
     def prepared(self, weight: float = 1.0) -> Iterator[None]:
-        """Inside, inputs are prepared already, and the loss counts with this weight."""
+        """Take inputs as prepared already, and let the loss count with this weight."""
         self._prepared, self._weight = True, weight
         try:
             yield
@@ -97,7 +97,7 @@ class MicroSteps:
             self._prepared, self._weight = False, 1.0
 
     def forget_offloaded(self) -> None:
-        """The trainer's own offloading lets go of what a failed backward pass left: it does so when it is entered."""
+        """Have the trainer's own offloading let go of what a failed backward left: it does so when it is entered."""
         with getattr(self._trainer, "maybe_activation_offload_context", nullcontext()):
             pass
 
@@ -123,7 +123,7 @@ def activations_on_host(model: Any) -> AbstractContextManager[Any]:
 
 
 class _Run:
-    """One micro-batch until all of it is through."""
+    """Trains on one micro-batch until all of it is through."""
 
     def __init__(self, steps: MicroSteps, model: Any, whole: Piece, num_items: Any, rule: Rule) -> None:
         self._steps = steps

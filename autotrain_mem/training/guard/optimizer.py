@@ -1,4 +1,4 @@
-"""Clipping and the optimizer's step: repeated where the first try changed nothing, and else not.
+"""Repeats clipping and the optimizer's step where the first try changed nothing, and else not.
 
 A tensor that an operator writes counts its versions (``torch/csrc/autograd/VariableTypeUtils.h: increment_version``),
 which tells whether a try that ran out of memory had begun to write.
@@ -37,7 +37,7 @@ class OptimizerSteps:
         self._own_step: Any = None
 
     def follow(self, optimizer: Any) -> None:
-        """From now on, a step of this optimizer that runs out of memory is repeated. Accelerate has wrapped it."""
+        """Repeat a step of this optimizer, which accelerate has wrapped, when it runs out of memory."""
         if optimizer is self._followed or optimizer is None:
             return
         self._followed = optimizer
@@ -107,7 +107,7 @@ class OptimizerSteps:
         return value
 
     def _make_state(self, optimizer: Any) -> None:
-        """All of Adam's state before its first step, which else makes one group's and updates it before the next's."""
+        """Make all of Adam's state before its first step, which else makes and updates one group's after the other."""
         if not _makes_state_apart(optimizer):
             return
         outcome = attempt(lambda: _init_all(optimizer))
@@ -137,7 +137,7 @@ def _init_all(optimizer: Any) -> None:
 
 
 def _without_foreach(optimizer: Any) -> bool:
-    """From now on parameters are updated one by one: their temporaries never lie side by side. The same numbers."""
+    """Update parameters one by one from now on: their temporaries never lie side by side. The same numbers."""
     changed = False
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is not False and not group.get("fused"):
@@ -148,7 +148,7 @@ def _without_foreach(optimizer: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Untouched:
-    """What an optimizer's step would write, before it.
+    """Remembers what an optimizer's step would write, as it was before.
 
     Versions tell of operators that write one tensor, and of ``_foreach_*_`` in torch 2.13. ``_fused_adamw_`` counts
     none up, but the steps in the state are counted by ``_foreach_add_`` before it (``torch/optim/adam.py:
@@ -178,7 +178,7 @@ class _Untouched:
         return all(_is_new(state) if known is None else _numbers(state) == known for known, state in states)
 
     def take_back_new_state(self, optimizer: Any) -> None:
-        """State that the try began to make is as if it never was."""
+        """Remove state that the try began to make."""
         for parameter in [parameter for parameter in optimizer.state if id(parameter) not in self.states]:
             del optimizer.state[parameter]
 

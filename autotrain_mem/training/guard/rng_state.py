@@ -1,4 +1,4 @@
-"""The state of torch's random numbers, so that a repetition draws what the first try drew."""
+"""Saves and restores torch's random state, so that a repetition draws what the first try drew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RngState:
-    """Of the CPU's generator and of the current device's, where CUDA is in use."""
+    """Holds the state of the CPU's generator, and of the current device's where CUDA is in use."""
 
     cpu: Any
     device: Any
@@ -21,7 +21,7 @@ class RngState:
         return cls(cpu=torch.get_rng_state(), device=device)
 
     def restore(self) -> None:
-        """What is drawn next is what was drawn from here on before."""
+        """Go back: what is drawn next is what was drawn from here on before."""
         import torch
 
         torch.set_rng_state(self.cpu)

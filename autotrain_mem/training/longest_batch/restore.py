@@ -34,7 +34,7 @@ Undo = Callable[[], None]
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Afterwards everything is as before: gradients, random states, counters and metrics, buffers of all models.
+    """Put everything back afterwards: gradients, random states, counters and metrics, buffers of all models.
 
     Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
     ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,
@@ -60,16 +60,17 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
-    """All of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
+    """List all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
     names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model")
-    found = [getattr(trainer, name, None) for name in names]
-    found += getattr(trainer, "reward_funcs", None) or ()
-    unique = {id(model): model for model in found if isinstance(model, torch.nn.Module)}
+    candidates = [getattr(trainer, name, None) for name in names]
+    candidates += getattr(trainer, "reward_funcs", None) or ()
+    unique = {id(model): model for model in candidates if isinstance(model, torch.nn.Module)}
     return list(unique.values())
 
 
 def _random_states() -> Undo:
-    """Of Python, numpy (where it was imported: nobody else can have drawn from it), torch, and every CUDA device."""
+    """Restore the random states of Python, numpy (where it was imported: nobody else can have drawn from it), torch,
+    and every CUDA device."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -87,7 +88,7 @@ def _random_states() -> Undo:
 
 
 def _attributes(kept: Any) -> Undo:
-    """What names stand for in an object, and the contents of those that a step adds to."""
+    """Restore what names stand for in an object, and the contents of those that a step adds to."""
     held = vars(kept)
     before = dict(held)
     for name in _KEPT_BY_VALUE:
@@ -110,7 +111,7 @@ def _mapping(held: Any) -> Undo:
 
 
 def _numbers(module: torch.nn.Module) -> Undo:
-    """Counters and switches, such as the longest row that a rotary embedding has met."""
+    """Restore counters and switches, such as the longest row that a rotary embedding has met."""
     before = {name: value for name, value in vars(module).items() if isinstance(value, _NUMBERS)}
 
     def back() -> None:
@@ -122,7 +123,7 @@ def _numbers(module: torch.nn.Module) -> Undo:
 
 
 def _buffers(module: torch.nn.Module) -> Undo:
-    """Statistics of a batch norm, frequencies of a rotary embedding that grows: replaced or written in place."""
+    """Restore buffers, replaced or written in place: statistics of a batch norm, a rotary embedding that grows."""
     before = dict(module._buffers)
     with torch.no_grad(), _disable_current_modes():  # a simulated card keeps no account of the host
         copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}

@@ -13,7 +13,7 @@ OnError = Callable[[BaseException], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestBatch:
-    """What was run before the first step, or why nothing was."""
+    """The result of running the longest rows before the first step, or why they were not run."""
 
     rows: int = 0
     longest_tokens: int = 0

@@ -123,13 +123,13 @@ def _rows(trainer: Any) -> _Rows:
 
 
 def _fetched(trainer: Any, numbers: list[int]) -> list[Any]:
-    """As ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the columns that the dataloader has."""
+    """Fetch rows as ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the dataloader's columns."""
     dataset = trainer._remove_unused_columns(trainer.train_dataset, description="training")
     return list(dataset.__getitems__(numbers))
 
 
 def _online_rows(trainer: Any) -> _Rows:
-    """What one process gets of a generation: each prompt as often as it is answered, side by side, as
+    """Give what one process gets of a generation: each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
     group, args = trainer.num_generations, trainer.args
     wanted = args.generation_batch_size // group
@@ -152,7 +152,7 @@ def _longest_prompts(trainer: Any, count: int) -> tuple[list[int], int]:
 
 
 def _characters(prompt: Any) -> int:
-    """Of a text, or of all messages of a conversation, whose content may come in blocks."""
+    """Count the characters of a text, or of all messages of a conversation, whose content may come in blocks."""
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, dict):
@@ -165,7 +165,7 @@ def _characters(prompt: Any) -> int:
 
 @contextmanager
 def _quiet(trainer: Any) -> Iterator[None]:
-    """No tracker hears how long parts of it took (``trl/extras/profiling.py: profiling_context``)."""
+    """Keep from trackers how long parts of it took (``trl/extras/profiling.py: profiling_context``)."""
     args = trainer.args
     before, args.report_to = args.report_to, []
     try:
@@ -176,7 +176,7 @@ def _quiet(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
-    """Completions of full length, judged by numbers that differ within a group in place of the user's functions."""
+    """Sample completions of full length, judged by numbers that differ within a group, not by the user's functions."""
     if not _is_online(trainer):
         yield
         return

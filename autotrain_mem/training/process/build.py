@@ -36,7 +36,7 @@ SMALLER = "Run autofit without the flags that you pinned, or with more --headroo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Where a run computes."""
+    """The device on which a run computes, real or simulated."""
 
     hardware: Hardware
     simulated: SimulatedGpu | None
@@ -46,7 +46,7 @@ class Device:
     """None on a plain CPU, where nothing measures."""
 
     def read(self) -> MemoryReading | None:
-        """What the device's allocator says of itself."""
+        """Read the device's allocator; None where nothing measures."""
         return None if self.peaks is None else self.peaks.reading()
 
     def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
@@ -66,7 +66,7 @@ class Device:
 
     @property
     def placed(self) -> Placing:
-        """What TRL's arguments must say beside the job's, for this device."""
+        """The function that adds to TRL's arguments what this device needs beside the job's."""
         if self.simulated is not None:
             return on_cpu
         return on_host if self.hardware.origin == "cpu" else dict
@@ -74,7 +74,7 @@ class Device:
 
 @contextlib.contextmanager
 def device_of(request: Request) -> Iterator[Device]:
-    """Inside, a trainer may be built and trained; where the card is simulated, CPU tensors are treated as its own."""
+    """Have a trainer built and trained inside; where the card is simulated, CPU tensors are treated as its own."""
     if not request.simulate:
         yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
         return
@@ -101,7 +101,7 @@ def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:
 
 
 def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
-    """The trainer exactly as TRL's script builds it, with the plan's knobs in its config.
+    """Build the trainer exactly as TRL's script does, with the plan's knobs in its config.
 
     Args:
         changes: Arguments that this run needs otherwise than the job says.
@@ -130,6 +130,6 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
 
 
 def _allocator_settings(job: Job, knobs: Knobs) -> AllocatorSettings:
-    """What the training process of a real card would be given."""
+    """Settings that the training process of a real card would be given."""
     settings = settings_of({**os.environ, **job.environment})
     return replace(settings, expandable_segments=knobs.expandable_segments)

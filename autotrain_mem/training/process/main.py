@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _failure(error: Exception, output_dir: str) -> AutofitError:
-    """What an exception of the libraries means to the user."""
+    """Turn an exception of the libraries into what it means to the user."""
     if isinstance(error, AutofitError):
         return error
     from autotrain_mem.training.process.checkpointing import is_full_disk

@@ -65,8 +65,8 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
 
 
 def phase_of(error: BaseException) -> Phase | None:
-    """Where in the run an error was raised, by the functions that it passed through, or the error that led to it; None
-    where none is known."""
+    """Find the phase in which an error was raised, by the functions that it passed through, or the error that led to
+    it; None where none is known."""
     names = set(_functions(error.__traceback__))
     phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
     before = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""The most that each phase of a run takes of a device, real or simulated, measured at the borders between phases."""
+"""Measures the most that each phase of a run takes of a device, real or simulated, at the borders between phases."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from autotrain_mem.training.out_of_memory import is_out_of_memory
 
 
 class PhasePeaks:
-    """Reads the allocator's peaks as a phase ends, and begins them anew for the next.
+    """Reads the allocator's peaks as a phase ends, and resets them for the next.
 
     It is a ``rehearsal.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
 
     Args:
         read: What the device's allocator says of itself.
-        begin_anew: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
+        reset: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
     """
 
-    def __init__(self, read: Callable[[], MemoryReading], begin_anew: Callable[[], None]) -> None:
-        self._read, self._begin_anew = read, begin_anew
+    def __init__(self, read: Callable[[], MemoryReading], reset: Callable[[], None]) -> None:
+        self._read, self._reset = read, reset
         self._peaks: dict[Phase, PhasePeak] = {}
         self.phase = Phase.LOAD
 
     def enter_phase(self, phase: Phase) -> None:
-        """Everything from here on belongs to ``phase``, unless the device was full: then it ends where it was.
+        """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
 
         Whoever is within a phase leaves it on the way of an exception, too (``rehearsal.phases: _within``).
         """
@@ -48,12 +48,12 @@ class PhasePeaks:
         recorder.enter_phase = entered
 
     def peaks(self) -> Mapping[Phase, PhasePeak]:
-        """Of all phases that were reached, in the order in which they were."""
+        """Peaks of all phases that were reached, in that order."""
         self._end_phase()
         return dict(self._peaks)
 
     def reading(self) -> MemoryReading:
-        """What is taken now, with the peaks of the whole run."""
+        """Read what is taken now, with the peaks of the whole run."""
         peaks, now = self.peaks().values(), self._read()
         return MemoryReading(
             allocated_bytes=now.allocated_bytes,
@@ -69,7 +69,7 @@ class PhasePeaks:
             allocated_bytes=max(before.allocated_bytes, now.peak_allocated_bytes),
             reserved_bytes=max(before.reserved_bytes, now.peak_reserved_bytes),
         )
-        self._begin_anew()
+        self._reset()
 
     # -- what a recorder hears beside, and this ignores --------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def probe(request: Request, send: SendEvent) -> dict[str, Any]:
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
-    """What a probe's arguments say otherwise than the job's: the steps of a rehearsal, and no word to the outside."""
+    """List the arguments in which a probe differs from the job: a rehearsal's steps, and no word to the outside."""
     saves = str(job.arguments.get("save_strategy", "steps")) != "no"
     return {
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
@@ -88,7 +88,7 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
 
 
 def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbeProgress) -> None:
-    """From the first weight to the last file."""
+    """Do all of a probe, from the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
@@ -105,7 +105,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """What NVML says that this process holds, less what torch reserved; else what is gone of what was free before.
+    """Read what NVML says that this process holds, less what torch reserved; else what is gone of what was free before.
 
     The second is wrong where another process came or went meanwhile, and so must be plausible.
     """
@@ -123,7 +123,7 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
 
 
 def _refusal(error: Exception) -> str:
-    """The first line of what a full device was told with; empty for every other error."""
+    """The first line of the error that told of a full device; empty for every other error."""
     cause = error.__cause__ if isinstance(error, GpuOutOfMemoryError) and error.__cause__ else error
     if not isinstance(error, GpuOutOfMemoryError) and not is_out_of_memory(error):
         return ""
@@ -131,7 +131,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _complete_to_the_end(trainer: Any, tokens: int) -> None:
-    """GRPO and RLOO: no completion ends before its full length. PPO's do not by themselves.
+    """Let no completion of GRPO and RLOO end before its full length. PPO's do not by themselves.
 
     With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
     """

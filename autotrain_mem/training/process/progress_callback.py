@@ -30,7 +30,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.rewards: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here on an interrupt waits for the end of the step, so that no file is left half written."""
+        """Let an interrupt wait for the end of the step from here on, so that no file is left half written."""
         signal.signal(signal.SIGINT, self._interrupt)
         signal.signal(signal.SIGTERM, self._interrupt)
         self._send({"event": "start", "step": state.global_step, "total_steps": state.max_steps})

@@ -93,7 +93,7 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """What there was to see when the error came. Of the longest rows it was noted then: since, all was put back.
+        """Report the device as it was when the error came; of the longest rows that was noted before all was put back.
 
         None where it could not be read, which is no reason to lose the error itself: it decides what comes next.
         """

@@ -113,7 +113,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """What comes before the next event is no training."""
+        """Mark the end of a step: what comes before the next event is no training."""
         self._clock.mark()
 
     @_harmless
@@ -166,7 +166,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         )
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
-        """As they are logged: sizes in GiB, since people read them; what is not known is left out."""
+        """Give the figures as they are logged: sizes in GiB, since people read them; what is not known is left out."""
         device = sample.device
         if device is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
@@ -245,7 +245,7 @@ class _Seldom:
 
 
 def cuda_reading() -> MemoryReading | None:
-    """Of the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer than
+    """Read the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer than
     the reading; None before there is a context, and where there is no CUDA."""
     if not torch.cuda.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""What a series of memory readings says of a run that is going wrong, before it ends: pure, and said once each.
+"""Diagnoses from a series of memory readings what goes wrong in a run, before it ends; each sign is given once.
 
 A series is judged as it grows: :class:`Lookout` takes one sample per log and keeps the last ``WINDOW`` of them, so that
 a day of samples costs no more per log than the first hour.
@@ -59,7 +59,7 @@ SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What was seen at one log."""
+    """The readings at one log."""
 
     step: int
     seconds: float
@@ -78,7 +78,7 @@ class Sample:
 
     @property
     def slack_bytes(self) -> int:
-        """Of the peak reserved, what the peak allocated does not fill; 0 where nothing measures."""
+        """The part of the peak reserved that the peak allocated does not fill; 0 where nothing measures."""
         return 0 if self.device is None else self.device.peak_reserved_bytes - self.device.peak_allocated_bytes
 
     @property
@@ -137,8 +137,8 @@ class Lookout:
         """Take the next sample; returns what has to be said now."""
         self._samples.append(sample)
         self._stairs.climb(sample)
-        found = (self._staircase(), self._retries(), self._leak(), self._host(), self._spill())
-        return tuple(sign for sign in found if sign is not None and self._is_news(sign))
+        signs = (self._staircase(), self._retries(), self._leak(), self._host(), self._spill())
+        return tuple(sign for sign in signs if sign is not None and self._is_news(sign))
 
     def _is_news(self, sign: Sign) -> bool:
         """Whether it was not said before, or is much worse now; from here on it was said."""
@@ -203,7 +203,7 @@ class Lookout:
         )
 
     def _leak(self) -> Sign | None:
-        """What is left after a step must not depend on how many steps there were; longer rows may leave more."""
+        """Find memory held after a step that grows with the number of steps; longer rows may leave more."""
         devices = [sample.device for sample in self._samples if sample.device is not None]
         if len(devices) < WINDOW:
             return None

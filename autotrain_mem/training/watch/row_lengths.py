@@ -1,4 +1,4 @@
-"""How long the rows are that a model trains on, seen at its embedding: the one place where all of them pass."""
+"""Measures how long the rows are that a model trains on, at its embedding: the one place where all of them pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """What a model was trained on in some time."""
+    """The batches that a model was trained on in some time."""
 
     rows: int
     tokens: int
@@ -32,7 +32,7 @@ class Rows:
         self._rows = self._tokens = self._all_tokens = 0
 
     def follow(self, model: torch.nn.Module) -> None:
-        """From now on; a model that was followed before is left first."""
+        """Look at this model from now on; one that was followed before is left first."""
         self.leave()
         module = embedding_of(model)
         if module is not None:
@@ -45,7 +45,7 @@ class Rows:
         self._hooks = []
 
     def take(self) -> Batches | None:
-        """What came since this was last asked; None for nothing."""
+        """Give what came since the last call; None for nothing."""
         if not self._all_tokens:
             return None
         batches = Batches(rows=self._rows, tokens=self._tokens, all_tokens=self._all_tokens)
@@ -66,7 +66,7 @@ class Rows:
 
 
 def embedding_of(model: Any) -> torch.nn.Module | None:
-    """Of the model that is trained; None for one that does not read tokens.
+    """Find the embedding of the model that is trained; None for one that does not read tokens.
 
     PPO's stands beside its value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``).
     """

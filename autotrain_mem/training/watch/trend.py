@@ -1,4 +1,4 @@
-"""Whether a noisy series rises: what tells a leak from long rows, and host memory that ends from a busy minute."""
+"""Tells whether a noisy series rises: a leak from long rows, and host memory that ends from a busy minute."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 
 
 class _Cut(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Outputs that know nothing of their model; their gradients are put into ``caught``.
+    """Detaches outputs from their model; their gradients are put into ``caught``.
 
     They are marked as changed in place, which makes them neither leaves nor views: TRL divides its logits in place.
     """

@@ -36,7 +36,7 @@ HALF_PRECISION = "the loss of logits in half precision keeps no graph of its own
 
 @dataclass(slots=True, weakref_slot=True)
 class _Output:
-    """What TRL's loop sees of the policy's output."""
+    """The policy's output as TRL's loop sees it."""
 
     logits: torch.Tensor
     whole: Any
@@ -159,7 +159,7 @@ class MicroBatches:
             self._context.give_up(Phase.BACKWARD, full, AT_ONCE if micro.is_repeatable else HALF_PRECISION)
 
     def _without_graph(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
-        """What did not fit beside the graph is tried without it; the next micro-batches are done in parts at once."""
+        """Drop the graph beside which something did not fit; the next micro-batches are done in parts at once."""
         had_graph = micro.outputs is not None
         self._let_go(micro)
         if had_graph and len(micro.rows) > 1:
