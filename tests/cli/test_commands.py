@@ -46,20 +46,6 @@ def test_a_plan_is_one_object_on_stdout_and_its_rehearsals_are_told_on_stderr(au
     assert 0 < found["data"]["truncated_tokens_fraction"] < 1
 
 
-def test_plan_only_is_plan(autofit: Autofit) -> None:
-    planned = json.loads(autofit(*PLAN, *ONE_REHEARSAL).out)
-    plan_only = json.loads(autofit("sft", *PLAN[2:], *ONE_REHEARSAL, "--plan_only").out)
-    assert planned["knobs"] == plan_only["knobs"]
-    assert planned["estimate"]["peak_allocated_bytes"] == plan_only["estimate"]["peak_allocated_bytes"]
-
-
-def test_evaluation_is_a_phase_of_its_own(autofit: Autofit) -> None:
-    without = json.loads(autofit(*ESTIMATE).out)["phases"]
-    with_evaluation = json.loads(autofit(*ESTIMATE, "--eval_strategy", "steps", "--eval_steps", "5").out)["phases"]
-    (added,) = {phase["phase"] for phase in with_evaluation} - {phase["phase"] for phase in without}
-    assert added == "evaluate"
-
-
 @pytest.mark.parametrize("data", ["data.jsonl", "data.json", "splits", "text.jsonl"])
 def test_data_of_every_kind_are_planned_for(data: str, autofit: Autofit) -> None:
     ran = autofit(*shlex.split("plan sft --model tiny --gpu 300MiB --json --dataset"), data, *ONE_REHEARSAL)

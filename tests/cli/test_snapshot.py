@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import runpy
 import sys
@@ -77,13 +76,6 @@ def test_a_run_that_does_not_fit_has_its_refusals_in_the_history(autofit: Autofi
     assert ran.code == 0
     assert "The run does not fit: after each oom the history goes on" in ran.err
     assert "raise OutOfMemoryError" in _memory_viz.trace(read(path))
-
-
-def test_without_the_flag_nothing_is_written_or_said(autofit: Autofit, files: Path) -> None:
-    before = sorted(os.listdir(files))
-    ran = autofit(*ESTIMATE)
-    assert "history" not in ran.out + ran.err
-    assert sorted(os.listdir(files)) == before
 
 
 @pytest.mark.parametrize(

@@ -33,20 +33,14 @@ def points_of(ran: Ran) -> list[dict[str, Any]]:
 
 
 def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None:
-    axes = ("--sweep", "max_length=64", "--sweep", "per_device_train_batch_size=1,4")
-    points = points_of(autofit(*TINY, *axes, "--json"))
-    assert points[0]["swept"] == {"max_length": 64, "per_device_train_batch_size": 1}
-    alone = json.loads(autofit(*TINY, "--max_length", "64", "--per_device_train_batch_size", "4", "--json").out)
-    found = points[1]["estimate"]
+    axes = ("--sweep", "gpu=20MiB,300MiB", "--sweep", "per_device_train_batch_size=1,4")
+    points = points_of(autofit("estimate", "sft", "--model", "tiny", "--max_length", "4", *axes, "--json"))
+    assert points[0]["swept"] == {"gpu": "20MiB", "per_device_train_batch_size": 1}
+    assert {point["estimate"]["knobs"]["gradient_accumulation_steps"] for point in points} == {1}
+    alone = json.loads(autofit(*TINY, "--max_length", "4", "--per_device_train_batch_size", "4", "--json").out)
+    found = points[-1]["estimate"]
     del alone["rehearsal_seconds"], found["rehearsal_seconds"]
     assert found == alone
-
-
-def test_rows_are_swept_with_trls_accumulation_and_lengths_as_short_as_4(autofit: Autofit) -> None:
-    ran = autofit(*TINY, "--sweep", "max_length=4", "--sweep", "per_device_train_batch_size=1,2", "--json")
-    knobs = [point["estimate"]["knobs"] for point in points_of(ran)]
-    assert [each["gradient_accumulation_steps"] for each in knobs] == [1, 1]
-    assert [each["max_length"] for each in knobs] == [4, 4]
 
 
 def test_csv_has_the_same_columns_with_and_without_a_sweep(autofit: Autofit) -> None:
@@ -72,12 +66,6 @@ def test_rows_that_make_no_whole_groups_are_refused_alone(autofit: Autofit) -> N
     assert "3" in three["refused"]
     assert three["required_bytes"] == ""
     assert int(four["required_bytes"]) > 0
-
-
-def test_our_own_flags_are_swept_too(autofit: Autofit) -> None:
-    line = "estimate sft --model tiny --max_length 16 --json --sweep gpu=300MiB,rtx3060"
-    points = points_of(autofit(*shlex.split(line)))
-    assert [point["estimate"]["gpu"] for point in points] == ["300MiB", "rtx3060"]
 
 
 def test_a_value_of_several_words_is_one_setting(autofit: Autofit) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -39,6 +39,19 @@ def _command(*argv: str) -> list[str]:
     one_core += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     start = "from autotrain_mem.cli.main import main; main()"
     return [sys.executable, "-c", one_core + start, *argv]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(files: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A run in processes of its own, and what it prints: it starts while the first tests look at another run."""
+    log = files / "stopped.txt"
+    argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
+    with open(log, "w") as output:
+        process = subprocess.Popen(argv, cwd=files, stdout=output, stderr=output, start_new_session=True)
+    yield process, log
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +96,6 @@ def test_evaluation_ran_and_was_planned_for(finished: Ran, files: Path) -> None:
     assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [20, 40]
 
 
-def test_a_second_run_over_the_first_is_refused(finished: Ran, autofit_once: Autofit, files: Path) -> None:
-    assert finished.code == 0, finished.err
-    before = (files / "finished" / "run.json").read_bytes()
-    again = autofit_once(*TRAIN, *EVALUATED, "--output_dir", "finished")
-    assert again.code == 62
-    assert "already holds a run" in again.err
-    assert (files / "finished" / "run.json").read_bytes() == before
-
-
 def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autofit_once: Autofit) -> None:
     argv = shlex.split("sft --plan finished --simulate --no_probe --max_steps 3 --output_dir followed --json")
     followed = autofit_once(*argv)
@@ -104,40 +108,33 @@ def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autof
     assert {name: told["plan"][name] for name in same} == {name: before[name] for name in same}
 
 
-def test_ctrl_c_ends_after_the_step_and_the_run_can_be_gone_on_with(files: Path, autofit_once: Autofit) -> None:
-    """The whole process group gets the signal, as from a terminal; the second run is one like the others here."""
-    argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
-    code, said = _interrupted(argv, files)
-    assert code == 130, said
-    assert "Traceback" not in said
-    record = json.loads((files / "stopped" / "run.json").read_text())
-    (checkpoint,) = (files / "stopped").glob("checkpoint-*")
+def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(stopped: Path) -> None:
+    record = json.loads((stopped / "run.json").read_text())
+    (checkpoint,) = stopped.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{record['steps']}"
     assert _tensors(checkpoint / "model.safetensors") > 10
-    steps = record["steps"] + 3
-    going_on = ("--output_dir", "stopped", "--resume_from_checkpoint", "--json")
-    resumed = autofit_once(*TRAIN, "--max_steps", str(steps), *going_on)
+
+
+def test_a_run_that_was_stopped_can_be_gone_on_with(stopped: Path, autofit_once: Autofit) -> None:
+    steps = json.loads((stopped / "run.json").read_text())["steps"] + 3
+    going_on = ("--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
+    resumed = autofit_once(*TRAIN, *going_on)
     assert resumed.code == 0, resumed.err
     assert json.loads(resumed.out)["run"]["steps"] == steps
 
 
-def _interrupted(argv: list[str], files: Path) -> tuple[int, str]:
-    """Start, wait for the first step, Ctrl-C; no process that the command started may be left."""
-    log = files / f"{argv[-1]}.txt"
-    with open(log, "w") as said:
-        process = subprocess.Popen(argv, cwd=files, stdout=said, stderr=said, start_new_session=True)
-    try:
-        _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children, log.read_text()
-        os.killpg(process.pid, signal.SIGINT)
-        code = process.wait(60)
-        _wait_until(lambda: not any(map(_is_alive, children)), 20)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return code, log.read_text()
+@pytest.fixture(scope="module")
+def stopped(started: tuple[subprocess.Popen[bytes], Path]) -> Path:
+    """A run that heard Ctrl-C after its first step, as from a terminal: the whole process group gets the signal."""
+    process, log = started
+    _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children, log.read_text()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130, log.read_text()
+    _wait_until(lambda: not any(map(_is_alive, children)), 20)
+    assert "Traceback" not in log.read_text()
+    return log.parent / "stopped"
 
 
 def _is_alive(process: psutil.Process) -> bool:
