@@ -44,6 +44,7 @@ __all__ = [
     "Harm",
     "Incident",
     "Job",
+    "KTOTrainer",
     "Knobs",
     "Learned",
     "Lever",
@@ -78,7 +79,7 @@ __all__ = [
 
 _NAMES = {
     "drop_in.ppo": "PPOTrainer",
-    "drop_in.trainers": "DPOTrainer GRPOTrainer RLOOTrainer RewardTrainer SFTTrainer",
+    "drop_in.trainers": "DPOTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
     "errors": "AutofitError DoesNotFitError UsageError",
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
@@ -97,7 +98,14 @@ _NAMES = {
 
 if TYPE_CHECKING:
     from autotrain_mem.drop_in.ppo import PPOTrainer
-    from autotrain_mem.drop_in.trainers import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer
+    from autotrain_mem.drop_in.trainers import (
+        DPOTrainer,
+        GRPOTrainer,
+        KTOTrainer,
+        RewardTrainer,
+        RLOOTrainer,
+        SFTTrainer,
+    )
     from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
     from autotrain_mem.spec import (
         Candidate,

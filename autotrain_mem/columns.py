@@ -19,9 +19,17 @@ def list_lengths(rows: Any, column: str) -> list[int]:
 
 
 def row_lengths(rows: Any) -> list[int] | None:
-    """Tokens of every row of prepared data; of a pair, those of its longer side with the prompt. None where the columns
-    do not tell."""
+    """Tokens of every row of prepared data; of a pair, those of its longer side with the prompt.
+
+    Where a prompt comes with another row's completion too (KTO), the longer of both counts. None where the columns do
+    not tell.
+    """
     columns = set(rows.column_names)
+    if {"prompt_ids", "completion_ids"} <= columns:
+        completions = list_lengths(rows, "completion_ids")
+        if "KL_completion_ids" in columns:
+            completions = list(map(max, completions, list_lengths(rows, "KL_completion_ids")))
+        return list(map(add, list_lengths(rows, "prompt_ids"), completions))
     if {"chosen_ids", "rejected_ids"} <= columns:
         sides = list(map(max, list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids")))
         return list(map(add, list_lengths(rows, "prompt_ids"), sides)) if "prompt_ids" in columns else sides

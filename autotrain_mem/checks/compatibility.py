@@ -136,7 +136,9 @@ def liger(subject: ModelOnCard) -> Problems:
         return
     reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
     since = job.method_facts.liger_since
-    if since and Version(trl.__version__) < Version(since):
+    if since is None:
+        reason = f"Liger's loss for {job.method} is not supported yet"
+    elif since and Version(trl.__version__) < Version(since):
         reason = f"Liger's loss for {job.method} is not supported yet with trl {trl.__version__}"
     if reason is not None:
         yield f"--use_liger_kernel: {reason}.", "Remove --use_liger_kernel."

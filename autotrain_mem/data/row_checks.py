@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.errors import DatasetFormatError, MalformedDatasetError
@@ -28,12 +28,11 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
         DatasetFormatError: values of the wrong kind; names the first row and counts the others.
         MalformedDatasetError: text that is not UTF-8.
     """
-    is_good: Callable[..., bool] = _CHECKS.get(columns, _is_text)
     bad: list[int] = []
     kept = split.select_columns(list(columns)).with_format(None)
     try:
         for number, row in enumerate(kept):
-            if not is_good(*(row[column] for column in columns)):
+            if not _is_good(row):
                 bad.append(number)
     except UnicodeDecodeError as error:
         raise MalformedDatasetError(
@@ -68,17 +67,18 @@ def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFor
 
 def _right_values(columns: tuple[str, ...]) -> str:
     """Says what stands in these columns where nothing is wrong."""
-    check = _CHECKS.get(columns)
-    if check in (_are_token_ids, _are_both_token_ids):
-        return _TOKENIZED
-    if check is _is_conversation:
-        return _CONVERSATION
-    if check is _are_alike and len(columns) > 1:
-        names = f"{', '.join(columns[:-1])} and {columns[-1]}"
-        return f"The values of {names} are all texts, or all conversations. {_CONVERSATION}"
-    if check is _are_alike:
-        return f"Prompts are texts, or conversations. {_CONVERSATION}"
-    return f"Every value of {columns[0]} is a text, not null and not a number. "
+    rights = []
+    if any(map(_holds_ids, columns)):
+        rights.append(_TOKENIZED)
+    if alike := [column for column in columns if column in _ALIKE]:
+        names = " and ".join([", ".join(alike[:-1]), alike[-1]]) if len(alike) > 1 else ""
+        subject = f"The values of {names} are all texts, or all" if names else "Prompts are texts, or"
+        rights.append(f"{subject} conversations. {_CONVERSATION}")
+    if any(column in _CONVERSATIONS for column in columns):
+        rights.append(_CONVERSATION)
+    if _LABEL in columns:
+        rights.append(f"Every value of {_LABEL} is true or false. ")
+    return "".join(rights) or f"Every value of {columns[0]} is a text, not null and not a number. "
 
 
 def _kind(value: Any) -> str:
@@ -127,17 +127,26 @@ def _are_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _are_both_token_ids(chosen: Any, rejected: Any) -> bool:
-    return _are_token_ids(chosen) and _are_token_ids(rejected)
+_ALIKE = ("prompt", "completion", "chosen", "rejected")
+_CONVERSATIONS = ("messages", "conversations")
+_LABEL = "label"
 
 
-_CHECKS: Mapping[tuple[str, ...], Callable[..., bool]] = {
-    ("input_ids",): _are_token_ids,
-    ("chosen_ids", "rejected_ids"): _are_both_token_ids,
-    ("prompt",): _are_alike,
-    ("prompt", "completion"): _are_alike,
-    ("prompt", "chosen", "rejected"): _are_alike,
-    ("chosen", "rejected"): _are_alike,
-    ("messages",): _is_conversation,
-    ("conversations",): _is_conversation,
-}
+def _holds_ids(column: str) -> bool:
+    return column.endswith("_ids")
+
+
+def _is_good(row: Mapping[str, Any]) -> bool:
+    """Whether every column that a method reads holds what a column of its name should."""
+    alike = [value for column, value in row.items() if column in _ALIKE]
+    return (not alike or _are_alike(*alike)) and all(
+        _is_good_value(column, value) for column, value in row.items() if column not in _ALIKE
+    )
+
+
+def _is_good_value(column: str, value: Any) -> bool:
+    if _holds_ids(column):
+        return _are_token_ids(value)
+    if column in _CONVERSATIONS:
+        return _is_conversation(value)
+    return value in (True, False) if column == _LABEL else _is_text(value)

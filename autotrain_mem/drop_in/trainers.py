@@ -32,6 +32,10 @@ class DPOTrainer(Planned, trl.DPOTrainer, method="dpo", config_class=trl.DPOConf
     """TRL's DPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
 
+class KTOTrainer(Planned, trl.KTOTrainer, method="kto", config_class=trl.KTOConfig):  # type: ignore[misc]
+    """TRL's KTOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
+
+
 class GRPOTrainer(Planned, trl.GRPOTrainer, method="grpo", config_class=trl.GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 

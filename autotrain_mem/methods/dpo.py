@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from operator import add
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_
 from autotrain_mem.methods.interface import EditRows
 from autotrain_mem.methods.loss_basis import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
+from autotrain_mem.methods.strided_views import strided_log_softmax
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
 from autotrain_mem.spec import Knobs
 
@@ -75,30 +76,11 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_rejected
 
 
-@contextmanager
-def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Let autograd see a view as it sees one of real tensors.
-
-    TRL's DPO writes into its log-probabilities, which are a view (1.16 no longer does). Backward, such a write goes by
-    ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are, the view is
-    repeated instead (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
-    """
-    from torch._subclasses.fake_tensor import FakeTensor
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
+    """Let autograd see a view as it sees one of real tensors."""
     from trl.trainer import dpo_trainer
 
-    log_softmax = getattr(dpo_trainer, "selective_log_softmax", None)
-    if log_softmax is None:
-        yield
-        return
-
-    def strided(logits: Any, index: Any) -> Any:
-        if not isinstance(logits, FakeTensor):
-            return log_softmax(logits, index)
-        chosen = log_softmax(logits, index.unsqueeze(-1))
-        return chosen.as_strided(index.shape, chosen.stride()[:-1])
-
-    with patch.object(dpo_trainer, "selective_log_softmax", strided):
-        yield
+    return strided_log_softmax(dpo_trainer)
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:

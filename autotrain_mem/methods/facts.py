@@ -73,6 +73,10 @@ class MethodFacts:
     """What a batch counts."""
     sequences_per_row: int = 1
     """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones."""
+    least_rows: int = 1
+    """Rows that a micro-batch has at least."""
+    one_row_losses: tuple[str, ...] = ()
+    """Values of ``loss_type`` with which :attr:`least_rows` does not hold."""
     is_packable: bool = False
     """Rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their length."""
     drops_long_rows: bool = False
@@ -107,8 +111,9 @@ class MethodFacts:
     makes_optimizer_early: bool = False
     """The trainer makes its optimizer as it is built, over more than one model: it can neither be replaced nor
     moved."""
-    liger_since: str = ""
-    """The oldest TRL whose Liger loss for this method can be rehearsed; empty where the loss is the model's own."""
+    liger_since: str | None = ""
+    """The oldest TRL whose Liger loss for this method can be rehearsed; empty where the loss is the model's own, None
+    where that of no TRL can."""
 
     # what else there is
     has_trl_command: bool = True

@@ -125,6 +125,22 @@ DPO = MethodFacts(
 """Formats in the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``; Axolotl's names after
 ``core/trainers/dpo/__init__.py: DPOStrategy``, LLaMA-Factory's after ``train/dpo/trainer.py: CustomDPOTrainer``."""
 
+KTO = MethodFacts(
+    name="kto",
+    title="KTO",
+    knobs=("max_length",),
+    defaults={"learning_rate": 1e-6, "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+    example_dataset="trl-lib/kto-mix-14k",
+    formats=(("prompt", "completion", "label"), *DPO.formats),
+    least_rows=2,
+    one_row_losses=("apo_zero_unpaired",),
+    reads_images=True,
+    has_activation_offload=True,
+    liger_since=None,
+)
+"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair. Two rows at
+least since its KL divergence is estimated from prompts with their neighbours' completions (``__init__``)."""
+
 GRPO = MethodFacts(
     name="grpo",
     title="GRPO",
@@ -203,7 +219,7 @@ PPO = MethodFacts(
 ``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
 reward model is an adapter by default, and TRL's is whole."""
 
-METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, GRPO, RLOO, PPO)}
+METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, GRPO, RLOO, PPO)}
 """The TRL trainers that are known, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(

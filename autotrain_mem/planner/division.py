@@ -51,6 +51,8 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
         return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
     if job.method_facts.has_mini_batches:
         return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
+    if job.method_facts.least_rows > 1 and job.arguments.get("loss_type") not in job.method_facts.one_row_losses:
+        return _of_several_rows(job, knobs, job.method_facts.least_rows)
     return None
 
 
@@ -60,6 +62,20 @@ def _check_counts(job: Job) -> None:
     wrong = [f"--{name} {value}" for name, value in given.items() if value is not None and value < 1]
     if wrong:
         raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+
+
+def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
+    """KTO estimates its KL divergence over the rows of a micro-batch (``trl/trainer/kto_trainer.py: __init__``)."""
+    rows, effective = knobs.per_device_train_batch_size, knobs.effective_batch_size
+    allowed = tuple(size for size in divisors(effective)[::-1] if size >= least)
+    pinned = [f"--{name}" for name in (ROWS, STEPS) if name in job.arguments]
+    if not allowed or (pinned and rows not in allowed):
+        instead = f", or remove {' and '.join(pinned)}" if pinned and allowed else ""
+        raise BatchSplitError(
+            f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
+            hint=f"use --{ROWS} {least} or more{instead}" if pinned else f"use --effective_batch_size {least} or more",
+        )
+    return allowed
 
 
 def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -34,6 +34,7 @@ OWN = {
     "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "dpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4 --use_peft",
+    "kto": "--dataset alike_judged.jsonl --per_device_train_batch_size 4",
     "grpo": "--dataset alike_prompts.jsonl --reward_model_name_or_path trained/reward --max_completion_length 12 "
     "--per_device_train_batch_size 8",
     "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
@@ -88,7 +89,13 @@ def _write_alike(folder: Path) -> None:
     pair = next(data.preferences(2, seed=0))
     question = next(data.questions(2, seed=0))
     problem = next(data.problems(2, seed=0))
-    rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "prompts": (question, "prompt")}
+    judged = {"prompt": pair["prompt"], "completion": pair["chosen"], "label": True}
+    rows = {
+        "sft": (problem, "messages"),
+        "pairs": (pair, "rejected"),
+        "judged": (judged, "completion"),
+        "prompts": (question, "prompt"),
+    }
     for name, (row, column) in rows.items():
         *before, last = row[column]
         shorter = {**row, column: [*before, {**last, "content": last["content"][:-1]}]}

@@ -21,7 +21,7 @@ from tests.drop_in.conftest import prompts, shortness, texts
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("SFTTrainer", "RewardTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer")
+NAMES = ("SFTTrainer", "RewardTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer")
 QUIET = AutoFit(gpu="80MiB", show=False)
 
 

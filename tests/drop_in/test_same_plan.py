@@ -82,12 +82,12 @@ def kinds(method: str) -> tuple[Any, Any]:
     """Our trainer and TRL's config."""
     import trl
 
-    name = next(name for name in ("SFT", "Reward", "DPO", "GRPO", "RLOO") if name.lower() == method)
+    name = next(name for name in ("SFT", "Reward", "DPO", "KTO", "GRPO", "RLOO") if name.lower() == method)
     return getattr(autotrain_mem, f"{name}Trainer"), getattr(trl, f"{name}Config")
 
 
-@pytest.mark.parametrize("method", ["reward", "dpo"])
-def test_reward_and_dpo(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", ["reward", "dpo", "kto"])
+def test_methods_that_read_pairs(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
     kind, config_kind = kinds(method)
     args = config(config_kind, tmp_path, max_length=64)
     plan = by_the_class(kind, model=str(tiny_qwen), args=args, train_dataset=pairs())

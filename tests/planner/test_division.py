@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from synthetic_memory import ONLINE, PPO, LinearMemory
+from synthetic_memory import ONLINE, PPO, TRL, LinearMemory
 
 from autotrain_mem.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.planner.levels import levels
@@ -19,7 +19,7 @@ from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
-DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
+DEFAULTS = {"kto": TRL, "grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
 
 
 def space_of(method: str, effective: int | None = None, **words: object) -> Space:
@@ -257,3 +257,21 @@ def test_an_error_names_a_rollout_that_was_pinned_too_large() -> None:
         search(space, LinearMemory(budget_bytes=4 * GIB, rollout_bytes=100 * MIB))
     assert "--local_rollout_forward_batch_size 1" in raised.value.hint
     assert "1 x 8 completions of 53 tokens, with gradient checkpointing" in raised.value.message
+
+
+# -- rows that are compared with each other ------------------------------------------------------------------------
+
+
+def test_kto_takes_two_rows_at_least_but_for_a_loss_without_a_divergence() -> None:
+    assert rows_of(space_of("kto", 8)) == [8, 4, 2]
+    assert rows_of(space_of("kto", 8, loss_type="apo_zero_unpaired")) == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("given", [{"per_device_train_batch_size": 1}, {"gradient_accumulation_steps": 8}])
+def test_one_row_is_refused_with_what_would_do(given: dict[str, int]) -> None:
+    with pytest.raises(BatchSplitError, match="takes 2 at least") as refused:
+        space_of("kto", 8, **given)
+    assert "--per_device_train_batch_size 2" in refused.value.hint
+    with pytest.raises(BatchSplitError, match="takes 2 at least") as refused:
+        space_of("kto", 1)
+    assert "--effective_batch_size 2" in refused.value.hint

@@ -26,6 +26,7 @@ SHORT = {
     "sft": "--dataset chat.jsonl --max_length 32",
     "reward": "--dataset pairs.jsonl --max_length 512",
     "dpo": "--dataset pairs.jsonl --max_length 256",
+    "kto": "--dataset pairs.jsonl --max_length 256",
     "grpo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
     "rloo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
     "ppo": "--dataset prompts.jsonl --response_length 8 --local_rollout_forward_batch_size 8",

@@ -37,6 +37,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "sft": {"max_length": LENGTH},
     "reward": {"max_length": LENGTH},
     "dpo": {"max_length": LENGTH},
+    "kto": {"max_length": LENGTH},
     "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},

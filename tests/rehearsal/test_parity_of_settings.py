@@ -29,6 +29,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
     "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
     "dpo-precomputed-adapter": ("dpo", {"precompute_ref_log_probs": True}, {"use_peft": True}),
+    "kto-adapter": ("kto", {}, {"use_peft": True}),
+    "kto-precomputed": ("kto", {"precompute_ref_log_probs": True}, {}),
+    "kto-one-row": ("kto", {"loss_type": "apo_zero_unpaired"}, {"per_device_train_batch_size": 1}),
     "grpo-reference": ("grpo", {"beta": 0.1}, {}),
     "grpo-adapter-off-twice": ("grpo", {"beta": 0.1, "num_iterations": 2}, {"use_peft": True}),
     "grpo-one-prompt": ("grpo", {}, {"per_device_train_batch_size": 4, "num_generations": 8, "use_peft": True}),
@@ -44,7 +47,7 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
     assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
 
 
-@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo"])
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "kto", "grpo"])
 def test_an_evaluation_is_rehearsed_with_its_own_peak(
     method: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:

@@ -126,7 +126,9 @@ def test_each_loss_that_is_no_sum_over_rows_is_named() -> None:
         "router's auxiliary loss": fake("SFTTrainer", "sft", aux_loss_enabled=True),
         "compute_loss_func is not TRL's": fake("SFTTrainer", "sft", compute_loss_func=lambda *_: None),
         "SFTTrainer.compute_loss is not TRL's": fake("SFTTrainer", "mine"),
-        "KTOTrainer makes one loss": fake("KTOTrainer", "kto"),
+        "KL divergence is estimated over the rows": fake("KTOTrainer", "kto", calculate_KL=True),
+        "compares the desirable rows": fake("KTOTrainer", "kto", calculate_KL=False),
+        "BCOTrainer makes one loss": fake("BCOTrainer", "bco"),
     }
     for words, made in named.items():
         assert words in str(why_not_exact(made))
