@@ -10,7 +10,8 @@ from rich.console import Console
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Plan
-from autotrain_mem.spec.plan_file import LARGEST_BYTES, STDIN, load_plan, read_plan
+from autotrain_mem.spec.plan import read_plan
+from autotrain_mem.spec.plan_file import LARGEST_BYTES, STDIN
 
 HELP = """\
 usage: autofit explain PLAN [--debug]
@@ -31,7 +32,7 @@ def explain(argv: Sequence[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     path = _path(argv)
-    Console().print(explain_view(_from_stdin() if path == STDIN else load_plan(path)))
+    Console().print(explain_view(_from_stdin() if path == STDIN else Plan.load(path)))
     return 0
 
 

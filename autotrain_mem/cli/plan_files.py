@@ -15,7 +15,8 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.spec.plan_file import STDIN, check_place, save_plan
+from autotrain_mem.spec.plan import save_plan
+from autotrain_mem.spec.plan_file import STDIN, check_place
 
 OUT = "--out a file"
 

@@ -8,7 +8,7 @@ from typing import Any
 from autotrain_mem.errors import ModelNotFoundError, PlanFileError, UsageError
 from autotrain_mem.files import write_json
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.plan import PLAN_NAME
+from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training import launch
 

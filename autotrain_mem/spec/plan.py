@@ -6,20 +6,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from autotrain_mem.files import write_json
+from autotrain_mem.spec import codec
 from autotrain_mem.spec.candidate import Candidate
 from autotrain_mem.spec.codec import Form
-from autotrain_mem.spec.data import DataSummary
+from autotrain_mem.spec.data import PERCENTILES, DataSummary
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
-
-PLAN_SCHEMA = "autofit.plan/5"
-"""``plan.schema.json`` in this package describes it."""
-PLAN_NAME = "plan.json"
-"""Of the plan in an output folder."""
+from autotrain_mem.spec.plan_file import (
+    PLAN_SCHEMA,
+    PYTHON,
+    check_place,
+    damaged,
+    differing,
+    file_of,
+    plan_values,
+    read_values,
+)
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
 _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
@@ -140,9 +147,7 @@ class Plan:
             PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
                 version of this schema.
         """
-        from autotrain_mem.spec.plan_file import load_plan  # which reads plans, and so imports this module
-
-        return load_plan(path)
+        return _checked(*read_values(path))
 
     def save(self, path: str | Path) -> None:
         """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
@@ -151,8 +156,6 @@ class Plan:
             PlanFileError: a file that is no plan is there.
             OutputFolderError: the file cannot be written; what was there still is.
         """
-        from autotrain_mem.spec.plan_file import save_plan
-
         save_plan(path, self)
 
 
@@ -161,3 +164,48 @@ def as_recorded(job: Job) -> Job:
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
     public = {name: value for name, value in job.environment.items() if not _SECRET_VARIABLE.search(name)}
     return replace(job, arguments=arguments, environment=public, python_call=None)
+
+
+def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
+    """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
+
+    Args:
+        place: What the user would say to have it elsewhere, for the hint.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        PlanFileError, OutputFolderError: see ``plan_file.check_place``; nothing that was there is lost.
+    """
+    check_place(path, place)
+    file = file_of(path)
+    write_json(file, codec.to_json(plan), place=place)
+    return file
+
+
+def read_plan(content: bytes, name: str) -> Plan:
+    """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
+    return _checked(plan_values(content, name), name)
+
+
+def _checked(values: dict[str, Any], name: str) -> Plan:
+    try:
+        plan = codec.from_json(Plan, values)
+    except codec.CodecError as error:
+        raise damaged(name, str(error), values) from error
+    if wrong := differing(values, codec.to_json(plan), "") or _wrong_sums(plan):
+        raise damaged(name, wrong, values)
+    return plan
+
+
+def _wrong_sums(plan: Plan) -> str:
+    """Says which column does not come to the total that a view shows; empty where all do."""
+    estimate, memory = plan.estimate, plan.estimate.memory
+    if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
+        return "estimate.owners_at_peak do not sum to peak_allocated_bytes"
+    if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
+        return "estimate.reserved is less than what is allocated"
+    if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
+        return "data.percentiles are not as many as there should be"
+    return ""

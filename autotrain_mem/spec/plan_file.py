@@ -1,4 +1,4 @@
-"""A plan's file is written whole, and read back as this version wrote it, or refused with the reason and the cure.
+"""Reads the JSON of a plan's file as this version wrote it, or refuses it with the reason and the cure.
 
 Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
 (``spec.codec``), and the plan, written again, must be the file that was read.
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import PlanFileError
-from autotrain_mem.files import NOT_ORDINARY, read_start, refusal, write_json
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.plan import PLAN_NAME, PLAN_SCHEMA, Plan
+from autotrain_mem.files import NOT_ORDINARY, read_start, refusal
 from autotrain_mem.units import MIB, format_bytes
 
+PLAN_SCHEMA = "autofit.plan/5"
+"""``plan.schema.json`` in this package describes it."""
+PLAN_NAME = "plan.json"
+"""Of the plan in an output folder."""
 STDIN = "-"
 
 LARGEST_BYTES = 64 * MIB
@@ -44,33 +45,15 @@ PYTHON = "Plan.save a path"
 """What a script says to have the plan elsewhere."""
 
 
-def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
-    """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
-
-    Args:
-        place: What the user would say to have it elsewhere, for the hint.
-
-    Returns:
-        The file that was written.
-
-    Raises:
-        PlanFileError, OutputFolderError: see :func:`check_place`; nothing that was there is lost.
-    """
-    check_place(path, place)
-    file = _file(path)
-    write_json(file, codec.to_json(plan), place=place)
-    return file
-
-
 def check_place(path: str | Path, place: str = PYTHON) -> None:
-    """Refuses what :func:`save_plan` would refuse, as far as it can be told before there is a plan.
+    """Refuses what ``Plan.save`` would refuse, as far as it can be told before there is a plan.
 
     Raises:
         PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind. Or
             the path is empty.
         OutputFolderError: its folder is not there, or may not be written; a device or a pipe is there.
     """
-    file = _file(path)
+    file = file_of(path)
     try:
         if not file.parent.is_dir():
             raise OSError(errno.ENOENT, "")
@@ -84,7 +67,7 @@ def check_place(path: str | Path, place: str = PYTHON) -> None:
         raise PlanFileError(message, hint=f"Move it away, or give {place} elsewhere.")
 
 
-def _file(path: str | Path) -> Path:
+def file_of(path: str | Path) -> Path:
     """Names the file that is meant. An empty text, such as a variable of the shell that is not set, is no folder,
     though pathlib takes it for the current one."""
     if not str(path).strip():
@@ -104,9 +87,13 @@ def _may_be_replaced(file: Path) -> bool:
     return isinstance(values, dict) and str(values.get("schema")).startswith(_FAMILY)
 
 
-def load_plan(path: str | Path) -> Plan:
-    """Reads the plan of a file, or of the one in an output folder. Raises PlanFileError."""
-    file = _file(path)
+def read_values(path: str | Path) -> tuple[dict[str, Any], str]:
+    """Reads the JSON of a plan's file, or of the one in an output folder; returns it with the file's name.
+
+    Raises:
+        PlanFileError: as :func:`plan_values` does; it is not there, or is no ordinary file.
+    """
+    file = file_of(path)
     try:
         content = read_start(file, LARGEST_BYTES + 1)
     except FileNotFoundError as error:
@@ -115,11 +102,11 @@ def load_plan(path: str | Path) -> Plan:
     except OSError as error:
         hint = _FROM_A_PIPE if error.strerror == NOT_ORDINARY else _MAKES_ONE
         raise PlanFileError(f"Cannot read {file}: {error.strerror}.", hint=hint) from error
-    return read_plan(content, str(file))
+    return plan_values(content, str(file)), str(file)
 
 
-def read_plan(content: bytes, name: str) -> Plan:
-    """Reads the plan that a text in UTF-8 holds.
+def plan_values(content: bytes, name: str) -> dict[str, Any]:
+    """Returns the JSON of a plan that a text in UTF-8 holds.
 
     Args:
         content: At least :data:`LARGEST_BYTES` + 1 bytes of it, or all.
@@ -128,14 +115,7 @@ def read_plan(content: bytes, name: str) -> Plan:
     Raises:
         PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
     """
-    values = _plan_values(_json(_text(content, name), name), name)
-    try:
-        plan = codec.from_json(Plan, values)
-    except codec.CodecError as error:
-        raise _damaged(name, str(error), values) from error
-    if wrong := _differing(values, codec.to_json(plan), "") or _wrong_sums(plan):
-        raise _damaged(name, wrong, values)
-    return plan
+    return _plan_values(_json(_text(content, name), name), name)
 
 
 def _text(content: bytes, name: str) -> str:
@@ -192,7 +172,8 @@ def _plan_again(values: Mapping[str, Any]) -> str:
     return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
 
 
-def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
+def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
+    """Makes the error for a file that was changed, with the command that plans again."""
     message = f"{name} is not the plan that autofit wrote: {reason}."
     return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
 
@@ -200,14 +181,14 @@ def _damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError
 # -- whether it is what was written --------------------------------------------------------------------------------
 
 
-def _differing(written: Any, again: Any, path: str) -> str:
+def differing(written: Any, again: Any, path: str) -> str:
     """Says where the file and the plan, written again, differ; empty where they do not."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
             return f"{_join(path, odd[0])} is {'missing' if odd[0] in again else 'unknown'}"
-        found = [_differing(written[name], again[name], _join(path, name)) for name in again]
+        found = [differing(written[name], again[name], _join(path, name)) for name in again]
     elif isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
-        found = [_differing(*pair, path) for pair in zip(written, again, strict=True)]
+        found = [differing(*pair, path) for pair in zip(written, again, strict=True)]
     elif _same(written, again):
         found = []
     else:
@@ -219,18 +200,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
     return type(one) is type(other) and bool(one == other)
-
-
-def _wrong_sums(plan: Plan) -> str:
-    """Says which column does not come to the total that a view shows; empty where all do."""
-    estimate, memory = plan.estimate, plan.estimate.memory
-    if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
-        return "estimate.owners_at_peak do not sum to peak_allocated_bytes"
-    if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
-        return "estimate.reserved is less than what is allocated"
-    if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
-        return "data.percentiles are not as many as there should be"
-    return ""
 
 
 def _join(path: str, name: str) -> str:

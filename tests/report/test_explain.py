@@ -19,7 +19,7 @@ from test_console import rendered
 from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Owner, Plan, codec
-from autotrain_mem.spec.plan import PLAN_NAME
+from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.units import GIB
 
 

@@ -20,8 +20,8 @@ from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.plan import PLAN_NAME
-from autotrain_mem.spec.plan_file import read_plan
+from autotrain_mem.spec.plan import read_plan
+from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.units import GIB
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))

@@ -17,7 +17,7 @@ from autotrain_mem.spec import Plan, codec
 from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.plan import PLAN_SCHEMA
+from autotrain_mem.spec.plan_file import PLAN_SCHEMA
 
 SCHEMA = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
