@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Json = Any
@@ -15,18 +17,48 @@ PROSE = ("error", "message", "not_counted", "refused", "remedy", "warnings", "wh
 _ABSENT = "(absent)"
 
 
-def compare(old: Mapping[str, Json], new: Mapping[str, Json], *, without_prose: bool = False) -> list[str]:
-    """A line for each case that differs: its name, how many values do, and the first of them."""
-    lines: list[str] = []
-    for name in [*old, *(name for name in new if name not in old)]:
-        found = list(_differences(old.get(name, _ABSENT), new.get(name, _ABSENT), "", without_prose=without_prose))
-        if found:
-            lines.append(f"{name}: {len(found)} differ, the first {found[0]}")
-    return lines
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One value that two runs of a case do not share."""
+
+    where: str
+    """The keys that lead to it: ``json.attempts.0.knobs.max_length``."""
+    old: Json
+    new: Json
+
+    def __str__(self) -> str:
+        return f"{self.where or 'all of it'}: {_shown(self.old)} -> {_shown(self.new)}"
+
+    @property
+    def key(self) -> str:
+        """The same keys, whichever entry of a list it is in: ``json.attempts.*.knobs.max_length``."""
+        return ".".join("*" if key.isdigit() else key for key in self.where.split("."))
 
 
-def _differences(old: Json, new: Json, where: str, *, without_prose: bool) -> Iterator[str]:
-    """``"json.knobs.max_length: 512 -> 1024"`` for each value that differs."""
+def compare(
+    old: Mapping[str, Json], new: Mapping[str, Json], *, without_prose: bool = False
+) -> dict[str, list[Difference]]:
+    """Lists what differs in each case that does, in the order of the old cases."""
+    names = [*old, *(name for name in new if name not in old)]
+    found = {
+        name: list(_differences(old.get(name, _ABSENT), new.get(name, _ABSENT), "", without_prose=without_prose))
+        for name in names
+    }
+    return {name: differences for name, differences in found.items() if differences}
+
+
+def case_lines(found: Mapping[str, Sequence[Difference]]) -> list[str]:
+    """Says of each case how many values differ, and which is the first."""
+    return [f"{name}: {len(each)} differ, the first {each[0]}" for name, each in found.items()]
+
+
+def key_lines(found: Mapping[str, Sequence[Difference]]) -> list[str]:
+    """Says of each key in how many cases its values differ, the most frequent first."""
+    counts = Counter(key for differences in found.values() for key in {each.key for each in differences})
+    return [f"{count:5} cases  {key}" for key, count in counts.most_common()]
+
+
+def _differences(old: Json, new: Json, where: str, *, without_prose: bool) -> Iterator[Difference]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         pairs = {name: (old.get(name, _ABSENT), new.get(name, _ABSENT)) for name in {**old, **new}}
         compared = {name: pair for name, pair in pairs.items() if not (without_prose and name in PROSE)}
@@ -35,7 +67,7 @@ def _differences(old: Json, new: Json, where: str, *, without_prose: bool) -> It
     elif _is_equal(old, new):
         return
     else:
-        yield f"{where or 'all of it'}: {_shown(old)} -> {_shown(new)}"
+        yield Difference(where=where, old=old, new=new)
         return
     for name, (one, other) in compared.items():
         yield from _differences(one, other, f"{where}.{name}" if where else name, without_prose=without_prose)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from oracle_cases.cases import RECORDED, commands, replays
-from oracle_cases.differences import compare
+from oracle_cases.differences import case_lines, compare, key_lines
 from oracle_cases.digest import columns, settled
 from oracle_cases.execute import printed, warm
 
@@ -58,7 +58,7 @@ def test_a_command_is_kept_with_its_traces_and_is_the_same_again(
     assert first["json"]["required_bytes"] > 0
     [trace] = first["traces"]
     assert trace["operators"] > 1000
-    assert compare({"one": first}, {"one": again}) == []
+    assert compare({"one": first}, {"one": again}) == {}
     assert (refused["exit_code"], refused["traces"]) == (2, [])
     assert "max_length" in refused["error"]
 
@@ -75,16 +75,16 @@ def test_every_method_is_estimated_planned_and_mostly_trained() -> None:
 
 def test_a_block_of_another_owner_changes_one_column() -> None:
     changed = replace(TRACE, blocks=(replace(TRACE.blocks[0], owner=Owner.GRADIENTS), *TRACE.blocks[1:]))
-    [line] = compare({"one": columns(TRACE)}, {"one": columns(changed)})
+    [line] = case_lines(compare({"one": columns(TRACE)}, {"one": columns(changed)}))
     assert line.startswith("one: 1 differ, the first blocks.owner: 2 values, ")
 
 
 def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
     later = replace(TRACE, seconds=9.0, not_counted=("the kernels' workspaces",))
-    assert compare({"one": columns(TRACE)}, {"one": columns(later)}) == [
+    assert case_lines(compare({"one": columns(TRACE)}, {"one": columns(later)})) == [
         "one: 1 differ, the first not_counted: 0 entries -> 1 entries"
     ]
-    assert compare({"one": columns(TRACE)}, {"one": columns(later)}, without_prose=True) == []
+    assert compare({"one": columns(TRACE)}, {"one": columns(later)}, without_prose=True) == {}
 
 
 def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path) -> None:
@@ -114,4 +114,13 @@ def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path
     ],
 )
 def test_values_differ_beyond_the_rounding_of_a_sum(old: object, new: object, line: str | None) -> None:
-    assert compare({"case": old}, {"case": new}) == ([] if line is None else [line])
+    assert case_lines(compare({"case": old}, {"case": new})) == ([] if line is None else [line])
+
+
+def test_a_key_is_counted_once_for_each_case_whichever_entry_it_is_in() -> None:
+    old = {name: {"attempts": [{"level": "full"}, {"level": "full"}], "steps": 3} for name in ("sft", "dpo")}
+    new = {
+        "sft": {"attempts": [{"level": "LoRA"}, {"level": "LoRA"}], "steps": 4},
+        "dpo": {"attempts": [{"level": "full"}, {"level": "LoRA"}], "steps": 3},
+    }
+    assert key_lines(compare(old, new)) == ["    2 cases  attempts.*.level", "    1 cases  steps"]
