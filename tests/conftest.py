@@ -1,9 +1,13 @@
 """Shared by all tests: no network, one thread, no telemetry, and nothing of the user's own cache."""
 
+from __future__ import annotations
+
 import gc
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +22,9 @@ os.environ.update(
 
 
 from tests.forked import Forge
+
+if TYPE_CHECKING:
+    from tests.place import Autofit, SharedWorkers
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +47,49 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pa
         return path if path.exists() else tiny_folder(path, family)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
+    """A folder with a tiny model and data, in which commands and calls are tried (:mod:`tests.place`)."""
+    from tests.place import write_rows
+
+    folder = tmp_path_factory.mktemp("place")
+    shutil.copytree(model_folder("qwen2"), folder / "tiny")
+    write_rows(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def workers(place: pathlib.Path, forge: Forge) -> Iterator[SharedWorkers]:
+    from tests.place import started_in
+
+    with started_in(place, forge) as shared:
+        yield shared
+
+
+@pytest.fixture
+def here(workers: SharedWorkers, place: pathlib.Path, forge: Forge) -> Iterator[pathlib.Path]:
+    """The working directory is ``place``, on a machine without a GPU."""
+    from tests.place import a_user_in
+
+    with a_user_in(place, workers, forge):
+        yield place
+
+
+@pytest.fixture
+def autofit(here: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Autofit:
+    """Runs one command line in ``place``."""
+    from autotrain_mem.cli import main
+    from tests.place import Ran
+
+    def run(*argv: str) -> Ran:
+        capsys.readouterr()
+        code = main.run(argv)
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

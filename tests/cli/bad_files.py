@@ -111,8 +111,6 @@ def _write_models(folder: Path) -> None:
 
 def _write_methods_data(folder: Path) -> None:
     """Pairs and prompts, among them a prompt beyond the model's context."""
-    data.write_rows(folder / "pairs.jsonl", data.preferences(40, seed=0))
-    data.write_rows(folder / "prompts.jsonl", data.questions(40, seed=0))
     data.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
     data.write_rows(folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in data.preferences(4, seed=0)])
     data.write_rows(folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}])

@@ -230,7 +230,7 @@ PLANS = {
     ),
     "plan_of_another_version_in_a_run": (42, "explain old_fit.json", "autofit.plan/1 'autofit plan dpo --model MODEL'"),
     "plan_an_estimate": (42, "explain an_estimate.json", "an_estimate.json autofit.estimate/1"),
-    "plan_without_its_keys": (42, "explain bare_plan.json", "level \"--model 'my model' --gpu NAME\""),
+    "plan_without_its_keys": (42, "explain bare_plan.json", "bare_plan.json \"--model 'my model' --gpu NAME\""),
     "plan_not_given": (2, "explain", "'autofit explain plan.json' OUTPUT_FOLDER"),
     "plan_as_json": (2, "explain a.json --json", "--json JSON"),
     "plan_to_follow_old": (42, "plan sft --plan old_plan.json --gpu rtx3060", "old_plan.json autofit.plan/2"),

@@ -8,10 +8,10 @@ import shlex
 from typing import Any
 
 import pytest
-from command_line import Autofit
 
 from autotrain_mem.spec.hardware import HEADROOM_FRACTION
 from autotrain_mem.units import MIB
+from tests.place import Autofit
 
 PINNED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
 ONE_RUNG = f"{PINNED} --fit lossless --forbid activation_offloading,optimizer_offload"

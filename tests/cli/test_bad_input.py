@@ -15,13 +15,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from command_line import Autofit, Ran
 from mistakes import MISTAKES, SHELL
 
 from autotrain_mem import api, errors
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 from tests.golden import kept
+from tests.place import Autofit, Ran
 
 GOLDEN = Path(__file__).parent / "golden"
 WHOLE = sorted(path.stem for path in GOLDEN.glob("*.txt"))

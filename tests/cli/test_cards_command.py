@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from command_line import Autofit, Ran
 
 from autotrain_mem.machine import choose
 from autotrain_mem.machine.catalog import catalog
+from tests.place import Autofit, Ran
 
 TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
 

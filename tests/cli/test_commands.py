@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Autofit
 
 from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.worker.client import Worker
+from tests.place import Autofit
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]

@@ -6,7 +6,8 @@ import json
 
 import pytest
 import yaml
-from command_line import Autofit
+
+from tests.place import Autofit
 
 PLANNED = ("--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--use_peft")
 ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")

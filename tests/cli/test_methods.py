@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem import api
 from autotrain_mem.cli import commands
-from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
 from autotrain_mem.units import MIB
 from tests.forked import Forge
+from tests.place import SharedWorkers, a_user_in
 
 pytestmark = pytest.mark.slow
 
@@ -63,13 +62,10 @@ Train = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
-def train(workers: api.Workers, files: Path, forge: Forge) -> Iterator[Train]:
+def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
     """Trains a method the first time that it is asked for."""
     _write_alike(files)
-    with pytest.MonkeyPatch.context() as patch, forge.children():
-        patch.chdir(files)
-        patch.setattr(api, "Workers", lambda count=None: workers)
-        patch.setattr(choose, "detect", lambda: ())
+    with a_user_in(files, workers, forge):
 
         @functools.cache
         def trained(method: str) -> Run:

@@ -9,13 +9,13 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from command_line import Autofit, Ran
 from jsonschema import Draft202012Validator
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.worker.client import Worker
+from tests.place import Autofit, Ran
 
 ASKED = shlex.split(
     "--model tiny --dataset data.jsonl --max_length 64 --per_device_train_batch_size 2 --gradient_checkpointing true "

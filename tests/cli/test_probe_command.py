@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_line import Autofit
+
+from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from command_line import Autofit
 
 from autotrain_mem.cli import quickstart
+from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 

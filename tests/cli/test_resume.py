@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Autofit, Ran
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags
@@ -16,6 +15,7 @@ from autotrain_mem.engine import output_dir
 from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.spec import Job
 from autotrain_mem.training import launch
+from tests.place import Autofit, Ran
 
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 --fit lossless "

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Autofit
 from torch.cuda import _memory_viz
+
+from tests.place import Autofit
 
 ESTIMATE = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--dtype", "bfloat16")
 

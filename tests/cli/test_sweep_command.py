@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Autofit, Ran
 
 from autotrain_mem import api
 from autotrain_mem.worker.client import Worker
+from tests.place import Autofit, Ran
 
 TINY = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
 SHORT = (*TINY, "--max_length", "16")

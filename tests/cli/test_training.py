@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import Autofit, Ran
 
 from autotrain_mem.units import MIB
+from tests.place import Autofit, Ran
 
 pytestmark = pytest.mark.slow
 

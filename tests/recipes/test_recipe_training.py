@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tiny_runs import Place, check_trains
+from tiny_runs import check_trains
 
 from autotrain_mem.recipe_files import Recipe, recipes
+from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 
@@ -17,5 +19,5 @@ TRAINED = [each for each in recipes() if each.method in ("sft", "reward", "dpo")
 
 
 @pytest.mark.parametrize("recipe", TRAINED, ids=lambda recipe: recipe.name)
-def test_a_recipe_trains_three_steps(recipe: Recipe, rows: Place, printed: Callable[..., str]) -> None:
-    check_trains(recipe, rows, printed)
+def test_a_recipe_trains_three_steps(recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit) -> None:
+    check_trains(recipe, model_folder, autofit)

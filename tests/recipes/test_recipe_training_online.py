@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tiny_runs import Place, check_trains
+from tiny_runs import check_trains
 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.recipe_files import Recipe, recipes
+from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 
@@ -16,5 +18,7 @@ TRAINED = [each for each in recipes() if METHODS[each.method].is_online]
 
 
 @pytest.mark.parametrize("recipe", TRAINED, ids=lambda recipe: recipe.name)
-def test_a_recipe_that_samples_trains_three_steps(recipe: Recipe, rows: Place, printed: Callable[..., str]) -> None:
-    check_trains(recipe, rows, printed)
+def test_a_recipe_that_samples_trains_three_steps(
+    recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit
+) -> None:
+    check_trains(recipe, model_folder, autofit)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import architectures
 from recipe_plans.rows import SAME_SIZES, settings
-from tiny import tiny_folder
 
-from autotrain_mem.cli import commands
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
-from autotrain_mem.quickstart import data
 from autotrain_mem.recipe_files import Recipe
+from tests.place import Autofit
 
 STEPS = 3
 SHARED = (
@@ -23,7 +20,7 @@ SHARED = (
     "--fit lossless --gradient_checkpointing false --effective_batch_size 8 --per_device_train_batch_size 8"
 )
 SHORT = {
-    "sft": "--dataset chat.jsonl --max_length 32",
+    "sft": "--dataset data.jsonl --max_length 32",
     "reward": "--dataset pairs.jsonl --max_length 512",
     "dpo": "--dataset pairs.jsonl --max_length 256",
     "kto": "--dataset pairs.jsonl --max_length 256",
@@ -34,39 +31,26 @@ SHORT = {
 """Lengths for a CPU; what is trained, and how, stays the recipe's. The recipes' own reward needs a package."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder with rows of every kind, and with a tiny model of each architecture that is asked for."""
-
-    folder: pathlib.Path
-
-    def write_rows(self) -> None:
-        data.write_dataset(self.folder / "chat.jsonl", rows=40, seed=0)
-        data.write_rows(self.folder / "pairs.jsonl", data.preferences(40, seed=0))
-        data.write_rows(self.folder / "prompts.jsonl", data.questions(40, seed=0))
-
-    def tiny(self, name: str) -> str:
+def words(recipe: Recipe, model_folder: Callable[[str], Path]) -> list[str]:
+    def tiny(name: str) -> str:
         """``tiny("Qwen/Qwen3-8B")``: where a tiny Qwen3 lies, weights and all."""
-        family = architectures.TINY[architectures.FACTS[SAME_SIZES.get(name, name)]["model_type"]]
-        folder = self.folder / "tiny" / family
-        return str(folder if folder.exists() else tiny_folder(folder, family))
+        return str(model_folder(architectures.TINY[architectures.FACTS[SAME_SIZES.get(name, name)]["model_type"]]))
 
-    def words(self, recipe: Recipe) -> list[str]:
-        said: dict[str, Any] = settings(recipe)
-        judges = [
-            word for name in REWARD_MODEL_ARGUMENTS if name in said for word in (f"--{name}", self.tiny(said[name]))
-        ]
-        folders = ["--model", self.tiny(said["model_name_or_path"]), "--output_dir", f"trained/{recipe.name}"]
-        return [*f"--recipe {recipe.name} {SHARED} {SHORT[recipe.method]}".split(), *folders, *judges]
+    keys: dict[str, Any] = settings(recipe)
+    judges = [word for name in REWARD_MODEL_ARGUMENTS if name in keys for word in (f"--{name}", tiny(keys[name]))]
+    folders = ["--model", tiny(keys["model_name_or_path"]), "--output_dir", f"trained/{recipe.name}"]
+    return [*f"--recipe {recipe.name} {SHARED} {SHORT[recipe.method]}".split(), *folders, *judges]
 
 
-def check_trains(recipe: Recipe, place: Place, printed: Callable[..., str]) -> None:
+def check_trains(recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit) -> None:
     """The command trains to its last step, what the recipe says is trained."""
-    told = json.loads(printed(commands.train, recipe.method, place.words(recipe)))
+    ran = autofit(recipe.method, *words(recipe, model_folder))
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
     assert told["run"]["steps"] == STEPS
     assert isinstance(told["run"]["last_loss"], float)
-    said: dict[str, Any] = settings(recipe)
+    keys: dict[str, Any] = settings(recipe)
     knobs = told["plan"]["knobs"]
     for name in ("use_peft", "load_in_4bit", "load_in_8bit"):
-        assert knobs[name] == said.get(name, False)
-    assert knobs["optimizer_offload"] == said["autofit"].get("optimizer_offload", False)
+        assert knobs[name] == keys.get(name, False)
+    assert knobs["optimizer_offload"] == keys["autofit"].get("optimizer_offload", False)

@@ -1,0 +1,71 @@
+"""A folder in which commands and calls are tried, with one worker for all of them: it takes seconds to start."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem import api
+from autotrain_mem.machine import choose
+from autotrain_mem.quickstart import data
+from tests.forked import Forge
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Exit code and both outputs of one command line."""
+
+    code: int
+    out: str
+    err: str
+
+
+Autofit = Callable[..., Ran]
+
+
+class SharedWorkers(api.Workers):
+    """Outlive the ``with`` block of a command."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def end(self) -> None:
+        super().__exit__()
+
+
+def write_rows(folder: Path) -> None:
+    """Good data of every kind."""
+    data.write_dataset(folder / "data.jsonl", rows=60, seed=0)
+    data.write_rows(folder / "pairs.jsonl", data.preferences(40, seed=0))
+    data.write_rows(folder / "prompts.jsonl", data.questions(40, seed=0))
+
+
+@contextmanager
+def started_in(folder: Path, forge: Forge) -> Iterator[SharedWorkers]:
+    """Where relative paths lead, as for a user who is there; one, since the suite runs in two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with forge.children():
+            shared = SharedWorkers(1)
+    yield shared
+    shared.end()
+
+
+@contextmanager
+def a_user_in(folder: Path, workers: SharedWorkers, forge: Forge) -> Iterator[None]:
+    """In that folder, on a machine without a GPU; trainings are forked, and what is rehearsed is kept."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, forge.children():
+        patch.chdir(folder)
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AUTOFIT_CACHE", str(folder.with_name(f"{folder.name}-cache")))
+        patch.setattr(api, "Workers", lambda count=None: workers)
+        patch.setattr(choose, "detect", lambda: ())
+        yield
+    signal.signal(signal.SIGTERM, before)
