@@ -127,7 +127,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             error=HostMemoryError.__name__,
             message=f"--optimizer_offload takes {format_bytes(load.offloaded_bytes)} of host memory (pinned weights "
             f"and gradients, optimizer state), and {format_bytes(memory.available_bytes)} are available.",
-            cure="Leave --optimizer_offload away, or give --optim adamw_8bit instead: its state is on the card, in a "
+            cure="Remove --optimizer_offload, or give --optim adamw_8bit instead: its state is on the card, in a "
             "quarter of the bytes.",
         )
 

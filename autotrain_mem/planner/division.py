@@ -86,7 +86,7 @@ def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[i
         return allowed
     raise BatchSplitError(
         f"micro-batches of {rows} do not go with {_divided(job)}: groups and mini-batches stay whole",
-        hint=f"use --{ROWS} {either(_nearest(list(allowed), rows))}, or leave --{' and --'.join(pinned)} away",
+        hint=f"use --{ROWS} {either(_nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
     )
 
 
@@ -126,7 +126,7 @@ def _check_meaning(group: int, size: Any, steps: Any) -> None:
     if size is not None and steps is not None:
         raise UsageError(
             f"--{GENERATION} and --{GENERATION_STEPS} exclude each other: one follows from the other.",
-            hint=f"Leave --{GENERATION_STEPS} away.",
+            hint=f"Remove --{GENERATION_STEPS}.",
         )
 
 
@@ -145,7 +145,7 @@ def _no_whole_group(group: int, effective: int, steps: int) -> BatchSplitError:
     return BatchSplitError(
         f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an effective "
         f"batch of {effective} is taken {steps} times: those of one prompt form a group, and groups stay whole",
-        hint=f"use --effective_batch_size {either(_multiples(group, effective))}, or leave --{GENERATION_STEPS} away",
+        hint=f"use --effective_batch_size {either(_multiples(group, effective))}, or remove --{GENERATION_STEPS}",
     )
 
 

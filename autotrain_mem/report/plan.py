@@ -152,13 +152,13 @@ def _lines(lever: Lever) -> list[RenderableType]:
 
 
 def proposed(plan: Plan) -> list[RenderableType]:
-    """What would pay and is the user's to say."""
+    """Lists what would be faster and changes the batches, which is the user's to decide."""
     if not plan.proposals:
         return []
     lines = [
         Block(line, 2) for each in plan.proposals for line in (Text(each.flags, style="bold"), _indented(each.why))
     ]
-    return [Text(), title("would pay, and changes the batches: yours to say"), *lines]
+    return [Text(), title("optional speedups (they change the batches)"), *lines]
 
 
 def _indented(text: str) -> RenderableType:

@@ -140,14 +140,14 @@ def test_a_size_of_nothing_is_refused(name: str) -> None:
         (
             {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
             "micro-batches of 6 do not go with --steps_per_generation 2: groups and mini-batches stay whole",
-            "use --per_device_train_batch_size 4, 8, 12 or 24, or leave --per_device_train_batch_size and "
-            "--gradient_accumulation_steps away",
+            "use --per_device_train_batch_size 4, 8, 12 or 24, or remove --per_device_train_batch_size and "
+            "--gradient_accumulation_steps",
         ),
         (
             {"effective": 6, "steps_per_generation": 2},
             "--num_generations 8 does not divide the completions of a generation, whichever micro-batch of an "
             "effective batch of 6 is taken 2 times: those of one prompt form a group, and groups stay whole",
-            "use --effective_batch_size 8, or leave --steps_per_generation away",
+            "use --effective_batch_size 8, or remove --steps_per_generation",
         ),
         (
             {"num_generations": 6, "effective": 12, "eval_strategy": "steps"},
@@ -192,9 +192,7 @@ def test_micro_batches_of_ppo_make_whole_mini_batches(effective: int, batches: i
 def test_a_micro_batch_larger_than_a_mini_batch_is_refused() -> None:
     with pytest.raises(BatchSplitError) as raised:
         space_of("ppo", per_device_train_batch_size=8, num_mini_batches=2)
-    assert (
-        raised.value.hint == "use --per_device_train_batch_size 1, 2 or 4, or leave --per_device_train_batch_size away"
-    )
+    assert raised.value.hint == "use --per_device_train_batch_size 1, 2 or 4, or remove --per_device_train_batch_size"
 
 
 def test_mini_batches_of_nothing_are_refused() -> None:
