@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -25,6 +26,10 @@ from tests.forked import Forge
 
 if TYPE_CHECKING:
     from tests.place import Autofit, SharedWorkers
+
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect of the code
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
