@@ -162,8 +162,10 @@ def test_a_card_that_does_not_tell_its_memory_is_an_error(nvml: FakeNvml, monkey
 
 
 def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: FakeNvml) -> None:
-    nvml.gpus = [split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))]
+    split = split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))
+    nvml.gpus = [FakeGpu(A), split]  # an instance hides whole cards
     (device,) = detect()
+    assert (device.index, device.uuid) == (1, X)
     assert device.name.endswith("MIG 1g.5gb")
     assert device.total_bytes == 4864 * MIB
     assert device.free_bytes == 3864 * MIB
@@ -171,18 +173,6 @@ def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: 
     ruled = overhead(14, (8, 0))
     assert ruled is not None
     assert device.non_torch_bytes == ruled.total_bytes
-
-
-def test_an_instance_hides_whole_cards(nvml: FakeNvml) -> None:
-    nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 4864))]
-    (device,) = detect()
-    assert device.total_bytes == 4864 * MIB
-    assert device.index == 1
-    assert device.uuid is not None
-    assert device.uuid.startswith("MIG-")
-
-
-def test_a_split_card_without_instances_shows_nothing(nvml: FakeNvml) -> None:
     nvml.gpus = [split_a100(None, None)]
     assert detect() == ()
 

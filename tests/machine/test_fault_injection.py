@@ -75,16 +75,7 @@ def test_the_allocation_of_a_phase_that_is_named_is_refused_in_torchs_words(tmp_
     assert run.gpu.memory_stats()["num_ooms"] == 1
 
 
-def test_a_mishap_that_came_does_not_come_to_the_process_that_goes_on(tmp_path: pathlib.Path) -> None:
-    with process("kill:3", tmp_path) as first:
-        first.allocate(2)
-        with pytest.raises(Died):
-            first.allocate()
-    with process("kill:3", tmp_path) as second:
-        second.allocate(10)
-
-
-def test_of_two_kills_the_second_comes_to_the_second_process(tmp_path: pathlib.Path) -> None:
+def test_a_mishap_comes_once_and_of_two_kills_the_second_comes_to_the_second_process(tmp_path: pathlib.Path) -> None:
     for done in (2, 4):
         with process("kill:5 kill:3", tmp_path) as run, pytest.raises(Died):
             run.allocate(10)

@@ -51,13 +51,6 @@ def test_what_is_planned_is_as_far_above_as_its_text_says() -> None:
     assert round(max(errors) / MIB) == 235
 
 
-def test_the_centre_of_the_kernels_is_that_of_training_processes() -> None:
-    beyond = [figure.found_bytes - figure.predicted.context_bytes for figure in FIGURES if figure.doing == "train"]
-    assert len(beyond) == 21
-    assert statistics.median(beyond) == pytest.approx(CENTRAL_KERNELS_BYTES, abs=MIB)
-    assert (round(min(beyond) / MIB), round(max(beyond) / MIB)) == (18, 143)
-
-
 def test_the_rows_add_up_to_the_total_and_an_unknown_architecture_has_none() -> None:
     ruled = overhead(108, (8, 0))
     assert ruled is not None
