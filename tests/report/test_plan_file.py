@@ -139,10 +139,10 @@ ODD = st.sampled_from([None, True, -1, 0, 10**30, 2.5, float("nan"), float("inf"
 @given(st.sampled_from(PLACES), ODD)
 def test_whatever_stands_anywhere_is_explained_or_refused(path: tuple[Any, ...], odd: Any) -> None:
     try:
-        assert rendered(explain_view(read(with_value(path, odd)))).strip()
+        said = rendered(explain_view(read(with_value(path, odd)))).strip()
     except PlanFileError as refusal:
-        assert refusal.message
-        assert refusal.hint
+        said = refusal.message and refusal.hint
+    assert said
 
 
 # Files.
