@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,18 +29,35 @@ def take(allocator: CachingAllocator, mib: float, stream: int = 0) -> int:
     return allocator.malloc(int(mib * MIB), stream)
 
 
-def place(address: int) -> float:
-    """In MiB from the first segment."""
-    return (address - FIRST_ADDRESS) / MIB
-
-
-def reserved(allocator: CachingAllocator) -> float:
-    """In MiB."""
-    return allocator.reserved_bytes / MIB
-
-
 def stat(allocator: CachingAllocator, name: str) -> int:
     return allocator.memory_stats()[name]
+
+
+def played(allocator: CachingAllocator, program: str) -> dict[str, float]:
+    """Plays a program; returns torch's statistics, bytes in MiB, and where each block lies from the first segment on.
+
+    ``a=12`` takes 12 MiB, ``a=12/1`` on stream 1, ``a=12-`` and ``a=12+`` 512 bytes less and more; ``!30`` is refused;
+    ``-a`` frees, ``a@1`` is used on stream 1, ``events`` are done, ``empty`` empties the cache.
+    """
+    addresses: dict[str, int] = {}
+    for step in program.split():
+        name, sign, rest = (step[1:], step[0], "") if step[0] in "-!" else re.split("([=@]|$)", step, maxsplit=1)
+        if sign == "=":
+            size, _, stream = rest.partition("/")
+            beside = {"-": -512, "+": 512}.get(size[-1], 0)
+            addresses[name] = allocator.malloc(int(float(size.rstrip("-+")) * MIB) + beside, int(stream or 0))
+        elif sign == "-":
+            allocator.free(addresses[name])
+        elif sign == "@":
+            allocator.record_stream(addresses[name], int(rest))
+        elif sign == "!":
+            with pytest.raises(OutOfMemory):
+                take(allocator, float(name))
+        else:
+            {"events": allocator.complete_events, "empty": allocator.empty_cache}[name]()
+    places = {name: (address - FIRST_ADDRESS) / MIB for name, address in addresses.items()}
+    stats = {name: value / MIB if "_bytes" in name else value for name, value in allocator.memory_stats().items()}
+    return stats | places | {"reserved": allocator.reserved_bytes / MIB, "allocated": allocator.allocated_bytes / MIB}
 
 
 # -- rounding ----------------------------------------------------------------------------------------------------------
@@ -56,17 +77,6 @@ def test_a_block_is_the_smallest_multiple_of_512_that_holds_the_request(requeste
     assert size % MIN_BLOCK_BYTES == 0
     assert size >= max(requested, 1)
     assert size - MIN_BLOCK_BYTES < max(requested, 1)
-
-
-@given(SIZES, SIZES)
-def test_a_larger_request_never_gets_a_smaller_block(first: int, second: int) -> None:
-    small, large = sorted([first, second])
-    assert round_size(small) <= round_size(large)
-
-
-@given(SIZES)
-def test_rounding_twice_changes_nothing(requested: int) -> None:
-    assert round_size(round_size(requested)) == round_size(requested)
 
 
 @given(SIZES.filter(bool))
@@ -106,7 +116,250 @@ def test_an_address_that_is_not_allocated_cannot_be_freed() -> None:
         allocator.free(address)
 
 
-# -- segments ----------------------------------------------------------------------------------------------------------
+# -- any rule ----------------------------------------------------------------------------------------------------------
+
+OVERSIZED = "max_split_size_mb:32"
+PAGES = "expandable_segments:True"
+GAPS = "large_segment_size_mb:100"
+"""One segment for all, so that 2 MiB in use keep the free blocks apart."""
+
+RULES: dict[str, tuple[Callable[[], CachingAllocator], str, dict[str, float | str]]] = {
+    # segments
+    "requests of up to 1 MiB share segments of their own": (
+        allocator_of,
+        "a=1.5 b=1 c=0.5 d=0.5 e=0.25",
+        {"reserved": 20 + 2 + 2, "segment.small_pool.current": 2, "allocated_bytes.small_pool.current": 2.25},
+    ),
+    "a large segment may be set larger": (
+        partial(allocator_of, "large_segment_size_mb:40"),
+        "a=1.5 b=10 c=30",
+        {"reserved": 40 + 30},
+    ),
+    # best fit
+    "the smallest block that is large enough is taken": (
+        partial(allocator_of, GAPS),
+        "a=8 x=2 b=5 y=2 c=6 z=2 -a -b -c d=4.5",
+        {"d": "b"},
+    ),
+    "of equal blocks the one of the lowest address is taken": (
+        partial(allocator_of, GAPS),
+        "a=5 x=2 b=5 y=2 -b -a c=5 d=5",
+        {"c": "a", "d": "b"},
+    ),
+    "blocks of another stream are not taken": (allocator_of, "a=12 -a b=12/1", {"reserved": 24}),
+    "neighbours that are free become one block": (
+        allocator_of,
+        "a=4 b=4 c=4 d=4 -a -c -b",
+        {"inactive_split.all.current": 2},  # 12 MiB, and the last 4 of the 20
+    ),
+    "a block that was joined is taken whole": (
+        allocator_of,
+        "a=4 b=4 c=4 d=4 -a -c -b e=11.9",
+        {"e": "a", "reserved": 20},
+    ),
+    # splitting
+    "a small block is split where 512 bytes are left": (
+        allocator_of,
+        "a=1 b=1-",
+        {"inactive_split_bytes.small_pool.current": 1 / 2048, "reserved": 2},
+    ),
+    "the 512 bytes that are left are taken": (allocator_of, "a=1 b=1- c=0+", {"reserved": 2}),
+    "a large block is given whole where 1 MiB is left": (
+        allocator_of,
+        "a=12 -a b=11",
+        {"allocated": 12, "requested_bytes.all.current": 11},
+    ),
+    "a large block is split where more than 1 MiB is left": (
+        allocator_of,
+        "a=12 -a b=11-",
+        {"allocated": 11 - 1 / 2048, "inactive_split_bytes.all.current": 1 + 1 / 2048},
+    ),
+    "a whole segment that is free is not split": (allocator_of, "a=12 -a", {"inactive_split.all.current": 0}),
+    "inactive split counts what is free beside others": (
+        allocator_of,
+        "a=12 -a b=4.5",
+        {"inactive_split.all.current": 1, "inactive_split_bytes.all.current": 7.5},
+    ),
+    # max_split_size_mb
+    "an oversized block is neither split nor given to a smaller request": (
+        partial(allocator_of, OVERSIZED),
+        "a=40 -a b=30 c=33",  # 30 are below the limit; 40 are at most 20 too large for 33, and given whole
+        {
+            **{"c": "a", "reserved": 70, "allocated": 70, "max_split_size": 32 * MIB},
+            **{"oversize_allocations.current": 1, "oversize_segments.current": 1},
+        },
+    ),
+    "an oversized request takes no block that is too much larger": (
+        partial(allocator_of, OVERSIZED),
+        "a=60 -a b=40 c=40.5",  # 60 >= 40 + 20
+        {"c": "a", "reserved": 100},
+    ),
+    "how much larger a block may be can be set": (
+        partial(allocator_of, f"{OVERSIZED},max_non_split_rounding_mb:21"),
+        "a=60 -a b=40",
+        {"b": "a"},
+    ),
+    "a block below the limit is split": (
+        partial(allocator_of, OVERSIZED),
+        "a=30 -a b=15 c=15",
+        {"reserved": 30, "oversize_segments.allocated": 0},
+    ),
+    "oversized blocks are given back before all that is cached": (
+        partial(allocator_of, OVERSIZED, capacity_mib=120),
+        "a=40 b=34 c=20 -a -b -c d=60",  # the 40 and the 34 go, largest first, since 40 are less than 60
+        {"reserved": 60 + 20, "num_alloc_retries": 0, "num_device_free": 2},
+    ),
+    "one oversized block that is enough is given back alone": (
+        partial(allocator_of, OVERSIZED, capacity_mib=150),
+        "a=40 b=90 -a -b c=50",  # 90 >= 50 + 20: not for this request, but enough to make room for it
+        {"reserved": 40 + 50, "num_alloc_retries": 0},
+    ),
+    "oversized pages of an expandable segment are no segment to give back": (
+        partial(allocator_of, f"{PAGES},{OVERSIZED}", capacity_mib=100),
+        "a=60 b=20 -a c=70",
+        {"reserved": 20 + 80, "num_alloc_retries": 1},
+    ),
+    # garbage collection: 66 MiB are reserved where 50 % of 100 are the threshold, so 16 are to be reclaimed. Free are
+    # 20 MiB since two requests and 22 MiB since one: those older than 1.5 go, which is enough
+    "old cached segments are freed above the threshold": (
+        partial(allocator_of, "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5", 200, 200),
+        "a=20 b=22 c=24 -a -b d=22 -d e=26 f=22",
+        {"f": "b", "reserved": 66 - 20 + 26, "num_device_free": 1, "num_alloc_retries": 0},
+    ),
+    "without a limit on the process nothing is collected": (
+        partial(allocator_of, "garbage_collection_threshold:0.1", capacity_mib=100),
+        "a=40 -a b=50",
+        {"reserved": 90},
+    ),
+    # retries
+    "before a request is refused everything cached is given back once": (
+        partial(allocator_of, capacity_mib=100),
+        "a=60 -a b=80",
+        {
+            **{"reserved": 80, "num_alloc_retries": 1, "num_ooms": 0},
+            **{"num_device_alloc": 2, "num_device_free": 1, "num_sync_all_streams": 1},
+        },
+    ),
+    "a request that a retry does not save is refused": (
+        partial(allocator_of, capacity_mib=100),
+        "a=60 -a b=80 !30",
+        {"reserved": 80, "allocated": 80, "num_alloc_retries": 2, "num_ooms": 1},
+    ),
+    # other streams
+    "a block that another stream uses stays active": (
+        allocator_of,
+        "a=12 a@1 -a",
+        {"allocated": 0, "active_bytes.all.current": 12, "requested_bytes.all.current": 12},
+    ),
+    "a block is free once the other stream is done and the next request finds out": (
+        allocator_of,
+        "a=12 a@1 -a b=12 events",
+        {"active_bytes.all.current": 24},
+    ),
+    "a block that other streams are done with is taken": (
+        allocator_of,
+        "a=12 a@1 -a b=12 events c=12",
+        {"c": "a", "reserved": 24},
+    ),
+    "a block waits for each stream that uses it but its own": (
+        allocator_of,
+        "a=12 b=12 a@0 b@1 b@2 b@2 -a -b",
+        {"active.all.current": 1},
+    ),
+    "a block waits for no stream that is done": (
+        allocator_of,
+        "a=12 b=12 a@0 b@1 b@2 b@2 -a -b events c=0+",
+        {"active.large_pool.current": 0},
+    ),
+    "a retry waits for all streams": (
+        partial(allocator_of, capacity_mib=30),
+        "a=20 a@1 -a b=24",
+        {"reserved": 24, "num_alloc_retries": 1},
+    ),
+    "what is used after the events is not done with them": (allocator_of, "events a=12 a@1 -a b=12", {"reserved": 24}),
+    # empty_cache
+    "an emptied cache keeps segments of which something is in use": (
+        allocator_of,
+        "a=12 b=4 c=4 d=0+ -a -b empty",
+        {"reserved": 20 + 2},
+    ),
+    "an emptied cache gives back all that is free": (
+        allocator_of,
+        "a=12 b=4 c=4 d=0+ -a -b empty -c -d empty",
+        {"reserved": 0, "segment.all.current": 0, "reserved_bytes.all.peak": 34},
+    ),
+    # expandable segments
+    "an expandable segment grows by pages of 20 or of 2 MiB and torch counts no segment": (
+        partial(allocator_of, PAGES),
+        "a=1.5 b=18.5 c=41 d=0+",
+        {"reserved": 20 + 60 + 2, "segment.all.current": 0, "num_device_alloc": 3},
+    ),
+    "a page is as large as a large segment is set": (
+        partial(allocator_of, f"{PAGES},large_segment_size_mb:34"),
+        "a=1.5",
+        {"reserved": 34},
+    ),
+    "a request starts in the free end of what is mapped": (
+        partial(allocator_of, PAGES),
+        "a=15 b=30",  # 5 MiB were free, two more pages hold the other 25
+        {"b": 15, "reserved": 60},
+    ),
+    "an expandable block is split down to 512 bytes, which torch leaves out": (
+        partial(allocator_of, PAGES),
+        "a=20-",
+        {"allocated": 20 - 1 / 2048, "inactive_split_bytes.all.current": 0},
+    ),
+    "an emptied cache unmaps whole pages": (
+        partial(allocator_of, PAGES),
+        "a=50 b=50 c=20 -b empty",  # of 50 to 100 MiB the pages from 60 to 100
+        {"reserved": 120 - 40, "num_device_free": 1},
+    ),
+    "a request maps the lowest pages again": (
+        partial(allocator_of, PAGES),
+        "a=50 b=50 c=20 -b empty d=15 -a e=45",  # the 10 MiB that stayed, and one page
+        {"d": 50, "e": 0, "reserved": 100},
+    ),
+    "a retry unmaps what is free for use at another place": (
+        partial(allocator_of, PAGES, capacity_mib=100),
+        "a=40 b=40 -a c=60",  # 20 are left, and nowhere 60 in a row: the 40 that are free are mapped elsewhere
+        {"b": 40, "c": 120, "reserved": 100, "allocated": 100, "num_alloc_retries": 1},
+    ),
+    "two cached segments of 40 MiB hold no 80": (allocator_of, "a=40 b=40 -a -b c=80", {"reserved": 160}),
+    "two neighbours in an expandable segment do": (
+        partial(allocator_of, PAGES),
+        "a=40 b=40 -a -b c=80",
+        {"reserved": 80},
+    ),
+    # The last 5 MiB before what is not mapped count with all of it, so 8 MiB in the middle fit better.
+    "of expandable blocks the one that can grow least is taken": (
+        partial(allocator_of, PAGES),
+        "a=8 b=7 -a c=4",
+        {"c": 0, "reserved": 20},
+    ),
+    "streams and pools have segments of their own, an eighth larger than the device": (
+        partial(allocator_of, PAGES, capacity_mib=100),
+        "a=20 b=20/1 c=1",
+        {"a": 0, "b": 120, "c": 240},
+    ),
+    "a segment that is all unmapped is given up": (
+        partial(allocator_of, PAGES, capacity_mib=100),
+        "a=20 -a empty b=20",
+        {"b": 120},
+    ),
+    "a request beyond a whole segment is refused": (
+        partial(allocator_of, PAGES, capacity_mib=100),
+        "!300",
+        {"reserved": 0, "num_ooms": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize(("fresh", "program", "expected"), RULES.values(), ids=RULES)
+def test_the_rule(fresh: Callable[[], CachingAllocator], program: str, expected: dict[str, float | str]) -> None:
+    figures = played(fresh(), program)
+    assert {name: figures[name] for name in expected} == {
+        name: figures[value] if isinstance(value, str) else value for name, value in expected.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,198 +369,11 @@ def test_an_address_that_is_not_allocated_cannot_be_freed() -> None:
 def test_a_request_that_no_cached_block_serves_takes_a_segment(mib: float, segment_mib: int) -> None:
     allocator = allocator_of()
     take(allocator, mib)
-    assert reserved(allocator) == segment_mib
+    assert allocator.reserved_bytes == segment_mib * MIB
     assert stat(allocator, "segment.all.current") == stat(allocator, "num_device_alloc") == 1
 
 
-def test_requests_of_up_to_1_mib_share_segments_of_their_own() -> None:
-    allocator = allocator_of()
-    take(allocator, 1.5)  # of 20 MiB, of which 18.5 are free
-    take(allocator, 1)
-    take(allocator, 0.5)
-    take(allocator, 0.5)
-    assert reserved(allocator) == 20 + 2
-    assert stat(allocator, "segment.small_pool.current") == 1
-    take(allocator, 0.25)
-    assert stat(allocator, "segment.small_pool.current") == 2
-    assert stat(allocator, "allocated_bytes.small_pool.current") == 2.25 * MIB
-
-
-def test_a_large_segment_may_be_set_larger() -> None:
-    allocator = allocator_of("large_segment_size_mb:40")
-    take(allocator, 1.5)
-    assert reserved(allocator) == 40
-    take(allocator, 10)
-    assert reserved(allocator) == 40
-    take(allocator, 30)
-    assert reserved(allocator) == 70
-
-
-# -- best fit ----------------------------------------------------------------------------------------------------------
-
-
-def with_gaps(*sizes_mib: float) -> tuple[CachingAllocator, list[int]]:
-    """Free blocks of these sizes in one segment, each followed by 2 MiB that are in use."""
-    allocator = allocator_of("large_segment_size_mb:100")
-    gaps = []
-    for size in sizes_mib:
-        gaps.append(take(allocator, size))
-        take(allocator, 2)
-    for gap in gaps:
-        allocator.free(gap)
-    return allocator, gaps
-
-
-def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
-    allocator, (_, five, _) = with_gaps(8, 5, 6)
-    assert take(allocator, 4.5) == five
-
-
-def test_of_equal_blocks_the_one_of_the_lowest_address_is_taken() -> None:
-    allocator, (first, second) = with_gaps(5, 5)
-    assert take(allocator, 5) == first
-    assert take(allocator, 5) == second
-
-
-def test_blocks_of_another_stream_are_not_taken() -> None:
-    allocator = allocator_of()
-    allocator.free(take(allocator, 12))
-    take(allocator, 12, stream=1)
-    assert reserved(allocator) == 24
-
-
-def test_neighbours_that_are_free_become_one_block() -> None:
-    allocator = allocator_of()
-    first, second, third, _ = [take(allocator, 4) for _ in range(4)]
-    for address in (first, third, second):
-        allocator.free(address)
-    assert stat(allocator, "inactive_split.all.current") == 2  # 12 MiB, and the last 4 of the 20
-    assert take(allocator, 11.9) == first
-    assert reserved(allocator) == 20
-
-
-# -- splitting ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_small_block_is_split_where_512_bytes_are_left() -> None:
-    allocator = allocator_of()
-    allocator.malloc(MIB)
-    allocator.malloc(MIB - 512)
-    assert stat(allocator, "inactive_split_bytes.small_pool.current") == 512
-    allocator.malloc(1)
-    assert reserved(allocator) == 2
-
-
-def test_a_large_block_is_split_only_where_more_than_1_mib_is_left() -> None:
-    allocator = allocator_of()
-    allocator.free(take(allocator, 12))
-    address = take(allocator, 11)
-    assert allocator.allocated_bytes == 12 * MIB
-    assert stat(allocator, "requested_bytes.all.current") == 11 * MIB
-    allocator.free(address)
-    allocator.malloc(11 * MIB - 512)
-    assert allocator.allocated_bytes == 11 * MIB - 512
-    assert stat(allocator, "inactive_split_bytes.all.current") == MIB + 512
-
-
-def test_inactive_split_counts_what_is_free_beside_others() -> None:
-    allocator = allocator_of()
-    address = take(allocator, 12)
-    allocator.free(address)
-    assert stat(allocator, "inactive_split.all.current") == 0  # a whole segment
-    take(allocator, 4.5)
-    assert stat(allocator, "inactive_split.all.current") == 1
-    assert stat(allocator, "inactive_split_bytes.all.current") == 7.5 * MIB
-
-
-# -- max_split_size_mb -------------------------------------------------------------------------------------------------
-
-
-def test_an_oversized_block_is_neither_split_nor_given_to_a_smaller_request() -> None:
-    allocator = allocator_of("max_split_size_mb:32")
-    large = take(allocator, 40)
-    allocator.free(large)
-    take(allocator, 30)  # below the limit: not out of the 40
-    assert reserved(allocator) == 70
-    assert take(allocator, 33) == large  # at most 20 MiB too large: given whole
-    assert allocator.allocated_bytes == 70 * MIB
-    assert stat(allocator, "oversize_allocations.current") == stat(allocator, "oversize_segments.current") == 1
-    assert stat(allocator, "max_split_size") == 32 * MIB
-
-
-def test_an_oversized_request_takes_no_block_that_is_too_much_larger() -> None:
-    allocator = allocator_of("max_split_size_mb:32")
-    large = take(allocator, 60)
-    allocator.free(large)
-    take(allocator, 40)  # 60 >= 40 + 20
-    assert reserved(allocator) == 100
-    assert take(allocator, 40.5) == large
-
-
-def test_how_much_larger_a_block_may_be_can_be_set() -> None:
-    allocator = allocator_of("max_split_size_mb:32,max_non_split_rounding_mb:21")
-    large = take(allocator, 60)
-    allocator.free(large)
-    assert take(allocator, 40) == large
-
-
-def test_a_block_below_the_limit_is_split() -> None:
-    allocator = allocator_of("max_split_size_mb:32")
-    allocator.free(take(allocator, 30))
-    take(allocator, 15)
-    take(allocator, 15)
-    assert reserved(allocator) == 30
-    assert stat(allocator, "oversize_segments.allocated") == 0
-
-
-def test_oversized_blocks_are_given_back_before_all_that_is_cached() -> None:
-    allocator = allocator_of("max_split_size_mb:32", capacity_mib=120)
-    for address in [take(allocator, 40), take(allocator, 34), take(allocator, 20)]:
-        allocator.free(address)
-    take(allocator, 60)  # the 40 and the 34 go, largest first, since 40 are less than 60
-    assert reserved(allocator) == 60 + 20
-    assert allocator.num_alloc_retries == 0
-    assert stat(allocator, "num_device_free") == 2
-
-
-def test_one_oversized_block_that_is_enough_is_given_back_alone() -> None:
-    allocator = allocator_of("max_split_size_mb:32", capacity_mib=150)
-    for address in [take(allocator, 40), take(allocator, 90)]:
-        allocator.free(address)
-    take(allocator, 50)  # 90 >= 50 + 20: not for this request, but enough to make room for it
-    assert reserved(allocator) == 40 + 50
-    assert allocator.num_alloc_retries == 0
-
-
-def test_oversized_pages_of_an_expandable_segment_are_no_segment_to_give_back() -> None:
-    allocator = allocator_of("expandable_segments:True,max_split_size_mb:32", capacity_mib=100)
-    gap, _ = take(allocator, 60), take(allocator, 20)
-    allocator.free(gap)
-    take(allocator, 70)
-    assert (reserved(allocator), allocator.num_alloc_retries) == (20 + 80, 1)
-
-
-# -- garbage collection and fraction -----------------------------------------------------------------------------------
-
-
-def test_old_cached_segments_are_freed_above_the_threshold() -> None:
-    """66 MiB are reserved where 50 % of 100 are the threshold, so 16 are to be reclaimed. Free are 20 MiB since two
-    requests and 22 MiB since one: those older than 1.5 go, which is enough."""
-    allocator = allocator_of("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5", 200, 200)
-    old, young, _ = take(allocator, 20), take(allocator, 22), take(allocator, 24)
-    allocator.free(old)
-    allocator.free(young)
-    allocator.free(take(allocator, 22))
-    take(allocator, 26)
-    assert (reserved(allocator), allocator.num_device_free, allocator.num_alloc_retries) == (66 - 20 + 26, 1, 0)
-    assert take(allocator, 22) == young
-
-
-def test_without_a_limit_on_the_process_nothing_is_collected() -> None:
-    allocator = allocator_of("garbage_collection_threshold:0.1", capacity_mib=100)
-    allocator.free(take(allocator, 40))
-    take(allocator, 50)
-    assert reserved(allocator) == 90
+# -- limits and refusals -----------------------------------------------------------------------------------------------
 
 
 def test_a_fraction_limits_what_is_reserved_of_the_whole_device() -> None:
@@ -317,27 +383,12 @@ def test_a_fraction_limits_what_is_reserved_of_the_whole_device() -> None:
     with pytest.raises(OutOfMemory, match=r"is free\. 50\.00 MiB allowed; Of the allocated memory"):
         take(allocator, 22)
     take(allocator, 20)
-    assert reserved(allocator) == 50
+    assert allocator.reserved_bytes == 50 * MIB
 
 
 def test_a_fraction_of_a_device_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="give total_bytes"):
         allocator_of("per_process_memory_fraction:0.5")
-
-
-# -- retries and refusals ----------------------------------------------------------------------------------------------
-
-
-def test_before_a_request_is_refused_everything_cached_is_given_back_once() -> None:
-    allocator = allocator_of(capacity_mib=100)
-    allocator.free(take(allocator, 60))
-    take(allocator, 80)
-    assert (reserved(allocator), allocator.num_alloc_retries, allocator.num_ooms) == (80, 1, 0)
-    assert (allocator.num_device_alloc, allocator.num_device_free, allocator.num_sync_all_streams) == (2, 1, 1)
-    with pytest.raises(OutOfMemory):
-        take(allocator, 30)
-    assert (reserved(allocator), allocator.num_alloc_retries, allocator.num_ooms) == (80, 2, 1)
-    assert allocator.allocated_bytes == 80 * MIB
 
 
 def test_a_retry_that_cannot_give_a_split_segment_back_is_refused() -> None:
@@ -400,193 +451,20 @@ def test_sizes_are_written_as_torch_writes_them(size: int, said: str) -> None:
     assert format_size(size) == said
 
 
-# -- other streams -----------------------------------------------------------------------------------------------------
-
-
-def test_a_block_that_another_stream_uses_is_free_once_that_stream_is_done() -> None:
-    allocator = allocator_of()
-    address = take(allocator, 12)
-    allocator.record_stream(address, 1)
-    allocator.free(address)
-    assert allocator.allocated_bytes == 0
-    assert stat(allocator, "active_bytes.all.current") == stat(allocator, "requested_bytes.all.current") == 12 * MIB
-    assert take(allocator, 12) != address
-    allocator.complete_events()
-    assert stat(allocator, "active_bytes.all.current") == 24 * MIB  # the next request finds out
-    assert take(allocator, 12) == address
-    assert reserved(allocator) == 24
-
-
-def test_a_block_waits_for_each_stream_that_uses_it_but_its_own() -> None:
-    allocator = allocator_of()
-    own, others = take(allocator, 12), take(allocator, 12)
-    allocator.record_stream(own, 0)
-    for stream in (1, 2, 2):
-        allocator.record_stream(others, stream)
-    allocator.free(own)
-    allocator.free(others)
-    assert stat(allocator, "active.all.current") == 1
-    allocator.complete_events()
-    allocator.malloc(512)
-    assert stat(allocator, "active.large_pool.current") == 0
-
-
-def test_a_retry_waits_for_all_streams() -> None:
-    allocator = allocator_of(capacity_mib=30)
-    address = take(allocator, 20)
-    allocator.record_stream(address, 1)
-    allocator.free(address)
-    take(allocator, 24)
-    assert (reserved(allocator), allocator.num_alloc_retries) == (24, 1)
-
-
-def test_what_is_used_after_the_events_is_not_done_with_them() -> None:
-    allocator = allocator_of()
-    allocator.complete_events()
-    address = take(allocator, 12)
-    allocator.record_stream(address, 1)
-    allocator.free(address)
-    assert take(allocator, 12) != address
-
-
-# -- empty_cache -------------------------------------------------------------------------------------------------------
-
-
-def test_an_emptied_cache_keeps_segments_of_which_something_is_in_use() -> None:
-    allocator = allocator_of()
-    whole, part, used = take(allocator, 12), take(allocator, 4), take(allocator, 4)
-    small = allocator.malloc(512)
-    allocator.free(whole)
-    allocator.free(part)
-    allocator.empty_cache()
-    assert reserved(allocator) == 20 + 2
-    allocator.free(used)
-    allocator.free(small)
-    allocator.empty_cache()
-    assert allocator.reserved_bytes == stat(allocator, "segment.all.current") == 0
-    assert allocator.peak_reserved_bytes == 34 * MIB
-
-
-# -- expandable segments -----------------------------------------------------------------------------------------------
-
-
-def expandable(capacity_mib: int | None = None, more: str = "") -> CachingAllocator:
-    return allocator_of(f"expandable_segments:True{more}", capacity_mib)
-
-
-def test_an_expandable_segment_grows_by_pages_of_20_or_of_2_mib() -> None:
-    allocator = expandable()
-    take(allocator, 1.5)
-    assert reserved(allocator) == 20
-    take(allocator, 18.5)
-    assert reserved(allocator) == 20
-    take(allocator, 41)
-    assert reserved(allocator) == 20 + 60
-    allocator.malloc(512)
-    assert reserved(allocator) == 80 + 2
-    assert stat(allocator, "segment.all.current") == 0  # torch counts pages as reserved, and as no segments
-    assert stat(allocator, "num_device_alloc") == 3
-
-
-def test_a_page_is_as_large_as_a_large_segment_is_set() -> None:
-    allocator = expandable(more=",large_segment_size_mb:34")
-    take(allocator, 1.5)
-    assert reserved(allocator) == 34
-
-
-def test_a_request_starts_in_the_free_end_of_what_is_mapped() -> None:
-    allocator = expandable()
-    take(allocator, 15)
-    second = take(allocator, 30)
-    assert (place(second), reserved(allocator)) == (15, 60)  # 5 MiB were free, two more pages hold the other 25
-
-
-def test_an_expandable_block_is_split_down_to_512_bytes() -> None:
-    allocator = expandable()
-    allocator.malloc(20 * MIB - 512)
-    assert allocator.allocated_bytes == 20 * MIB - 512
-    assert stat(allocator, "inactive_split_bytes.all.current") == 0  # torch leaves expandable segments out
-
-
-def test_an_emptied_cache_unmaps_whole_pages_and_a_request_maps_the_lowest_again() -> None:
-    allocator = expandable()
-    first, second, third = take(allocator, 50), take(allocator, 50), take(allocator, 20)
-    allocator.free(second)
-    allocator.empty_cache()
-    assert reserved(allocator) == 120 - 40  # of 50 to 100 MiB the pages from 60 to 100
-    assert stat(allocator, "num_device_free") == 1
-    again = take(allocator, 15)
-    assert (place(again), reserved(allocator)) == (50, 100)  # the 10 MiB that stayed, and one page
-    allocator.free(first)
-    assert place(take(allocator, 45)) == 0
-    del third
-
-
-def test_a_retry_unmaps_what_is_free_for_use_at_another_place() -> None:
-    allocator = expandable(capacity_mib=100)
-    first, second = take(allocator, 40), take(allocator, 40)
-    allocator.free(first)
-    third = take(allocator, 60)  # 20 are left, and nowhere 60 in a row: the 40 that are free are mapped elsewhere
-    assert (place(second), place(third)) == (40, 120)
-    assert (reserved(allocator), allocator.num_alloc_retries) == (100, 1)
-    assert allocator.allocated_bytes == 100 * MIB
-
-
-def test_what_a_native_allocator_cannot_join_pages_can() -> None:
-    """Two cached segments of 40 MiB hold no 80; two neighbours of one segment do."""
-    reserves = {}
-    for name, allocator in {"native": allocator_of(), "expandable": expandable()}.items():
-        for address in [take(allocator, 40), take(allocator, 40)]:
-            allocator.free(address)
-        take(allocator, 80)
-        reserves[name] = reserved(allocator)
-    assert reserves == {"native": 160, "expandable": 80}
-
-
-def test_of_expandable_blocks_the_one_that_can_grow_least_is_taken() -> None:
-    """The last 5 MiB before what is not mapped count with all of it, so 8 MiB in the middle fit better."""
-    allocator = expandable()
-    gap, _ = take(allocator, 8), take(allocator, 7)
-    allocator.free(gap)
-    assert place(take(allocator, 4)) == 0
-    assert reserved(allocator) == 20
-
-
-def test_streams_and_pools_have_segments_of_their_own() -> None:
-    allocator = allocator_of("expandable_segments:True", capacity_mib=100)
-    places = [place(take(allocator, 20)), place(take(allocator, 20, stream=1)), place(take(allocator, 1))]
-    assert places == [0, 120, 240]  # each holds an eighth more than the device, in whole pages
-
-
-def test_a_segment_that_is_all_unmapped_is_given_up() -> None:
-    allocator = allocator_of("expandable_segments:True", capacity_mib=100)
-    allocator.free(take(allocator, 20))
-    allocator.empty_cache()
-    assert allocator.segments() == []
-    assert place(take(allocator, 20)) == 120
-
-
-def test_a_request_beyond_a_whole_segment_is_refused() -> None:
-    allocator = allocator_of("expandable_segments:True", capacity_mib=100)
-    with pytest.raises(OutOfMemory):
-        take(allocator, 300)
-    assert (reserved(allocator), allocator.num_ooms) == (0, 1)
-
-
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_that_happens_is_told_in_the_words_of_torchs_history() -> None:
-    told: list[tuple[str, float, float, int]] = []
+    actions: list[tuple[str, float, float, int]] = []
     allocator = CachingAllocator(
-        24 * MIB, on_action=lambda action, address, size, stream: told.append((action, address, size, stream))
+        24 * MIB, on_action=lambda action, address, size, stream: actions.append((action, address, size, stream))
     )
     address = allocator.malloc(12 * MIB)
     allocator.free(address)
     other = allocator.malloc(20 * MIB, 1)
     with pytest.raises(OutOfMemory):
         allocator.malloc(22 * MIB, 1)
-    assert told == [
+    assert actions == [
         ("segment_alloc", address, 12 * MIB, 0),
         ("alloc", address, 12 * MIB, 0),
         ("free_requested", address, 12 * MIB, 0),

@@ -235,9 +235,24 @@ class AnyProgram(RuleBasedStateMachine):
     # -- what holds ----------------------------------------------------------------------------------------------------
 
     @invariant()
-    def blocks_tile_their_segments(self) -> None:
+    def everything_holds(self) -> None:
+        """Walks the blocks and collects the statistics once for all that must hold of them."""
+        walked, stats = list(chains(self.allocator)), self.allocator.memory_stats()
+        self.blocks_tile_their_segments(walked)
+        self.no_neighbours_are_free_alike(walked)
+        self.blocks_are_aligned_and_pages_mapped_whole(walked)
+        self.pools_hold_what_is_free_and_nothing_else(walked)
+        self.what_is_active_and_what_is_free_is_what_is_reserved(walked)
+        self.reserved_stays_within_its_limits()
+        expected = self.naive.memory_stats()
+        assert {name: stats[name] for name in expected} == expected
+        self.statistics_agree_with_each_other(stats)
+        self.inactive_split_is_what_is_free_beside_others(stats)
+        self.a_snapshot_shows_the_same(walked)
+
+    def blocks_tile_their_segments(self, walked: list[list[Block]]) -> None:
         places = []
-        for chain in chains(self.allocator):
+        for chain in walked:
             for block, following in pairwise(chain):
                 assert following.prev is block
                 assert block.address + block.size == following.address
@@ -256,51 +271,40 @@ class AnyProgram(RuleBasedStateMachine):
         places.sort()
         assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
-    @invariant()
-    def no_neighbours_are_free_alike(self) -> None:
-        for chain in chains(self.allocator):
+    def no_neighbours_are_free_alike(self, walked: list[list[Block]]) -> None:
+        for chain in walked:
             for block, following in pairwise(chain):
                 assert not (is_free(block) and is_free(following))
                 assert block.mapped or following.mapped
 
-    @invariant()
-    def every_block_is_aligned(self) -> None:
-        for chain in chains(self.allocator):
-            assert all(block.address % MIN_BLOCK_BYTES == 0 for block in chain)
-            assert all(block.size % MIN_BLOCK_BYTES == 0 for block in chain if block.mapped)
-
-    @invariant()
-    def pages_are_mapped_whole(self) -> None:
-        for chain in chains(self.allocator):
+    def blocks_are_aligned_and_pages_mapped_whole(self, walked: list[list[Block]]) -> None:
+        for chain in walked:
             segment = chain[0].segment
-            if segment is None:
-                assert all(block.mapped for block in chain)
-                continue
             for block in chain:
+                assert block.address % MIN_BLOCK_BYTES == 0
+                assert not block.mapped or block.size % MIN_BLOCK_BYTES == 0
                 if not block.mapped:
+                    assert segment is not None
                     assert (block.address - segment.address) % segment.page_bytes == 0
                     assert block.size % segment.page_bytes == 0
 
-    @invariant()
-    def pools_hold_what_is_free_and_nothing_else(self) -> None:
+    def pools_hold_what_is_free_and_nothing_else(self, walked: list[list[Block]]) -> None:
         for pool in (self.allocator.small, self.allocator.large):
-            linked = [block for chain in chains(self.allocator) for block in chain if block.pool is pool]
+            linked = [block for chain in walked for block in chain if block.pool is pool]
             assert {id(block) for block in linked if is_free(block)} == {id(block) for block in pool.free_blocks()}
             assert {id(block) for block in linked if not block.mapped} == {id(block) for block in unmapped(pool)}
             keys = [(block.stream, block.size, block.address) for block in pool.free_blocks()]
             assert keys == sorted(keys)
 
-    @invariant()
-    def what_is_active_and_what_is_free_is_what_is_reserved(self) -> None:
+    def what_is_active_and_what_is_free_is_what_is_reserved(self, walked: list[list[Block]]) -> None:
         allocator = self.allocator
-        mapped = sum(block.size for chain in chains(allocator) for block in chain if block.mapped)
+        mapped = sum(block.size for chain in walked for block in chain if block.mapped)
         active = sum(block.size for block in allocator.active_blocks())
         free = sum(block.size for pool in (allocator.small, allocator.large) for block in pool.free_blocks())
         assert active + free == mapped == allocator.reserved_bytes == allocator.device.taken_bytes
         assert allocator.allocated_bytes == active - sum(held.size for held in self.waiting)
         assert {held.address for held in self.held} <= {block.address for block in allocator.active_blocks()}
 
-    @invariant()
     def reserved_stays_within_its_limits(self) -> None:
         allocator = self.allocator
         capacity = allocator.device.capacity_bytes
@@ -312,15 +316,7 @@ class AnyProgram(RuleBasedStateMachine):
             page = allocator.settings.large_segment_bytes if allocator.settings.expandable_segments else 0
             assert allocator.peak_reserved_bytes <= allocator.allowed_bytes + page
 
-    @invariant()
-    def statistics_are_what_a_naive_count_says(self) -> None:
-        stats = self.allocator.memory_stats()
-        expected = self.naive.memory_stats()
-        assert {name: stats[name] for name in expected} == expected
-
-    @invariant()
-    def statistics_agree_with_each_other(self) -> None:
-        stats = self.allocator.memory_stats()
+    def statistics_agree_with_each_other(self, stats: dict[str, int]) -> None:
         for name in {key.rsplit(".", 1)[0] for key in stats if key.endswith(".current")}:
             assert stats[f"{name}.freed"] == stats[f"{name}.allocated"] - stats[f"{name}.current"] >= 0
             assert stats[f"{name}.peak"] >= stats[f"{name}.current"] >= 0
@@ -331,25 +327,22 @@ class AnyProgram(RuleBasedStateMachine):
         assert stats["num_ooms"] == self.refused
         assert stats["num_alloc_retries"] >= self.refused
 
-    @invariant()
-    def inactive_split_is_what_is_free_beside_others(self) -> None:
+    def inactive_split_is_what_is_free_beside_others(self, stats: dict[str, int]) -> None:
         split = [
             block
             for pool in (self.allocator.small, self.allocator.large)
             for block in pool.free_blocks()
             if block.is_split and block.segment is None
         ]
-        stats = self.allocator.memory_stats()
         assert stats["inactive_split.all.current"] == len(split)
         assert stats["inactive_split_bytes.all.current"] == sum(block.size for block in split)
 
-    @invariant()
-    def a_snapshot_shows_the_same(self) -> None:
+    def a_snapshot_shows_the_same(self, walked: list[list[Block]]) -> None:
         shown = self.allocator.segments()
         assert sum(segment["total_size"] for segment in shown) == self.allocator.reserved_bytes
         assert sum(segment["allocated_size"] for segment in shown) == self.allocator.allocated_bytes
         assert sum(len(segment["blocks"]) for segment in shown) == sum(
-            block.mapped for chain in chains(self.allocator) for block in chain
+            block.mapped for chain in walked for block in chain
         )
 
     def teardown(self) -> None:
