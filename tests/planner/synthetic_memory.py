@@ -10,7 +10,9 @@ from math import prod
 
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.levers import EXPANDABLE, SLOWING
+from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import (
     Estimate,
@@ -199,6 +201,13 @@ class LinearMemory:
         """The same for both kinds of segments."""
         knobs = replace(knobs, expandable_segments=False)
         return zlib.crc32(repr(knobs).encode()) / 2**32
+
+
+def found_or_none(space: Space, model: LinearMemory) -> Found | None:
+    try:
+        return search(space, model)
+    except DoesNotFitError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

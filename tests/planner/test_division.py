@@ -96,24 +96,35 @@ def test_what_is_refused_is_refused_by_trl_too(method: str, words: dict[str, Any
         trl_config(method, **words)
 
 
-def test_a_generation_is_the_effective_batch_and_every_divisor_is_offered() -> None:
-    assert rows_of(space_of("grpo", 16)) == [16, 8, 4, 2, 1]
+@pytest.mark.parametrize(
+    ("method", "effective", "words", "rows", "base"),
+    [
+        ("grpo", 16, {}, [16, 8, 4, 2, 1], (8, 2)),  # a generation is the effective batch
+        ("grpo", 16, {"steps_per_generation": 2}, [16, 8, 4], (8, 2)),  # whole groups
+        ("rloo", 12, {"generation_batch_size": 8, "num_generations": 4}, [4, 2, 1], (4, 3)),
+    ],
+)
+def test_rows_that_divide_a_generation_are_offered(
+    method: str, effective: int, words: dict[str, Any], rows: list[int], base: tuple[int, int]
+) -> None:
+    space = space_of(method, effective, **words)
+    assert rows_of(space) == rows
+    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
 
 
-def test_given_steps_of_a_generation_leave_the_rows_that_make_whole_groups() -> None:
-    assert rows_of(space_of("grpo", 16, steps_per_generation=2)) == [16, 8, 4]
-
-
-def test_a_given_generation_leaves_the_rows_that_divide_it() -> None:
-    space = space_of("rloo", 12, generation_batch_size=8, num_generations=4)
-    assert rows_of(space) == [4, 2, 1]
-    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == (4, 3)
-
-
-@pytest.mark.parametrize("name", ["generation_batch_size", "steps_per_generation", "num_generations_eval"])
-def test_a_size_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--{name} 0"):
-        space_of("grpo", **{name: 0})
+@pytest.mark.parametrize(
+    ("method", "words", "message"),
+    [
+        *(("grpo", {name: 0}, f"--{name} 0") for name in ("generation_batch_size", "steps_per_generation")),
+        ("grpo", {"num_generations_eval": 0}, "--num_generations_eval 0"),
+        ("ppo", {"num_mini_batches": 0}, "--num_mini_batches 0"),
+        ("rloo", {"num_generations": 1}, "takes two at least"),
+        ("grpo", {"generation_batch_size": 8, "steps_per_generation": 1}, "exclude each other"),
+    ],
+)
+def test_sizes_that_make_no_generation_are_refused(method: str, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        space_of(method, **words)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +173,6 @@ def test_groups_that_do_not_divide_are_told_what_would(words: dict[str, Any], me
     assert (raised.value.message, raised.value.hint) == (message, hint)
 
 
-def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="takes two at least"):
-        space_of("rloo", num_generations=1)
-
-
-def test_a_generation_is_not_said_twice() -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        space_of("grpo", generation_batch_size=8, steps_per_generation=1)
-
-
 # -- PPO -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,11 +194,6 @@ def test_a_micro_batch_larger_than_a_mini_batch_is_refused() -> None:
     with pytest.raises(BatchSplitError) as raised:
         space_of("ppo", per_device_train_batch_size=8, num_mini_batches=2)
     assert raised.value.hint == "use --per_device_train_batch_size 1, 2 or 4, or remove --per_device_train_batch_size"
-
-
-def test_mini_batches_of_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match="--num_mini_batches 0"):
-        space_of("ppo", num_mini_batches=0)
 
 
 @pytest.mark.parametrize(

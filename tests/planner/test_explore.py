@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from statistics import median, quantiles
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import LinearMemory, brute_force, space_of
+from synthetic_memory import Best, LinearMemory, brute_force, found_or_none, space_of
 
-from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.explore import best_of
 from autotrain_mem.planner.guess import required_bytes
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
@@ -58,63 +58,54 @@ def card(number: int, space: Space, *, noise: float) -> LinearMemory:
     )
 
 
-def found_or_none(space: Space, model: LinearMemory) -> Found | None:
-    try:
-        return search(space, model)
-    except DoesNotFitError:
-        return None
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """One search, and what the whole grid had to offer."""
+
+    found: Found | None
+    best: Best | None
+    rehearsals: int
+
+    @property
+    def quality(self) -> float | None:
+        """Speed of the plan over that of the grid's best on the level; None where no level has a point that fits."""
+        if self.best is None:
+            assert self.found is None or self.found.level == SHORTER_ROWS
+            return None
+        assert self.found is not None
+        assert self.found.level == self.best.level
+        return self.found.estimate.tokens_per_second / self.best.tokens_per_second
 
 
-def quality(space: Space, model: LinearMemory) -> float | None:
-    """Speed of the plan over that of the grid's best on the level; None where no level has a point that fits."""
-    found, best = found_or_none(space, model), brute_force(space, model)
-    if best is None:
-        assert found is None or found.level == SHORTER_ROWS
-        return None
-    assert found is not None
-    assert found.level == best.level
-    return found.estimate.tokens_per_second / best.tokens_per_second
+def searched(space: Space, model: LinearMemory) -> Searched:
+    found = found_or_none(space, model)
+    return Searched(found=found, rehearsals=len(model.calls), best=brute_force(space, model))
 
 
-def test_plans_are_as_fast_as_the_best_of_the_grid_where_bytes_grow_with_rows() -> None:
-    ratios = [quality(space := job(number), card(number, space, noise=0.0)) for number in range(JOBS)]
-    known = [ratio for ratio in ratios if ratio is not None]
-    assert len(known) > JOBS / 2
-    assert min(known) >= 0.99
+@cache
+def every_job(noise: float) -> list[Searched]:
+    return [searched(space := job(number), card(number, space, noise=noise)) for number in range(JOBS)]
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.02])
-def test_nearly_all_are_where_bytes_stray_from_the_line(noise: float) -> None:
-    """A point is lost where one that needs less by the line needs more by what bytes stray."""
-    ratios = [quality(space := job(number), card(number, space, noise=noise)) for number in range(JOBS)]
-    known = [ratio for ratio in ratios if ratio is not None]
-    assert sum(ratio >= 0.99 for ratio in known) >= 0.97 * len(known)
+@pytest.mark.parametrize(("noise", "share"), [(0.0, 1.0), (0.01, 0.97), (0.02, 0.97)])
+def test_plans_are_as_fast_as_the_best_of_the_grid(noise: float, share: float) -> None:
+    """A point is lost where bytes stray from the line: one that needs less by the line may need more."""
+    ratios = [each.quality for each in every_job(noise) if each.quality is not None]
+    assert len(ratios) > JOBS / 2
+    assert sum(ratio >= 0.99 for ratio in ratios) >= share * len(ratios)
 
 
 def test_rehearsals_are_few_with_those_of_the_next_level_and_of_the_confirmation() -> None:
-    """Measured: 7 in the median, 12 in the ninth decile."""
-    counts = []
-    for number in range(JOBS):
-        space = job(number)
-        model = card(number, space, noise=0.01)
-        found_or_none(space, model)
-        counts.append(len(model.calls))
+    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after ten."""
+    counts = [each.rehearsals for each in every_job(0.01)]
     assert median(counts) <= 8
     assert quantiles(counts, n=10)[-1] <= 14
+    hopeless = [each.rehearsals for each in every_job(0.01) if each.found is None]
+    assert len(hopeless) > JOBS / 10
+    assert max(hopeless) <= 10
 
 
-def test_a_search_without_hope_ends_after_ten_rehearsals() -> None:
-    counts = []
-    for number in range(3 * JOBS):
-        space = job(number)
-        model = card(number, space, noise=0.01)
-        if found_or_none(space, model) is None:
-            counts.append(len(model.calls))
-    assert len(counts) > JOBS / 3
-    assert max(counts) <= 10
-
-
-@pytest.mark.parametrize("budget", range(6 * GIB, 50 * GIB, 4 * GIB))
+@pytest.mark.parametrize("budget", range(6 * GIB, 50 * GIB, 8 * GIB))
 def test_a_smaller_batch_is_no_worse_than_the_work_of_a_larger_one_makes_it(budget: int) -> None:
     """As with a loss in chunks: half of what seems to be done whatever the rows is done for each of them."""
 
@@ -125,7 +116,7 @@ def test_a_smaller_batch_is_no_worse_than_the_work_of_a_larger_one_makes_it(budg
             return exact * min(1.0, 0.5 + 0.5 * rows[0] / rows[1])
 
     space = space_of(longest=2048, max_slowdown=float("inf"))
-    ratio = quality(space, Chunked(budget_bytes=budget, longest=2048))
+    ratio = searched(space, Chunked(budget_bytes=budget, longest=2048)).quality
     assert ratio is not None
     assert ratio >= 0.99
 

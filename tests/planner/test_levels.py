@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from synthetic_memory import ONLINE, PPO, TRL, space_of
@@ -68,18 +69,30 @@ def test_levels_climb_from_time_to_data() -> None:
     assert harms == sorted(harms)
 
 
-def test_an_optimizer_that_is_asked_onto_the_host_is_not_put_into_8_bits() -> None:
-    asked = every(optimizer_offload=True)
-    assert {"dtype": "bfloat16"} in asked
-    assert all("optim" not in changed for changed in asked)
+@pytest.mark.parametrize(
+    ("words", "never", "still"),
+    [
+        ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),
+        ({"optimizer_offload": True}, {"optim"}, {"dtype"}),
+        ({"forbid": frozenset({"lora"})}, {"use_peft", "load_in_4bit", "load_in_8bit"}, {"optim"}),
+        ({"forbid": frozenset({"lora"}), "use_peft": True, "fit": "all"}, set(), {"load_in_4bit", "load_in_8bit"}),
+        ({"use_peft": False}, {"load_in_4bit", "load_in_8bit"}, {"optim"}),
+        (QUANTIZED, {"load_in_8bit"}, {"dtype"}),
+        ({"use_peft": True, "load_in_8bit": True}, {"load_in_4bit"}, {"dtype"}),
+        ({"use_bnb_nested_quant": False}, {"use_bnb_nested_quant"}, {"load_in_4bit"}),
+        *(({"optim": optim}, {"optimizer_offload"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor", "lion_8bit")),
+    ],
+    ids=str,
+)
+def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], never: set[str], still: set[str]) -> None:
+    changed = {name for setting in every(**words) for name in setting}
+    assert not changed & never
+    assert still <= changed
 
 
-def test_lossless_stops_before_rounding() -> None:
+def test_a_limit_of_harm_ends_the_levels() -> None:
     assert names(fit="lossless") == ["lossless", "lossless, offloading"]
-
-
-def test_rounding_stops_before_lora() -> None:
-    assert set(names(fit="rounding")) == {"lossless", "lossless, offloading", "rounding", "rounding, offloading"}
+    assert names(fit="rounding") == ["lossless", "lossless, offloading", "rounding", "rounding, offloading"]
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
@@ -88,12 +101,6 @@ def test_methods_that_sample_offload_no_activations_and_cut_no_rows(method: str)
     assert {"dtype": "bfloat16", "optimizer_offload": True} in settings
     assert not [changed for changed in settings if "activation_offloading" in changed]
     assert names(method=method, defaults=ONLINE) == [step.name for step in LEVELS][:-1]
-
-
-def test_ppo_offloads_nothing() -> None:
-    settings = every(method="ppo", defaults=PPO)
-    assert {"dtype": "bfloat16", "optim": "adamw_8bit"} in settings
-    assert not [changed for changed in settings if "activation_offloading" in changed or "optimizer_offload" in changed]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -105,48 +112,10 @@ def test_a_lever_is_pulled_only_where_its_method_has_it(method: str) -> None:
         assert all(method in row.methods for row in pulled)
 
 
-def test_a_forbidden_lora_strikes_the_quantized_bases_too() -> None:
-    settings = every(forbid=frozenset({"lora"}))
-    assert not [changed for changed in settings if "use_peft" in changed or "load_in_4bit" in changed]
-
-
-def test_a_forbidden_lora_that_the_user_asked_for_leaves_the_quantized_bases() -> None:
-    settings = every(forbid=frozenset({"lora"}), use_peft=True, fit="all")
-    assert [changed for changed in settings if changed.get("load_in_4bit")]
-    assert [changed for changed in settings if changed.get("load_in_8bit")]
-
-
-def test_a_full_fine_tuning_that_was_asked_for_is_never_quantized() -> None:
-    assert not [changed for changed in every(use_peft=False) if "load_in_4bit" in changed or "load_in_8bit" in changed]
-
-
-def test_a_4bit_base_that_was_asked_for_is_never_given_8_bits() -> None:
-    assert not [changed for changed in every(**QUANTIZED) if "load_in_8bit" in changed]
-
-
-def test_an_8bit_base_that_was_asked_for_is_never_given_4_bits() -> None:
-    assert not [changed for changed in every(use_peft=True, load_in_8bit=True) if "load_in_4bit" in changed]
-
-
-def test_double_quantization_that_was_refused_stays_off_under_4_bits() -> None:
-    four_bit = [changed for changed in every(use_bnb_nested_quant=False) if "load_in_4bit" in changed]
-    assert four_bit
-    assert not [changed for changed in four_bit if "use_bnb_nested_quant" in changed]
-
-
-@pytest.mark.parametrize("optim", ["adamw_8bit", "paged_adamw_8bit", "adafactor", "lion_8bit"])
-def test_an_optimizer_that_cannot_run_on_the_host_is_not_offloaded(optim: str) -> None:
-    assert not [changed for changed in every(optim=optim) if "optimizer_offload" in changed]
-
-
-def test_an_8bit_optimizer_is_not_offloaded_and_an_offloaded_one_not_rounded() -> None:
-    settings = [knobs for level in levels(space_of()) for knobs in level.settings]
-    assert not [knobs for knobs in settings if knobs.optimizer_offload and knobs.optim == "adamw_8bit"]
-
-
-def test_no_setting_is_on_two_levels() -> None:
+def test_no_setting_is_on_two_levels_and_none_has_an_8bit_optimizer_on_the_host() -> None:
     settings = [knobs for level in levels(space_of()) if not level.lengths for knobs in level.settings]
     assert len(settings) == len(set(settings))
+    assert not [knobs for knobs in settings if knobs.optimizer_offload and knobs.optim == "adamw_8bit"]
 
 
 def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:

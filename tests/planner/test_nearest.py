@@ -54,6 +54,7 @@ def test_parts_of_the_message_add_up_to_what_it_needs() -> None:
 
 QUANTIZED = ("8bit_base", "4bit_base")
 NO_BITS: dict[str, object] = {"load_in_8bit": False, "load_in_4bit": False}
+ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
 
 
 @pytest.mark.parametrize(
@@ -76,32 +77,32 @@ def test_limits_give_way_in_the_order_of_harm(budget_gib: float, words: dict[str
     assert error_of(int(budget_gib * GIB), **words).hint.startswith(f"nearest that fits: {flags}")
 
 
-def test_pins_that_need_not_give_way_are_kept() -> None:
-    error = error_of(11 * GIB, fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE)
-    assert error.hint == "nearest that fits: --optimizer_offload  (10.3 GiB)"
-
-
-ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
-
-
-def test_batch_flags_give_way_to_the_effective_batch() -> None:
-    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    error = error_of(int(2.7 * GIB), optim="adamw_torch", **batch, **ADAPTER)
-    assert error.hint == (
-        "nearest that fits: --effective_batch_size 16, "
-        "without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"
-    )
-
-
-def test_forbidden_micro_batch_is_answered_with_the_exact_split() -> None:
-    error = error_of(int(2.7 * GIB), forbid=frozenset({"micro_batch"}), **ADAPTER)
-    assert error.hint == (
-        "nearest that fits: --per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)"
-    )
-
-
-def test_nothing_that_helps_is_said() -> None:
-    assert error_of(GIB // 2).hint == "nothing that can be changed makes it fit here"
+@pytest.mark.parametrize(
+    ("budget_gib", "words", "hint"),
+    [
+        (0.5, {}, "nothing that can be changed makes it fit here"),
+        # Pins that need not give way are kept.
+        (
+            11,
+            {"fit": "lossless", "per_device_train_batch_size": 8} | ON_THE_DEVICE,
+            "nearest that fits: --optimizer_offload  (10.3 GiB)",
+        ),
+        (
+            2.7,
+            {"optim": "adamw_torch", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2} | ADAPTER,
+            "nearest that fits: --effective_batch_size 16, "
+            "without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)",
+        ),
+        # A forbidden micro-batch is answered with the exact split.
+        (
+            2.7,
+            {"forbid": frozenset({"micro_batch"})} | ADAPTER,
+            "nearest that fits: --per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)",
+        ),
+    ],
+)
+def test_the_hint_names_the_exact_flags(budget_gib: float, words: dict[str, object], hint: str) -> None:
+    assert error_of(int(budget_gib * GIB), **words).hint == hint
 
 
 @pytest.mark.parametrize("budget_bytes", [GIB // 2, 11 * GIB], ids=["nothing", "nearest"])

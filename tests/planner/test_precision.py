@@ -8,25 +8,23 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS as TRL
 
-from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
+from autotrain_mem.planner.precision import can_scale, lacks_bf16, precise_for
 
 T4, V100, A100 = (7, 5), (7, 0), (8, 0)
 
 
-@pytest.mark.parametrize("card", [T4, V100])
-def test_a_card_before_ampere_trains_in_fp16(card: tuple[int, int]) -> None:
-    assert precise_for(TRL, {"use_peft": True}, card) == replace(TRL, fp16=True)
-    assert lacks_bf16(card)
-
-
-def test_ampere_trains_in_bf16() -> None:
-    assert precise_for(TRL, {}, A100) == TRL
-    assert not lacks_bf16(A100)
-
-
-@pytest.mark.parametrize("words", [{"bf16": True}, {"bf16": False}, {"fp16": False}])
-def test_a_precision_that_the_user_gave_stays(words: dict[str, Any]) -> None:
-    assert precise_for(TRL, words, T4) == TRL
+@pytest.mark.parametrize(
+    ("card", "words", "fp16"),
+    [
+        *((T4, {"use_peft": True}, True), (V100, {}, True), (A100, {}, False)),
+        *((T4, {"bf16": True}, False), (T4, {"bf16": False}, False), (T4, {"fp16": False}, False)),
+    ],
+)
+def test_a_card_before_ampere_trains_in_fp16_unless_the_user_chose(
+    card: tuple[int, int], words: dict[str, Any], fp16: bool
+) -> None:
+    assert precise_for(TRL, words, card) == replace(TRL, fp16=fp16)
+    assert lacks_bf16(card) is (card != A100)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +39,3 @@ def test_a_precision_that_the_user_gave_stays(words: dict[str, Any]) -> None:
 )
 def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: bool, dtype: str, scales: bool) -> None:
     assert can_scale(replace(TRL, fp16=fp16, use_peft=use_peft, dtype=dtype)) is scales
-
-
-def test_half_precision_is_that_of_the_products() -> None:
-    assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
-
-
-def test_the_reason_names_the_card() -> None:
-    assert "7.5" in why_fp16(T4)

@@ -39,33 +39,38 @@ def flags(
     return [proposal.flags for proposal in found]
 
 
-def test_packing_and_grouping_are_proposed_where_much_is_padding() -> None:
-    assert flags(SPREAD) == [
-        f"--packing --attn_implementation {FLASH}",
-        "--train_sampling_strategy group_by_length",
-    ]
+ONE_ROW = knobs(per_device_train_batch_size=1)
+GROUPED = "--train_sampling_strategy group_by_length"
+LITTLE_PADDING = DataProfile(rows_by_length={500: 1000, 530: 1000})
+HARDLY_SHORTER = DataProfile(rows_by_length={900: 9995, 1000: 5})
+HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
 
 
-def test_nothing_is_proposed_where_rows_are_alike() -> None:
-    assert flags(ALIKE) == []
+@pytest.mark.parametrize(
+    ("profile", "planned", "asked", "flash", "expected"),
+    [
+        (SPREAD, knobs(), job(), FLASH, [f"--packing --attn_implementation {FLASH}", GROUPED]),
+        (SPREAD, knobs(), job(), None, [GROUPED]),
+        (SPREAD, knobs(), job(attn_implementation=FLASH), FLASH, ["--packing", GROUPED]),
+        (SPREAD, knobs(packing=True), job(), FLASH, []),
+        (SPREAD, ONE_ROW, job(), FLASH, []),  # a batch of one row has no padding
+        (ALIKE, knobs(), job(), FLASH, []),
+        (LITTLE_PADDING, knobs(), job(), FLASH, []),
+        (ONE_LONG, ONE_ROW, job(), FLASH, ["--max_length p99.9"]),
+        (HARDLY_SHORTER, ONE_ROW, job(), FLASH, []),
+        (HUNDRED_LONG, ONE_ROW, job(), FLASH, ["--max_length p99"]),
+        *((SPREAD, knobs(None), job(method), FLASH, []) for method in ("grpo", "rloo", "ppo")),  # prompts stay whole
+    ],
+)
+def test_what_saves_padding_or_the_worst_batch_is_proposed(
+    profile: DataProfile, planned: Knobs, asked: Job, flash: str | None, expected: list[str]
+) -> None:
+    assert flags(profile, planned, asked, flash) == expected
 
 
-def test_padding_below_the_threshold_is_left_alone() -> None:
-    little = DataProfile(rows_by_length={500: 1000, 530: 1000})
-    assert 0 < little.padding_fraction(8) < PADDING_PAYS
-    assert flags(little) == []
-
-
-def test_a_batch_of_one_row_has_no_padding_to_save() -> None:
-    assert flags(SPREAD, knobs(per_device_train_batch_size=1)) == []
-
-
-def test_packing_needs_flash_attention_and_grouping_does_not() -> None:
-    assert flags(SPREAD, flash=None) == ["--train_sampling_strategy group_by_length"]
-
-
-def test_flash_attention_that_is_in_use_is_not_named_again() -> None:
-    assert flags(SPREAD, asked=job(attn_implementation=FLASH))[0] == "--packing"
+def test_the_examples_lie_just_below_what_pays() -> None:
+    assert 0 < LITTLE_PADDING.padding_fraction(8) < PADDING_PAYS
+    assert HARDLY_SHORTER.percentile(0.999) > (1 - WORST_BATCH_PAYS) * HARDLY_SHORTER.longest
 
 
 @pytest.mark.parametrize(
@@ -82,28 +87,12 @@ def test_what_the_user_has_decided_is_not_proposed(decided: dict[str, Any], gone
     assert not any(flag.startswith(gone) for flag in flags(both, knobs(9000), job(**decided)))
 
 
-def test_packed_rows_have_nothing_to_gain() -> None:
-    assert flags(SPREAD, knobs(packing=True)) == []
-
-
-def test_a_shorter_length_is_proposed_where_few_rows_make_the_worst_batch_much_larger() -> None:
-    assert flags(ONE_LONG, knobs(per_device_train_batch_size=1)) == ["--max_length p99.9"]
-    (found,) = proposals(ONE_LONG, knobs(per_device_train_batch_size=1), job(), flash_attention=None)
+def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts() -> None:
+    (found,) = proposals(ONE_LONG, ONE_ROW, job(), flash_attention=None)
     assert found.why == (
         "the worst batch gets 50 % smaller, 500 tokens a row in place of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
         "the tokens"
     )
-
-
-def test_a_length_that_is_hardly_shorter_is_not_proposed() -> None:
-    hardly = DataProfile(rows_by_length={900: 9995, 1000: 5})
-    assert hardly.percentile(0.999) > (1 - WORST_BATCH_PAYS) * hardly.longest
-    assert flags(hardly, knobs(per_device_train_batch_size=1)) == []
-
-
-def test_p99_is_proposed_where_p99_9_does_not_help() -> None:
-    hundred_long = DataProfile(rows_by_length={500: 9950, 1000: 50})
-    assert flags(hundred_long, knobs(per_device_train_batch_size=1)) == ["--max_length p99"]
 
 
 def test_pairs_are_dropped_by_reward_training_and_never_packed() -> None:
@@ -111,11 +100,6 @@ def test_pairs_are_dropped_by_reward_training_and_never_packed() -> None:
     (found,) = proposals(pairs, knobs(), job("reward"), flash_attention=FLASH)
     assert found.flags == "--max_length p99.9"
     assert "drops 5 of 10,000 pairs" in found.why
-
-
-@pytest.mark.parametrize("method", ["grpo", "rloo", "ppo"])
-def test_prompts_are_neither_cut_nor_packed(method: str) -> None:
-    assert flags(SPREAD, knobs(None), job(method)) == []
 
 
 def test_every_flash_attention_that_trl_knows_is_known() -> None:
