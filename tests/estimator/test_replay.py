@@ -47,17 +47,17 @@ def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, gro
             allocator.empty_cache()
         else:
             allocator.free(addresses.pop(-event))
-    found = reserve(run, room(settings=text), expandable_segments=grows)
-    assert found.peak_reserved_bytes == allocator.peak_reserved_bytes
-    assert (found.num_alloc_retries, found.largest_refused_bytes) == (0, None)
-    assert found.fits
+    replayed = reserve(run, room(settings=text), expandable_segments=grows)
+    assert replayed.peak_reserved_bytes == allocator.peak_reserved_bytes
+    assert (replayed.num_alloc_retries, replayed.largest_refused_bytes) == (0, None)
+    assert replayed.fits
 
 
 def test_slack_is_what_was_not_allocated_when_the_peak_was_first_reached() -> None:
     run = run_of([40, 4, 60, 90], [1, 2, -1, 3, -3, -2, 4])
-    found = native(run, room())
-    assert found.peak_reserved_bytes == (40 + 20 + 60 + 90) * MIB
-    assert found.slack_bytes == (40 + 20 + 60) * MIB
+    reserved = native(run, room())
+    assert reserved.peak_reserved_bytes == (40 + 20 + 60 + 90) * MIB
+    assert reserved.slack_bytes == (40 + 20 + 60) * MIB
     assert native(run_of([40, 4], [1, -1, 2]), room()).slack_bytes == 0  # the 40 were, though they serve the 4 later
 
 
@@ -75,9 +75,9 @@ SAWTOOTH = [30.0, 34.0, 38.0, 42.0, 46.0]
 def test_fragmentation_that_native_segments_suffer_and_expandable_ones_do_not() -> None:
     """Each tensor is a little larger than the one before, which is freed first: no cached segment serves it."""
     events = [sign * number for number in range(1, 6) for sign in (1, -1)]
-    found = estimate_memory(run_of(SAWTOOTH, events), room(100))
-    assert found.peak_allocated_bytes == 46 * MIB
-    native, expandable = found.reserved.native, found.reserved.expandable_segments
+    memory = estimate_memory(run_of(SAWTOOTH, events), room(100))
+    assert memory.peak_allocated_bytes == 46 * MIB
+    native, expandable = memory.reserved.native, memory.reserved.expandable_segments
     assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (190 * MIB, 60 * MIB)
     assert (native.fits, expandable.fits) == (False, True)
 
@@ -87,57 +87,58 @@ def test_fragmentation_that_native_segments_suffer_and_expandable_ones_do_not() 
 
 def test_a_run_that_gets_by_with_retries_does_not_fit_and_needs_what_it_would_reserve() -> None:
     run = run_of([60, 80], [1, -1, 2])
-    found = native(run, room(100))
-    assert (found.num_alloc_retries, found.largest_refused_bytes) == (1, None)
-    assert found.peak_limited_bytes < found.peak_reserved_bytes
-    assert found.peak_reserved_bytes == 140 * MIB
-    assert not found.fits
+    reserved = native(run, room(100))
+    assert (reserved.num_alloc_retries, reserved.largest_refused_bytes) == (1, None)
+    assert reserved.peak_limited_bytes < reserved.peak_reserved_bytes
+    assert reserved.peak_reserved_bytes == 140 * MIB
+    assert not reserved.fits
     assert native(run, room(140)).fits
     assert not native(run, room(139)).fits
 
 
-def test_every_retry_is_counted() -> None:
-    run = run_of([60, 80, 70, 90], [1, -1, 2, -2, 3, -3, 4])
-    assert native(run, room(100)).num_alloc_retries == 2  # 70 are served by the cached 80
+HALF = "per_process_memory_fraction:0.5"
 
 
-def test_the_largest_request_that_is_refused_is_told_as_it_was_asked() -> None:
-    run = run_of([60, 50.5, 70.25, 45], [1, 2, 3, -2, 4])
-    found = native(run, room(100))
-    assert found.largest_refused_bytes == int(70.25 * MIB)
-    assert found.num_alloc_retries == 2  # 50.5 and 70.25 MiB; then 52 are cached, which serve the last
-    assert found.peak_reserved_bytes == (60 + 52 + 72) * MIB
-    assert not found.fits
-
-
-def test_a_refused_request_takes_no_part_of_what_is_left_for_others() -> None:
-    run = run_of([60, 50, 40], [1, 2, 3])
-    found = native(run, room(100))
-    assert (found.num_alloc_retries, found.largest_refused_bytes) == (1, 50 * MIB)
+@pytest.mark.parametrize(
+    ("run", "within", "retries", "refused_mib", "needed_mib"),
+    [
+        # 70 are served by the cached 80.
+        (run_of([60, 80, 70, 90], [1, -1, 2, -2, 3, -3, 4]), room(100), 2, None, 60 + 80 + 90),
+        # The largest that is refused counts as it was asked; then 52 are cached, which serve the last.
+        (run_of([60, 50.5, 70.25, 45], [1, 2, 3, -2, 4]), room(100), 2, 70.25, 60 + 52 + 72),
+        # A refused request takes no part of what is left for others.
+        (run_of([60, 50, 40], [1, 2, 3]), room(100), 1, 50, 150),
+        (run_of([1, 2], [1, 2]), room(0), 2, 2, 2 + 20),
+        # A limit on the process counts, and what is needed is told without it.
+        (run_of([40, 30], [1, 2]), room(100, HALF, total_mib=120), 1, 30, 70),
+    ],
+)
+def test_retries_and_refusals_are_counted(
+    run: Trace, within: Room, retries: int, refused_mib: float | None, needed_mib: int
+) -> None:
+    reserved = native(run, within)
+    assert (reserved.num_alloc_retries, reserved.peak_reserved_bytes) == (retries, needed_mib * MIB)
+    assert reserved.largest_refused_bytes == (refused_mib and int(refused_mib * MIB))
+    assert not reserved.fits
 
 
 @pytest.mark.parametrize("settings", ["", "per_process_memory_fraction:0.9", "large_segment_size_mb:34"])
 def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run(settings: str) -> None:
     """11 MiB find 5 mapped and 5 on the device: a whole page of 20 is missing, not the 12 that a segment would be."""
-    found = expandable(run_of([15, 11, 33, 33], [1, 2, 3, 4]), room(25, settings))
-    assert not found.fits
-    assert found.largest_refused_bytes == 33 * MIB
+    reserved = expandable(run_of([15, 11, 33, 33], [1, 2, 3, 4]), room(25, settings))
+    assert not reserved.fits
+    assert reserved.largest_refused_bytes == 33 * MIB
 
 
 def test_a_request_beyond_the_whole_device_does_not_end_the_run() -> None:
-    found = estimate_memory(run_of([1, 700], [1, 2]), room(100))
+    memory = estimate_memory(run_of([1, 700], [1, 2]), room(100))
     assert (
-        found.reserved.native.largest_refused_bytes
-        == found.reserved.expandable_segments.largest_refused_bytes
+        memory.reserved.native.largest_refused_bytes
+        == memory.reserved.expandable_segments.largest_refused_bytes
         == 700 * MIB
     )
-    native, expandable = found.reserved.native, found.reserved.expandable_segments
+    native, expandable = memory.reserved.native, memory.reserved.expandable_segments
     assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (702 * MIB, 702 * MIB)
-
-
-def test_a_device_without_any_room_refuses_everything() -> None:
-    found = native(run_of([1, 2], [1, 2]), room(0))
-    assert (found.num_alloc_retries, found.largest_refused_bytes) == (2, 2 * MIB)
 
 
 @given(LARGE_RUNS, st.integers(0, 200), st.booleans())
@@ -158,8 +159,8 @@ def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: i
         max_split_bytes=32 * MIB, garbage_collection_threshold=share, per_process_memory_fraction=0.7
     )
     within = Room(capacity_bytes=capacity_mib * MIB, total_bytes=(capacity_mib + 9) * MIB, settings=settings)
-    found = reserve(run, within, expandable_segments=grows)
-    assert found.fits == (found.num_alloc_retries == 0)
+    replayed = reserve(run, within, expandable_segments=grows)
+    assert replayed.fits == (replayed.num_alloc_retries == 0)
 
 
 # -- the room ------------------------------------------------------------------------------------------------------
@@ -167,25 +168,17 @@ def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: i
 
 def test_a_host_reserves_what_is_allocated() -> None:
     run = run_of([40, 60, 1], [1, -1, CACHE_EMPTIED, 2, 3])
-    found = estimate_memory(run, Room(capacity_bytes=10 * MIB, caches=False))
-    assert found.reserved.native == found.reserved.expandable_segments
-    assert found.reserved.native.peak_reserved_bytes == found.peak_allocated_bytes == 61 * MIB
-    assert found.reserved.native.slack_bytes == 0
-    assert found.reserved.native.fits  # whether 61 MiB are there is the budget's question
+    memory = estimate_memory(run, Room(capacity_bytes=10 * MIB, caches=False))
+    assert memory.reserved.native == memory.reserved.expandable_segments
+    assert memory.reserved.native.peak_reserved_bytes == memory.peak_allocated_bytes == 61 * MIB
+    assert memory.reserved.native.slack_bytes == 0
+    assert memory.reserved.native.fits  # whether 61 MiB are there is the budget's question
 
 
 def test_a_limit_on_splitting_counts() -> None:
     run = run_of([40, 30], [1, -1, 2])
     assert native(run, room()).peak_reserved_bytes == 40 * MIB
     assert native(run, room(settings="max_split_size_mb:32")).peak_reserved_bytes == 70 * MIB
-
-
-def test_a_limit_on_the_process_counts_and_what_is_needed_is_told_without_it() -> None:
-    run = run_of([40, 30], [1, 2])
-    found = native(run, room(100, "per_process_memory_fraction:0.5", total_mib=120))
-    assert (found.num_alloc_retries, found.largest_refused_bytes) == (1, 30 * MIB)
-    assert found.peak_reserved_bytes == 70 * MIB
-    assert native(run, room(100, "per_process_memory_fraction:0.6", total_mib=120)).fits
 
 
 def test_segments_that_are_collected_are_room_for_others() -> None:

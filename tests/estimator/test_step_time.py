@@ -44,23 +44,27 @@ def seconds(*works: Work, hardware: Hardware = CARD, accumulation: int = 1, shar
     return step_time(workload, hardware, **options).step_seconds
 
 
-def test_an_operator_takes_the_longer_of_computing_and_moving() -> None:
-    assert seconds(work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY // 2)) == pytest.approx(1.0)
-    assert seconds(work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY * 2)) == pytest.approx(2.0)
+TURING = replace(CARD, bf16_flops_per_second=None)
 
 
-def test_fp32_is_computed_by_the_ordinary_cores() -> None:
-    assert seconds(work(dtype="float32", flops=SECOND_OF_MATMUL)) == pytest.approx(10.0)
-
-
-def test_a_card_without_bf16_cores_computes_it_as_fp32() -> None:
-    turing = replace(CARD, bf16_flops_per_second=None)
-    assert seconds(work(flops=SECOND_OF_MATMUL), hardware=turing) == pytest.approx(10.0)
-    assert seconds(work(flops=SECOND_OF_MATMUL, dtype="float16"), hardware=turing) == pytest.approx(1.0)
-
-
-def test_many_small_kernels_take_as_long_as_the_host_takes_to_launch_them() -> None:
-    assert seconds(work(flops=1, launches=1, count=1e6)) == pytest.approx(1e6 * module.LAUNCH_SECONDS)
+@pytest.mark.parametrize(
+    ("done", "hardware", "expected"),
+    [
+        # An operator takes the longer of computing and moving.
+        (work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY // 2), CARD, 1.0),
+        (work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY * 2), CARD, 2.0),
+        # fp32 is computed by the ordinary cores, and bf16 too where a card has none for it.
+        (work(dtype="float32", flops=SECOND_OF_MATMUL), CARD, 10.0),
+        (work(flops=SECOND_OF_MATMUL), TURING, 10.0),
+        (work(flops=SECOND_OF_MATMUL, dtype="float16"), TURING, 1.0),
+        # Many small kernels take as long as the host takes to launch them.
+        (work(flops=1, launches=1, count=1e6), CARD, 1e6 * module.LAUNCH_SECONDS),
+        # The optimizer on the host goes through the host's memory.
+        (work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=3 * module.HOST_BYTES_PER_SECOND), CARD, 3.0),
+    ],
+)
+def test_an_operator_takes_as_long_as_what_limits_it(done: Work, hardware: Hardware, expected: float) -> None:
+    assert seconds(done, hardware=hardware) == pytest.approx(expected)
 
 
 def test_micro_steps_repeat_and_the_update_does_not() -> None:
@@ -69,18 +73,19 @@ def test_micro_steps_repeat_and_the_update_does_not() -> None:
     assert seconds(*works, accumulation=8, micro_steps=2) == pytest.approx(5.0)
 
 
-def test_ppo_updates_once_in_every_pass_over_a_rollout_that_is_generated_once() -> None:
-    works = (
-        work(Phase.GENERATE, flops=10 * SECOND_OF_MATMUL),
-        work(flops=SECOND_OF_MATMUL),
-        work(Phase.OPTIMIZER_STEP, flops=SECOND_OF_MATMUL),
-    )
-    assert seconds(*works, accumulation=2, passes=4, micro_steps_per_generation=8) == pytest.approx(10 + 4 * (2 + 1))
-
-
-def test_completions_that_serve_two_steps_count_half_in_each() -> None:
-    works = work(Phase.GENERATE, flops=10 * SECOND_OF_MATMUL), work(flops=SECOND_OF_MATMUL)
-    assert seconds(*works, accumulation=4, micro_steps_per_generation=8) == pytest.approx(5 + 4)
+@pytest.mark.parametrize(
+    ("updates", "counts", "expected"),
+    [
+        # PPO updates once in every pass over a rollout that is generated once.
+        (1, {"accumulation": 2, "passes": 4, "micro_steps_per_generation": 8}, 10 + 4 * (2 + 1)),
+        # Completions that serve two steps count half in each.
+        (0, {"accumulation": 4, "micro_steps_per_generation": 8}, 5 + 4),
+    ],
+)
+def test_a_generation_serves_its_steps(updates: int, counts: dict[str, int], expected: float) -> None:
+    update = [work(Phase.OPTIMIZER_STEP, flops=SECOND_OF_MATMUL)] * updates
+    works = work(Phase.GENERATE, flops=10 * SECOND_OF_MATMUL), work(flops=SECOND_OF_MATMUL), *update
+    assert seconds(*works, **counts) == pytest.approx(expected)
 
 
 def test_shorter_rows_save_what_grows_with_tokens_and_nothing_else() -> None:
@@ -95,11 +100,6 @@ def test_copies_on_a_stream_of_their_own_hide_behind_computing_and_others_do_not
     computing, copied = work(flops=2 * SECOND_OF_MATMUL), {"bytes": SECOND_OF_LINK}
     assert seconds(computing, work(kind=Kind.OVERLAPPED_COPY, **copied)) == pytest.approx(2.0)
     assert seconds(computing, work(kind=Kind.COPY, **copied)) == pytest.approx(3.0)
-
-
-def test_the_optimizer_on_the_host_goes_through_the_hosts_memory() -> None:
-    stepped = work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=3 * module.HOST_BYTES_PER_SECOND)
-    assert seconds(stepped) == pytest.approx(3.0)
 
 
 def test_phases_add_up_and_tokens_are_divided_by_all_of_them() -> None:

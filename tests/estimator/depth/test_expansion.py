@@ -64,8 +64,19 @@ def test_layers_of_two_kinds_are_told_by_pairs() -> None:
     assert story(told(expanded(model, depths))) == story(run(model, 10))
 
 
-def test_layers_of_two_kinds_are_not_told_one_by_one() -> None:
-    assert expanded(replace(PLAIN, other_layers=(72,))) is None
+HELD_BACK = Depths(short=LAYERS_HELD_BACK, long=LAYERS_HELD_BACK + 2, whole=12)
+
+
+@pytest.mark.parametrize(
+    ("model", "depths", "how"),
+    [
+        (replace(PLAIN, other_layers=(72,)), DEPTHS, {}),  # layers of two kinds, one by one
+        (PLAIN, Depths(short=1, long=2, whole=12), {}),  # one layer more is not enough
+        (PLAIN, HELD_BACK, {"stream": 1}),  # what waits on another stream may wait for more layers
+    ],
+)
+def test_too_few_layers_tell_nothing(model: Model, depths: Depths, how: dict[str, int]) -> None:
+    assert expanded(model, depths, **how) is None
 
 
 def test_a_run_that_does_something_else_once_is_not_told() -> None:
@@ -80,18 +91,10 @@ def test_runs_that_leave_out_different_things_are_not_told() -> None:
     assert expand(run(PLAIN, 1), long, DEPTHS) is None
 
 
-def test_one_layer_more_is_not_enough_to_tell() -> None:
-    assert expanded(PLAIN, Depths(short=1, long=2, whole=12)) is None
-
-
 def test_uses_on_other_streams_are_told() -> None:
     deep = Depths(short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3, whole=12)
     assert told(expanded(PLAIN, deep, stream=1)).stream_uses
     assert story(told(expanded(PLAIN, deep, stream=1))) == story(run(PLAIN, 12, stream=1))
-
-
-def test_what_waits_on_another_stream_is_not_told_by_fewer_layers_than_it_may_wait_for() -> None:
-    assert expanded(PLAIN, Depths(short=LAYERS_HELD_BACK, long=LAYERS_HELD_BACK + 2, whole=12), stream=1) is None
 
 
 def test_a_block_that_was_born_again_is_born_again_in_every_layer() -> None:
@@ -126,29 +129,21 @@ def test_operators_and_work_grow_by_the_layer_and_seconds_are_those_of_both() ->
 
 
 @pytest.mark.parametrize(
-    ("pattern", "depths"),
+    ("pattern", "held_back", "depths"),
     [
-        (LayerPattern(layers=24, period=1), (1, 3)),
-        (LayerPattern(layers=26, period=2), (2, 6)),
-        (LayerPattern(layers=27, period=2), (3, 7)),
+        (LayerPattern(layers=24, period=1), 0, (1, 3)),
+        (LayerPattern(layers=26, period=2), 0, (2, 6)),
+        (LayerPattern(layers=27, period=2), 0, (3, 7)),
+        (LayerPattern(layers=24, period=1), 5, (6, 8)),
     ],
 )
 def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(
-    pattern: LayerPattern, depths: tuple[int, int]
+    pattern: LayerPattern, held_back: int, depths: tuple[int, int]
 ) -> None:
-    chosen = pattern.depths()
+    chosen = pattern.depths(held_back=held_back)
     assert chosen is not None
     assert (chosen.short, chosen.long, chosen.whole) == (*depths, pattern.layers)
-
-
-def test_what_is_held_back_makes_them_more() -> None:
-    chosen = LayerPattern(layers=24, period=1).depths(held_back=5)
-    assert chosen is not None
-    assert (chosen.short, chosen.long) == (6, 8)
-
-
-def test_a_model_of_few_layers_is_rehearsed_whole() -> None:
-    assert LayerPattern(layers=6, period=1).depths() is None
+    assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
 
 
 # -- chunks of the loss --------------------------------------------------------------------------------------------
