@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from autotrain_mem.units import MIB
 
@@ -98,10 +100,11 @@ def parse_settings(text: str) -> AllocatorSettings:
         if not separator or not value:
             raise ValueError(f"{name} needs a value: {name}:VALUE")
         if name in _READERS:
-            settings = _READERS[name](settings, value)
-        elif name == "backend":
-            _check_backend(value)
-        elif name not in _PLACES_NOTHING:
+            field, read = _READERS[name]
+            settings = replace(settings, **{field: read(name, value)})
+        elif name == "backend" and value != "native":
+            raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
+        elif name not in (*_PLACES_NOTHING, "backend"):
             raise ValueError(f"{name} is no option of the allocator")
     _check_limits(settings)
     return settings
@@ -111,11 +114,6 @@ def _options(text: str) -> list[str]:
     """Split at the commas outside brackets; white space does not count (``ConfigTokenizer``)."""
     packed = re.sub(r"\s", "", text)
     return [option for option in re.split(r",(?![^\[]*\])", packed) if option]
-
-
-def _check_backend(value: str) -> None:
-    if value != "native":
-        raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
 
 
 def _switch(name: str, value: str) -> bool:
@@ -158,54 +156,23 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
     return number
 
 
-def _with_expandable_segments(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, expandable_segments=_switch("expandable_segments", value))
-
-
-def _with_max_split(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, max_split_bytes=_mib("max_split_size_mb", value))
-
-
-def _with_rounding(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, max_non_split_rounding_bytes=_mib("max_non_split_rounding_mb", value))
-
-
-def _with_large_segment(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, large_segment_bytes=_mib("large_segment_size_mb", value, _SMALLEST_SEGMENT_MIB))
-
-
-def _with_threshold(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    share = _fraction("garbage_collection_threshold", value, whole=False)
-    return replace(settings, garbage_collection_threshold=share)
-
-
-def _with_fraction(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, per_process_memory_fraction=_fraction("per_process_memory_fraction", value, whole=True))
-
-
-def _with_throwing(settings: AllocatorSettings, value: str) -> AllocatorSettings:
-    return replace(settings, throw_on_cudamalloc_oom=_switch("throw_on_cudamalloc_oom", value))
-
-
-def _with_divisions(settings: AllocatorSettings, value: str) -> AllocatorSettings:
+def _divisions(name: str, value: str) -> tuple[int, ...]:
     """``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: MiB from which on so many parts."""
     if value.startswith("["):
-        divisions = _listed_divisions(value.strip("[]"))
-    else:
-        divisions = [_division(value, may_be_none=False)] * ROUNDUP_INTERVALS
-    return replace(settings, roundup_power2_divisions=tuple(divisions))
+        return tuple(_listed_divisions(name, value.strip("[]")))
+    return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
 
 
-def _listed_divisions(pairs: str) -> list[int]:
+def _listed_divisions(name: str, pairs: str) -> list[int]:
     """``AllocatorConfig.cpp: parseRoundUpPower2Divisions``: the first also counts for all sizes below it."""
     divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True
     for pair in pairs.split(","):
         start, _, parts = pair.partition(":")
-        count = _division(parts, may_be_none=True)
+        count = 0 if parts == "0" else _power_of_two(name, parts)
         if start == ">":
             divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
             continue
-        last = min(_power_of_two(start).bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        last = min(_power_of_two(name, start).bit_length() - 1, ROUNDUP_INTERVALS - 1)
         if first:
             divisions[:last] = [count] * last
             first = False
@@ -213,24 +180,21 @@ def _listed_divisions(pairs: str) -> list[int]:
     return divisions
 
 
-def _power_of_two(text: str) -> int:
-    number = _number("roundup_power2_divisions", text)
+def _power_of_two(name: str, text: str) -> int:
+    number = _number(name, text)
     if number.bit_count() != 1:
-        raise ValueError(f"roundup_power2_divisions takes powers of two, not {text}")
+        raise ValueError(f"{name} takes powers of two, not {text}")
     return number
 
 
-def _division(text: str, *, may_be_none: bool) -> int:
-    return 0 if may_be_none and text == "0" else _power_of_two(text)
-
-
-_READERS: dict[str, Callable[[AllocatorSettings, str], AllocatorSettings]] = {
-    "expandable_segments": _with_expandable_segments,
-    "max_split_size_mb": _with_max_split,
-    "max_non_split_rounding_mb": _with_rounding,
-    "large_segment_size_mb": _with_large_segment,
-    "roundup_power2_divisions": _with_divisions,
-    "garbage_collection_threshold": _with_threshold,
-    "per_process_memory_fraction": _with_fraction,
-    "throw_on_cudamalloc_oom": _with_throwing,
+_READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "expandable_segments": ("expandable_segments", _switch),
+    "max_split_size_mb": ("max_split_bytes", _mib),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mib),
+    "large_segment_size_mb": ("large_segment_bytes", partial(_mib, smallest=_SMALLEST_SEGMENT_MIB)),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "garbage_collection_threshold": ("garbage_collection_threshold", partial(_fraction, whole=False)),
+    "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
+"""By option: the field that it sets, and what reads its value (option, text)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import lcm
 from typing import Any
 
@@ -38,6 +39,13 @@ def either(numbers: list[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def check_positive(numbers: Mapping[str, Any]) -> None:
+    """Raises UsageError for flags whose number is not a whole one of at least 1, for all of them at once."""
+    wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
+    if wrong:
+        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+
+
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     """Rows of a micro-batch that the trainer would take, largest first; None where the effective batch alone decides.
 
@@ -58,10 +66,8 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
 
 def _check_counts(job: Job) -> None:
     """TRL divides by them unasked: no rows, and it ends in a division by zero or in an empty generation."""
-    given = {name: job.arguments.get(name) for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)}
-    wrong = [f"--{name} {value}" for name, value in given.items() if value is not None and value < 1]
-    if wrong:
-        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+    names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
+    check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
 
 
 def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
@@ -86,7 +92,7 @@ def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[i
         return allowed
     raise BatchSplitError(
         f"micro-batches of {rows} do not go with {_divided(job)}: groups and mini-batches stay whole",
-        hint=f"use --{ROWS} {either(_nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
+        hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
     )
 
 
@@ -137,7 +143,7 @@ def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
     raise BatchSplitError(
         f"--{GROUP} {group} does not divide {completions} completions: those of one prompt form a group, and groups "
         "stay whole",
-        hint=f"use --{flag} {either(_multiples(unit, completions))}{_other_groups(group, completions)}",
+        hint=f"use --{flag} {either(multiples(unit, completions))}{_other_groups(group, completions)}",
     )
 
 
@@ -145,7 +151,7 @@ def _no_whole_group(group: int, effective: int, steps: int) -> BatchSplitError:
     return BatchSplitError(
         f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an effective "
         f"batch of {effective} is taken {steps} times: those of one prompt form a group, and groups stay whole",
-        hint=f"use --effective_batch_size {either(_multiples(group, effective))}, or remove --{GENERATION_STEPS}",
+        hint=f"use --effective_batch_size {either(multiples(group, effective))}, or remove --{GENERATION_STEPS}",
     )
 
 
@@ -156,23 +162,23 @@ def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
         return
     raise BatchSplitError(
         f"groups of {group} completions do not divide the {rows} of an evaluated batch, and groups stay whole",
-        hint=f"use --{EVALUATED_ROWS} {either(_multiples(group, rows))}, or --{EVALUATED_GROUP} "
-        f"{either(_nearest(divisors(rows), group))}",
+        hint=f"use --{EVALUATED_ROWS} {either(multiples(group, rows))}, or --{EVALUATED_GROUP} "
+        f"{either(nearest(divisors(rows), group))}",
     )
 
 
-def _multiples(unit: int, near: int) -> list[int]:
-    """``_multiples(8, 12) == [8, 16]``."""
+def multiples(unit: int, near: int) -> list[int]:
+    """``multiples(8, 12) == [8, 16]``."""
     below = near // unit * unit
     return [multiple for multiple in (below, below + unit) if multiple]
 
 
 def _other_groups(group: int, completions: int) -> str:
-    groups = _nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
+    groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
     return f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
 
 
-def _nearest(numbers: list[int], to: int) -> list[int]:
+def nearest(numbers: list[int], to: int) -> list[int]:
     """As many as a user reads, in their order."""
     return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
 
@@ -187,8 +193,8 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     if effective % batches:
         raise BatchSplitError(
             f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}",
-            hint=f"use --effective_batch_size {either(_multiples(batches, effective))}, or --{MINI_BATCHES} "
-            f"{either(_nearest(divisors(effective), batches))}",
+            hint=f"use --effective_batch_size {either(multiples(batches, effective))}, or --{MINI_BATCHES} "
+            f"{either(nearest(divisors(effective), batches))}",
         )
     if job.arguments.get("whiten_rewards"):
         _check_whitened(effective, batches)
@@ -199,7 +205,7 @@ def _check_whitened(effective: int, batches: int) -> None:
     if effective // batches >= WHITENED_AT_LEAST:
         return
     fewer = [size for size in divisors(effective) if effective // size >= WHITENED_AT_LEAST]
-    instead = f", or --{MINI_BATCHES} {either(_nearest(fewer, batches))}" if fewer else ""
+    instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
     raise BatchSplitError(
         f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {effective} rows in {batches} are "
         f"{effective // batches}",

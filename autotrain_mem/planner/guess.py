@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from operator import attrgetter
 
 from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, OFFLOADING, SLOWING, LeverRow, Savings
 from autotrain_mem.planner.memo import Memo
@@ -186,7 +187,9 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
         return points[-1:]
     bounds = [(known, known[0].budget_bytes * LEEWAY) for known in sight.gentler]
     return [
-        each for each in points if all(_with_levers(space, known, each, _at_most) <= most for known, most in bounds)
+        each
+        for each in points
+        if all(_with_levers(space, known, each, attrgetter("at_best")) <= most for known, most in bounds)
     ]
 
 
@@ -194,15 +197,7 @@ def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
     if sight.known:
         return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
     akin = sight.gentler[-1:]
-    return all(_with_levers(space, known, knobs, _usually) <= known[0].budget_bytes for known in akin)
-
-
-def _usually(row: LeverRow) -> Savings:
-    return row.usual
-
-
-def _at_most(row: LeverRow) -> Savings:
-    return row.at_best
+    return all(_with_levers(space, known, knobs, attrgetter("usual")) <= known[0].budget_bytes for known in akin)
 
 
 def _with_levers(

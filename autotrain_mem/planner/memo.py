@@ -10,7 +10,7 @@ from autotrain_mem.spec import Candidate, Estimate, Knobs, Owner, Phase
 from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 
-Told = Callable[[Candidate], None]
+OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
@@ -36,12 +36,14 @@ class Memo:
     Args:
         may_expand: Whether ``expandable_segments`` may be turned on. It costs nothing and needs no other rehearsal, so
             it is no question of its own: it is on where it makes the difference, or where nothing else would.
-        told: Hears of every rehearsal as it is judged.
+        on_attempt: Hears of every rehearsal as it is judged.
     """
 
-    def __init__(self, predictor: Predictor, *, may_expand: bool = False, told: Told = lambda attempt: None) -> None:
+    def __init__(
+        self, predictor: Predictor, *, may_expand: bool = False, on_attempt: OnAttempt = lambda attempt: None
+    ) -> None:
         self._predictor = predictor
-        self._told = told
+        self._on_attempt = on_attempt
         self._may_expand = may_expand
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
@@ -61,7 +63,7 @@ class Memo:
             judged = self._expanded(estimate)
             self._estimates[_native(knobs)] = judged
             self._attempts.append(candidate(judged))
-            self._told(self._attempts[-1])
+            self._on_attempt(self._attempts[-1])
 
     def knows(self, knobs: Knobs) -> bool:
         """Whether these knobs have been rehearsed."""

@@ -35,7 +35,8 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = _least(space, memo)
     found = confirmed(space, memo)
-    message = f"{_headline(space, least)}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
+    headline = f"{space.model} with {_kind(least.knobs)} does not fit {least.hardware.name}."
+    message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
     if found is None:
         hint = "nothing that can be changed makes it fit here"
     else:
@@ -152,10 +153,6 @@ def _effective(space: Space) -> str:
     return f"--effective_batch_size {space.effective_batch_size}"
 
 
-def _headline(space: Space, least: Estimate) -> str:
-    return f"{space.model} with {_kind(least.knobs)} does not fit {least.hardware.name}."
-
-
 def _kind(knobs: Knobs) -> str:
     return (
         f"LoRA on a {knobs.base_bits}-bit base" if knobs.base_bits else "LoRA" if knobs.use_peft else "full fine-tuning"
@@ -180,13 +177,13 @@ def _settings(space: Space, knobs: Knobs) -> str:
     else:
         limit = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
         rows = f"{batch} {noun}, {limit}"
-    said = [
+    settings = [
         rows,
         f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
         *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
         *(knobs.dtype, knobs.optim),
     ]
-    return f"          at the least demanding settings allowed: {', '.join(said)}"
+    return f"          at the least demanding settings allowed: {', '.join(settings)}"
 
 
 def budget_line(least: Estimate) -> str:

@@ -10,7 +10,7 @@ from autotrain_mem.planner.explore import best_of
 from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
-from autotrain_mem.planner.memo import Memo, Predictor, Told
+from autotrain_mem.planner.memo import Memo, OnAttempt, Predictor
 from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
@@ -30,7 +30,7 @@ class Found:
     """Of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm first."""
 
 
-def search(space: Space, predictor: Predictor, told: Told = lambda attempt: None) -> Found:
+def search(space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> Found:
     """The fastest plan at the first level of harm at which anything fits, unless the next is far faster.
 
     Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
@@ -38,26 +38,26 @@ def search(space: Space, predictor: Predictor, told: Told = lambda attempt: None
     and those of the next level.
 
     Args:
-        told: Hears of every configuration as it has been rehearsed.
+        on_attempt: Hears of every configuration as it has been rehearsed.
 
     Raises:
         DoesNotFitError: no allowed point fits; the error names the nearest one that does.
         UsageError: ``space.forbid`` names an unknown lever.
     """
-    memo = _memo(space, predictor, told)
+    memo = _memo(space, predictor, on_attempt)
     found = _climb(space, memo)
     if found is None:
         raise does_not_fit(space, memo)
     return found
 
 
-def find(space: Space, predictor: Predictor, told: Told = lambda attempt: None) -> Found | None:
+def find(space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> Found | None:
     """The same, and None where nothing allowed fits: no rehearsal goes into what would."""
-    return _climb(space, _memo(space, predictor, told))
+    return _climb(space, _memo(space, predictor, on_attempt))
 
 
-def _memo(space: Space, predictor: Predictor, told: Told) -> Memo:
-    return Memo(predictor, may_expand=allowed(LEVERS[EXPANDABLE], space), told=told)
+def _memo(space: Space, predictor: Predictor, on_attempt: OnAttempt) -> Memo:
+    return Memo(predictor, may_expand=allowed(LEVERS[EXPANDABLE], space), on_attempt=on_attempt)
 
 
 def _climb(space: Space, memo: Memo) -> Found | None:

@@ -8,8 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.planner.division import EVALUATED_ROWS, NAMED_AT_MOST, ROWS, STEPS, divisors, either, rows_allowed
+from autotrain_mem.errors import BatchSplitError, ContextLengthError
+from autotrain_mem.planner.division import (
+    EVALUATED_ROWS,
+    ROWS,
+    STEPS,
+    check_positive,
+    divisors,
+    either,
+    multiples,
+    nearest,
+    rows_allowed,
+)
 from autotrain_mem.spec import Fit, Job, Knobs
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.length import without_wish
@@ -174,9 +184,9 @@ def _within(knobs: Knobs, allowed: tuple[int, ...] | None) -> Knobs:
     rows = knobs.per_device_train_batch_size
     if allowed is None or rows in allowed:
         return knobs
-    nearest = max((each for each in allowed if each < rows), default=min(allowed))
-    steps = knobs.effective_batch_size // nearest
-    return BatchSplit(per_device_train_batch_size=nearest, gradient_accumulation_steps=steps).of(knobs)
+    smaller = max((each for each in allowed if each < rows), default=min(allowed))
+    steps = knobs.effective_batch_size // smaller
+    return BatchSplit(per_device_train_batch_size=smaller, gradient_accumulation_steps=steps).of(knobs)
 
 
 _COUNTS = (
@@ -190,9 +200,7 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
     numbers = {name: given[name] for name in _COUNTS if name in given and name not in unlimited}
     if effective_batch_size is not None:
         numbers["effective_batch_size"] = effective_batch_size
-    wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
-    if wrong:
-        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+    check_positive(numbers)
 
 
 def _auto_length(default: int | None, context_length: int | None, wanted: int | None) -> int | None:
@@ -245,14 +253,9 @@ def _base_split(defaults: Knobs, effective: int | None, given: dict[str, Any]) -
         rows = given[ROWS]
     elif STEPS in given:
         rows = effective // given[STEPS]
-    else:
-        rows = _base_rows(defaults, effective)
+    else:  # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
+        rows = max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
     return BatchSplit(per_device_train_batch_size=rows, gradient_accumulation_steps=effective // rows)
-
-
-def _base_rows(defaults: Knobs, effective: int) -> int:
-    """TRL's micro-batch where it divides the effective batch, else the next smaller one that does."""
-    return max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
 
 
 def _check_product(rows: int, steps: int, effective: int) -> None:
@@ -267,12 +270,9 @@ def _check_product(rows: int, steps: int, effective: int) -> None:
 def _check_divides(name: str, value: int, effective: int) -> None:
     if effective % value == 0:
         return
-    below = effective // value * value
-    products = [product for product in (below, below + value) if product]
-    whole = " or ".join(f"--effective_batch_size {product}" for product in products)
-    near = sorted(sorted(divisors(effective), key=lambda divisor: abs(divisor - value))[:NAMED_AT_MOST])
+    whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value, effective))
     raise BatchSplitError(
         f"--{name} {value} does not divide the effective batch size {effective}",
         hint=f"keep --{name} {value} and use {whole},\n"
-        f"or keep --effective_batch_size {effective} and use --{name} {either(near)}",
+        f"or keep --effective_batch_size {effective} and use --{name} {either(nearest(divisors(effective), value))}",
     )

@@ -207,7 +207,7 @@ def test_copies_that_are_exact_cost_two_rehearsals_of_the_whole_model() -> None:
 def test_attempts_and_whoever_listens_hear_of_every_rehearsal_in_order(budget: int) -> None:
     model = LinearMemory(budget_bytes=budget, copied_layers=3, amiss=0.02)
     heard: list[Candidate] = []
-    found = search(space_of(effective_batch_size=64), model, told=heard.append)
+    found = search(space_of(effective_batch_size=64), model, on_attempt=heard.append)
     assert list(found.attempts) == heard
     assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
     assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)
