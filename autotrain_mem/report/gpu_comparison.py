@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.status import Status
@@ -14,6 +12,7 @@ from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.progress import Redrawn
 from autotrain_mem.spec import Candidate, Counting, Estimate, Hardware, Knobs
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 
@@ -38,33 +37,24 @@ Speeds are predicted, and rank cards better than they tell seconds.
 autofit plan ... --gpu NAME tells the rest, and rehearses the whole model."""
 
 
-class CardsProgress:
+class CardsProgress(Redrawn[Status]):
     """A line on stderr that says which card is being planned for; nothing where nobody watches a terminal."""
 
     def __init__(self, console: Console, count: int) -> None:
+        super().__init__(console.status("") if console.is_terminal else None)
         self._count = count
         self._seen: dict[str, int] = {}
-        self._status: Status | None = console.status("") if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def counting(self, counting: Counting) -> None:
         """Tokens of the data are being counted, before any card is looked at."""
-        if self._status is not None:
-            self._status.update(f"counting tokens: {counting.done:,} of {counting.rows:,} rows")
+        if self._line is not None:
+            self._line.update(f"counting tokens: {counting.done:,} of {counting.rows:,} rows")
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
         number = self._seen.setdefault(card.name, len(self._seen) + 1)
-        if self._status is not None:
-            self._status.update(f"card {number} of {self._count}: {card.name}, {formatting.batch(attempt.knobs)}")
+        if self._line is not None:
+            self._line.update(f"card {number} of {self._count}: {card.name}, {formatting.batch(attempt.knobs)}")
 
 
 def cards_view(cards: Cards) -> RenderableType:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.spec import Candidate, Counting, Knobs
 from autotrain_mem.units import format_bytes
+
+Line = TypeVar("Line", Progress, Live, Status)
 
 SMOOTHING = 0.8
 """Weight of the past in the shown loss: about the mean of the last five logs, so that single batches do not flicker."""
@@ -30,12 +33,32 @@ _ALWAYS_SAID = ("per_device_train_batch_size", "gradient_checkpointing")
 _NEVER_SAID = ("per_device_eval_batch_size",)  # it follows the micro-batch
 
 
-def _is_live(console: Console) -> bool:
+def is_live(console: Console) -> bool:
     """Whether a line can be redrawn in place."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class TrainingProgress:
+class Redrawn(Generic[Line]):
+    """Starts a line that is redrawn in place when it is entered, and stops it when it is left.
+
+    Args:
+        line: None where nobody watches a terminal.
+    """
+
+    def __init__(self, line: Line | None = None) -> None:
+        self._line: Line | None = line
+
+    def __enter__(self) -> Self:
+        if self._line is not None:
+            self._line.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._line is not None:
+            self._line.stop()
+
+
+class TrainingProgress(Redrawn[Progress]):
     """A bar over the optimizer steps, with loss, peak memory and time left. Entered before the run, left after it.
 
     Args:
@@ -44,6 +67,7 @@ class TrainingProgress:
     """
 
     def __init__(self, console: Console, *, budget_bytes: int) -> None:
+        super().__init__()
         self._console = console
         self._budget_bytes = budget_bytes
         self._total_steps = 0
@@ -52,15 +76,7 @@ class TrainingProgress:
         self._peak_bytes: int | None = None
         self._first: tuple[int, float] | None = None
         self._tenths_said = -1
-        self._bar: Progress | None = None
         self._task = TaskID(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def start(self, total_steps: int) -> None:
         """Training begins; draws the bar where there is a terminal. A process that goes on draws none of its own."""
@@ -68,10 +84,10 @@ class TrainingProgress:
         if self._total_steps == total_steps:
             return
         self._total_steps = total_steps
-        if not _is_live(self._console):
+        if not is_live(self._console):
             _say(self._console, f"training {formatting.counted(total_steps, 'step')}")
             return
-        self._bar = Progress(
+        self._line = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[facts]}", markup=False),
@@ -79,8 +95,8 @@ class TrainingProgress:
             expand=True,
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("", total=total_steps, facts="")
-        self._bar.start()
+        self._task = self._line.add_task("", total=total_steps, facts="")
+        self._line.start()
 
     def advance(
         self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float, reward: float | None = None
@@ -99,8 +115,8 @@ class TrainingProgress:
         if self._first is None:
             self._first = (step, seconds)
         facts = "  ".join(self._facts(step, seconds))
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, facts=facts)
+        if self._line is not None:
+            self._line.update(self._task, completed=step, facts=facts)
         elif self._is_due(step):
             _say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
@@ -139,26 +155,17 @@ def _of(part: str, whole: str) -> str:
     return f"{number if whole.endswith(f' {unit}') else part} of {whole}"
 
 
-class SearchProgress:
+class SearchProgress(Redrawn[Live]):
     """One line about what was rehearsed last, redrawn in place; a line for each where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live: Live | None = None
         self._spinner = Spinner("line" if console.options.ascii_only else "dots")
+        line = Live(self._row("rehearsing", ""), console=console, transient=True) if is_live(console) else None
+        super().__init__(line)
         self._first: Knobs | None = None
         self._tried = 0
         self._copies = False
-
-    def __enter__(self) -> Self:
-        if _is_live(self._console):
-            self._live = Live(self._line("rehearsing", ""), console=self._console, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def tried(self, attempt: Candidate) -> None:
         """One configuration has been rehearsed."""
@@ -167,26 +174,26 @@ class SearchProgress:
         self._copies |= attempt.rehearsed_layers is not None
         whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
         settings = self._settings(attempt.knobs, self._first) + whole
-        if self._live is None:
+        if self._line is None:
             _say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
         else:
-            self._live.update(self._line(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
+            self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
 
     def counting(self, counting: Counting) -> None:
         """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
-        if self._live is None:
+        if self._line is None:
             return
         done, share = f"{counting.done:,} of {counting.rows:,} rows", counting.done / max(1, counting.rows)
-        line = Table.grid(padding=(0, 1), expand=True)
-        line.add_row(
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_row(
             self._spinner,
             Text(f"counting tokens, {counting.doing[:1].lower()}{counting.doing[1:]}", no_wrap=True, overflow="crop"),
             ProgressBar(total=1.0, completed=share, width=COUNTING_COLUMNS),
             Text(done, no_wrap=True),
         )
-        line.columns[1].ratio = 1
-        line.columns[3].no_wrap = True
-        self._live.update(line)
+        row.columns[1].ratio = 1
+        row.columns[3].no_wrap = True
+        self._line.update(row)
 
     def _settings(self, knobs: Knobs, first: Knobs) -> str:
         """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""
@@ -194,7 +201,7 @@ class SearchProgress:
         more = formatting.settings(knobs, ["gradient_checkpointing", *changed])
         return f"micro-batch {knobs.per_device_train_batch_size}, {more}"
 
-    def _line(self, settings: str, outcome: str) -> Table:
+    def _row(self, settings: str, outcome: str) -> Table:
         """Settings are cut where the terminal ends, the outcome never: a line that wraps flickers when redrawn."""
         grid = Table.grid(padding=(0, 1))
         grid.add_row(self._spinner, Text(settings, no_wrap=True, overflow="crop"), Text(outcome, no_wrap=True))

@@ -6,8 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -17,6 +15,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.progress import Redrawn, is_live
 from autotrain_mem.spec import codec
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.units import format_bytes
@@ -193,39 +192,29 @@ def _row(point: SweepPoint) -> list[str]:
     return [*("" if figures[name] is None else formatting.value(figures[name]) for name in FIGURES), ""]
 
 
-class SweepProgress:
+class SweepProgress(Redrawn[Progress]):
     """A bar over the points, on a terminal only: the table that follows says everything again."""
 
     def __init__(self, console: Console, axes: Sequence[Axis]) -> None:
         self._axes = axes
-        live = console.is_terminal and not console.is_dumb_terminal
-        self._bar = Progress(
+        bar = Progress(
             TextColumn("rehearsing"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[last]}", markup=False, table_column=_cut()),
+            # A line that wraps flickers when it is redrawn.
+            TextColumn("{task.fields[last]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
             console=console,
             transient=True,
-            disable=not live,
         )
-        self._task = self._bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._bar.stop()
+        self._task = bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
+        super().__init__(bar if is_live(console) else None)
 
     def done(self, point: SweepPoint) -> None:
         """One point has its figures, or its refusal."""
+        if self._line is None:
+            return
         settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
-        self._bar.update(self._task, advance=1, last=f"{_result(point)}: {', '.join(settings)}")
-
-
-def _cut() -> Column:
-    """A line that wraps flickers when it is redrawn."""
-    return Column(no_wrap=True, overflow="crop")
+        self._line.update(self._task, advance=1, last=f"{_result(point)}: {', '.join(settings)}")
 
 
 def _result(point: SweepPoint) -> str:

@@ -337,7 +337,7 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     console = Console(file=file, width=width, no_color=True, force_terminal=True)
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
-        progress._live.refresh()  # type: ignore[union-attr]
+        progress._line.refresh()  # type: ignore[union-attr]
         progress.tried(examples.PLAN.attempts[0])
         progress.tried(examples.PLAN.attempts[2])
     train(console, 1000)
