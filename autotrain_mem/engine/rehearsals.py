@@ -9,8 +9,8 @@ from typing import Any
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import ModelNotFoundError
+from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec

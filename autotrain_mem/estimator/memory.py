@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.spec import Block, Hardware, Job, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 
 LARGEST_MODULES = 5
+
+VLLM_MODE = "colocate"
+VLLM_SHARE = 0.3
+"""``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (trl/trainer/grpo_config.py, rloo_config.py)."""
 
 
 def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
@@ -78,3 +83,15 @@ def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
             sizes[block.module] += round_size(block.size_bytes)
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return tuple(largest[:LARGEST_MODULES])
+
+
+def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
+    """Bytes of the engine: a share of the card's whole memory, whatever is free; 0 without one on this card.
+
+    vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
+    request_memory). A card of 24 GiB gives 7.2 GiB by default.
+    """
+    given = job.arguments
+    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "colocate":
+        return 0
+    return math.ceil(hardware.total_bytes * float(given.get("vllm_gpu_memory_utilization", VLLM_SHARE)))

@@ -75,8 +75,8 @@ class Case:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
         knobs = {name: getattr(self.knobs, name) for name in knob_names(self.job.method, self.knobs)}
         merged = {**without_wish(self.job.arguments), **knobs}
-        told = {name: value for name, value in merged.items() if name not in OWN_KNOBS}
-        return {name: value for name, value in told.items() if value is not None or name == MAX_LENGTH}
+        public = {name: value for name, value in merged.items() if name not in OWN_KNOBS}
+        return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
         """As given or planned, else TRL's default where this module or the method's row knows it."""

@@ -37,8 +37,8 @@ class Tool:
 
 def renamed(case: Case, names: Mapping[str, str]) -> Part:
     """Settings that another tool has under another name, or the same, with the same values."""
-    found = [name for name in names if case.settings.get(name) is not None]
-    return Part(keys={names[name]: case.settings[name] for name in found}, answered=frozenset(names))
+    given = [name for name in names if case.settings.get(name) is not None]
+    return Part(keys={names[name]: case.settings[name] for name in given}, answered=frozenset(names))
 
 
 def unsaid(case: Case, tool: Tool, parts: Sequence[Part]) -> Part:

@@ -27,11 +27,11 @@ def trl(plan: Plan, job: Job) -> str:
 
 def trl_parts(case: Case) -> list[Part]:
     """Everything as it is: nothing but optimizer offload is ours alone."""
-    told = case.settings
+    settings = case.settings
     first = {"model_name_or_path": case.job.model, **_data(case)}
-    rest = {name: value for name, value in told.items() if name not in DATA_NAMES and name not in first}
+    rest = {name: value for name, value in settings.items() if name not in DATA_NAMES and name not in first}
     environment = {"env": case.environment} if case.environment else {}
-    whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*told, *DATA_NAMES}))
+    whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*settings, *DATA_NAMES}))
     return [
         whole,
         host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it"),

@@ -129,13 +129,13 @@ def named(name: str) -> Hardware:
     """
     if _SIZE.fullmatch(name):
         return _imagined(name)
-    found = _cards_called(name)
-    if not found:
+    cards = _cards_called(name)
+    if not cards:
         raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=_nearest(name))
-    if len(found) > 1:
-        choices = " or ".join(f"--gpu {card.key}" for card in found)
-        raise UnknownGpuError(f"{name!r} is the name of {len(found)} different cards.", hint=f"Say which: {choices}.")
-    return _hardware(found[0])
+    if len(cards) > 1:
+        choices = " or ".join(f"--gpu {card.key}" for card in cards)
+        raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
+    return _hardware(cards[0])
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:
@@ -211,9 +211,9 @@ def _cards_called(name: str) -> tuple[_Card, ...]:
     """The card whose key it is, else every card that answers to it; ``"4090"`` is tried as ``"rtx4090"`` last."""
     for text in (_normal(name), "rtx" + _normal(name)):
         by_key = tuple(card for card in _cards() if text == _normal(card.key))
-        found = by_key or tuple(card for card in _cards() if text in _spellings(card))
-        if found:
-            return found
+        cards = by_key or tuple(card for card in _cards() if text in _spellings(card))
+        if cards:
+            return cards
     return ()
 
 

@@ -186,15 +186,15 @@ def _by_number(cards: Sequence[_Card], entry: str) -> _Device | None:
 
 def _by_card_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
     """``"GPU-8932f937"``: as much of the UUID as names one card."""
-    found = [card for card in cards if entry.startswith("GPU-") and card.uuid.startswith(entry)]
-    return next(iter(found[0].devices), None) if len(found) == 1 else None
+    matches = [card for card in cards if entry.startswith("GPU-") and card.uuid.startswith(entry)]
+    return next(iter(matches[0].devices), None) if len(matches) == 1 else None
 
 
 def _by_instance_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
     """``"MIG-<uuid>"``, or ``"MIG-GPU-<uuid>/1/0"`` as before R470."""
     devices = [device for card in cards for device in card.devices if device.instance]
-    found = [d for d in devices if entry.startswith("MIG-") and (d.uuid.startswith(entry) or d.instance == entry)]
-    return found[0] if len(found) == 1 else None
+    matches = [d for d in devices if entry.startswith("MIG-") and (d.uuid.startswith(entry) or d.instance == entry)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _memory(nvml: Any, handle: Any) -> _Memory:

@@ -79,13 +79,13 @@ def _measured_bytes(hardware: Hardware, run: Run, store: Store) -> int:
         if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
             return kept
         try:
-            found = _measure(nvml, hardware, run)
+            outside_bytes = _measure(nvml, hardware, run)
         except nvml.NVMLError as error:
             raise NotMeasured(f"NVML does not answer ({error})") from error
-    if found not in PLAUSIBLE_BYTES:
-        raise NotMeasured(f"{format_bytes(found)} cannot be right")
-    store.put(KIND, key, found)
-    return found
+    if outside_bytes not in PLAUSIBLE_BYTES:
+        raise NotMeasured(f"{format_bytes(outside_bytes)} cannot be right")
+    store.put(KIND, key, outside_bytes)
+    return outside_bytes
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ cuBLAS, cuBLASLt        0                               both take their workspac
                                                         ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``
                                                         (torch.backends.cuda.blas_workspace_size, pytorch#168175).
 NCCL                    0 for one process               else :func:`nccl_bytes`, per communicator
-vLLM's engine           not here                        ``estimator.vllm_share``
+vLLM's engine           not here                        ``estimator.memory``
 ======================  ==============================  ==============================================================
 
 nvidia-smi's per-process figure is all of these and what torch reserves. Beside processes it counts the driver's own

@@ -86,15 +86,15 @@ def levels(space: Space) -> tuple[Level, ...]:
         UsageError: ``space.forbid`` names an unknown lever.
     """
     check_forbid(space.forbid)
-    made: list[Level] = []
+    climbed: list[Level] = []
     for step in _steps(space):
-        seen = {setting for level in made for setting in level.settings}
+        seen = {setting for level in climbed for setting in level.settings}
         settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
         if settings:
-            made.append(Level(name=step.name, harm=_harm(step), settings=settings, offloads=bool(step.offloads)))
+            climbed.append(Level(name=step.name, harm=_harm(step), settings=settings, offloads=bool(step.offloads)))
     if lengths := _lengths(space):
-        made.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
-    return tuple(made)
+        climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
+    return tuple(climbed)
 
 
 def _steps(space: Space) -> tuple[_Step, ...]:

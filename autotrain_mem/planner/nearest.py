@@ -34,13 +34,13 @@ LENGTH_TURNS = 3
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = _least(space, memo)
-    found = confirmed(space, memo)
+    fitting = confirmed(space, memo)
     headline = f"{space.model} with {_kind(least.knobs)} does not fit {least.hardware.name}."
     message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
-    if found is None:
+    if fitting is None:
         hint = "nothing that can be changed makes it fit here"
     else:
-        hint = f"nearest that fits: {suggestion(space, found.knobs)}  ({format_bytes(found.required_bytes)})"
+        hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  ({format_bytes(fitting.required_bytes)})"
     elsewhere = memo.would_fit(least)
     where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
     return DoesNotFitError(message, hint=hint + where)
@@ -59,12 +59,12 @@ def _least(space: Space, memo: Memo) -> Estimate:
 def confirmed(space: Space, memo: Memo) -> Estimate | None:
     """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
     asked: set[Knobs] = set()
-    found = nearest(space, memo)
-    while found is not None and found.knobs not in asked:
-        asked.add(found.knobs)
-        memo.ask([found.knobs], whole=True)
-        found = nearest(space, memo)
-    return found
+    fitting = nearest(space, memo)
+    while fitting is not None and fitting.knobs not in asked:
+        asked.add(fitting.knobs)
+        memo.ask([fitting.knobs], whole=True)
+        fitting = nearest(space, memo)
+    return fitting
 
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:

@@ -40,15 +40,15 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
     """
     if job.is_online or knobs.packing:
         return ()
-    found = [*_shorter(profile, knobs, job)]
+    offers = [*_shorter(profile, knobs, job)]
     padding = profile.padding_fraction(knobs.per_device_train_batch_size, knobs.max_length)
     if job.method_facts.is_packable and padding >= PADDING_PAYS:
-        found = [
+        offers = [
             *_packing(profile, knobs, job, flash_attention, padding),
             *_grouping(profile, knobs, job, padding),
-            *found,
+            *offers,
         ]
-    return tuple(found)
+    return tuple(offers)
 
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:

@@ -45,10 +45,10 @@ def search(space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda at
         UsageError: ``space.forbid`` names an unknown lever.
     """
     memo = _memo(space, predictor, on_attempt)
-    found = _climb(space, memo)
-    if found is None:
+    plan = _climb(space, memo)
+    if plan is None:
         raise does_not_fit(space, memo)
-    return found
+    return plan
 
 
 def find(space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> Found | None:

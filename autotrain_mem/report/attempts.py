@@ -44,10 +44,10 @@ def attempts_view(plan: Plan) -> RenderableType:
     if not plan.attempts:
         return Text("nothing else was tried")
     marks, scale = _marks(plan), _scale(plan)
-    made = columned(list(enumerate(plan.attempts)), _columns(plan, marks, scale), lambda row: row[0] == _chosen(plan))
+    grid = columned(list(enumerate(plan.attempts)), _columns(plan, marks, scale), lambda row: row[0] == _chosen(plan))
     budget = scale.write(scale.steps(plan.estimate.budget_bytes))
     heading = f"tried; needs are in {scale.unit}, the budget is {budget}"
-    return Block(Group(title(heading), Block(made), *_legend(plan, marks)))
+    return Block(Group(title(heading), Block(grid), *_legend(plan, marks)))
 
 
 def _columns(plan: Plan, marks: list[_Mark], scale: Scale) -> list[Column[_Numbered]]:

@@ -83,20 +83,20 @@ SHORT_RUN_ERROR = 0.02
 def report_view(report: Report) -> RenderableType:
     """What a finished run did, and how good its prediction was."""
     steps = formatting.counted(report.steps, "step")
-    made = table("", "", show_header=False)
-    add(made, "loss", _moved(report.first_loss, report.last_loss))
+    grid = table("", "", show_header=False)
+    add(grid, "loss", _moved(report.first_loss, report.last_loss))
     if report.first_reward is not None:
-        add(made, "reward", _moved(report.first_reward, report.last_reward))
-    add(made, "peak", _allocated(report))
+        add(grid, "reward", _moved(report.first_reward, report.last_reward))
+    add(grid, "peak", _allocated(report))
     if report.measured is not None:
-        add(made, "", _reserved(report, report.measured))
+        add(grid, "", _reserved(report, report.measured))
         if report.measured.num_alloc_retries:
-            add(made, "retries", _retries(report.measured.num_alloc_retries))
+            add(grid, "retries", _retries(report.measured.num_alloc_retries))
     if survived := _survived(report):
-        add(made, "survived", survived)
-    add(made, "output folder", report.output_dir)
+        add(grid, "survived", survived)
+    add(grid, "output folder", report.output_dir)
     headline = Text(f"trained {steps} in {formatting.duration(report.seconds)}", style="bold")
-    return Block(Group(headline, Block(made, 2)))
+    return Block(Group(headline, Block(grid, 2)))
 
 
 def _survived(report: Report) -> str:
@@ -116,12 +116,12 @@ def _allocated(report: Report) -> str:
     predicted, measured = report.predicted_peak_bytes, report.measured
     if measured is None:
         return f"{format_bytes(predicted)} allocated predicted, nothing here measures it"
-    said = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
+    sentence = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
     if (report.prediction_error or 0.0) <= SHORT_RUN_ERROR:
-        return said
+        return sentence
     if report.incidents:
-        return f"{said} (the prediction is for whole micro-batches, of which some were split)"
-    return f"{said} (the prediction is for the longest row, which this run may not have drawn)"
+        return f"{sentence} (the prediction is for whole micro-batches, of which some were split)"
+    return f"{sentence} (the prediction is for the longest row, which this run may not have drawn)"
 
 
 def _reserved(report: Report, measured: MemoryReading) -> str:
@@ -131,8 +131,8 @@ def _reserved(report: Report, measured: MemoryReading) -> str:
 
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:
     """``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
-    said = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
-    return said if error is None else f"{said}: error {100 * error:+.1f} %"
+    sentence = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
+    return sentence if error is None else f"{sentence}: error {100 * error:+.1f} %"
 
 
 def _retries(count: int) -> str:

@@ -128,25 +128,25 @@ def _sum_table(estimate: Estimate, shown: Sum) -> Table:
     if estimate.vllm_share_bytes:
         rows.append(("+", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     rows.append(("=", "needed", shown.needed, ""))
-    made = table("", "", shown.scale.unit, "", right=(2,))
+    grid = table("", "", shown.scale.unit, "", right=(2,))
     for sign, name, steps, note in rows:
         text = Text(note, style=f"not bold {QUIET}")
-        add(made, sign, name, shown.scale.write(steps), text, style="bold" if sign == "=" else "")
-    _add_budget(made, estimate, shown)
-    return made
+        add(grid, sign, name, shown.scale.write(steps), text, style="bold" if sign == "=" else "")
+    _add_budget(grid, estimate, shown)
+    return grid
 
 
-def _add_budget(made: Table, estimate: Estimate, shown: Sum) -> None:
+def _add_budget(grid: Table, estimate: Estimate, shown: Sum) -> None:
     hardware, scale = estimate.hardware, shown.scale
     others = hardware.total_bytes - hardware.free_bytes
     note = [f"{format_bytes(hardware.total_bytes)} in all"]
     note += [f"{format_bytes(others)} used by others"] if others else []
     note += [f"{format_bytes(hardware.free_bytes - estimate.budget_bytes)} headroom"]
     budget = scale.steps(estimate.budget_bytes)
-    add(made, "", "budget", scale.write(budget), Text(", ".join(note), style=f"not bold {QUIET}"), style="bold")
+    add(grid, "", "budget", scale.write(budget), Text(", ".join(note), style=f"not bold {QUIET}"), style="bold")
     name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
     style = GOOD if estimate.fits else BAD
-    add(made, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
+    add(grid, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
 
 
 def caches(hardware: Hardware) -> bool:
@@ -176,15 +176,15 @@ def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
     modes = {expands: estimate.memory.reserved.of(expandable_segments=expands) for expands in (False, True)}
     stumbles = not all(mode.fits for mode in modes.values())
     headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
-    made = table(*headings, right=tuple(range(1, len(headings) - 1)))
+    grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
     for expandable, mode in modes.items():
         chosen = expandable == estimate.knobs.expandable_segments
         steps = shown.peak + shown.cached if chosen else scale.steps(mode.peak_reserved_bytes)
         cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
         cells += [str(mode.num_alloc_retries), _refused(mode)] if stumbles else []
         mark = Text("counted above" if chosen else "", style=f"not bold {QUIET}")
-        add(made, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-    return made
+        add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
+    return grid
 
 
 def _refused(mode: ReservedEstimate) -> str:
@@ -194,15 +194,15 @@ def _refused(mode: ReservedEstimate) -> str:
 def _phase_table(estimate: Estimate, shown: Sum) -> Table:
     phases, scale = estimate.memory.phases, shown.scale
     largest = max((1, *phases.values()))
-    made = table("phase", "peak", "", right=(1,), show_header=False)
+    grid = table("phase", "peak", "", right=(1,), show_header=False)
     for phase, peak in phases.items():
         steps = shown.peak if peak == estimate.memory.peak_allocated_bytes else scale.steps(peak)
-        add(made, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
-    return made
+        add(grid, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
+    return grid
 
 
 def _module_table(estimate: Estimate) -> Table:
-    made = table("size", "module", right=(0,), show_header=False)
+    grid = table("size", "module", right=(0,), show_header=False)
     for name, size in estimate.memory.modules_at_peak[:LARGEST_MODULES]:
-        add(made, format_bytes(size), name)
-    return made
+        add(grid, format_bytes(size), name)
+    return grid

@@ -72,8 +72,8 @@ def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
         return f"{rows}: {_refused(probe)}: {end}"
     needed = "needs" if not probe.refused else "held"
     figures = f"{needed} {format_bytes(probe.required_bytes)} of {format_bytes(budget_bytes)}"
-    said = [f"{figures}, predicted {format_bytes(predicted_bytes)}", _steps(probe), _refused(probe), _retries(probe)]
-    return f"{rows}: {'; '.join(filter(None, said))}: {end}"
+    parts = [f"{figures}, predicted {format_bytes(predicted_bytes)}", _steps(probe), _refused(probe), _retries(probe)]
+    return f"{rows}: {'; '.join(filter(None, parts))}: {end}"
 
 
 def moved_line(before: Knobs, plan: Plan) -> str:
@@ -85,8 +85,8 @@ def moved_line(before: Knobs, plan: Plan) -> str:
 
 def others_line(others: Sequence[OtherProcess]) -> str:
     """``on the card beside this run: python (4242) 1.20 GiB, others 64.0 MiB``; empty where nobody is."""
-    said = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in others)
-    return f"on the card beside this run: {said}" if said else ""
+    parts = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in others)
+    return f"on the card beside this run: {parts}" if parts else ""
 
 
 def free_line(before_bytes: int, now_bytes: int) -> str:

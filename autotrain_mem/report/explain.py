@@ -26,14 +26,14 @@ _ALIKE = {
 def explain_view(plan: Plan) -> RenderableType:
     """Everything that a plan file knows, the answers first."""
     estimate, shown = plan.estimate, sum_of(plan.estimate)
-    made = facts(plan)
-    add(made, "settings", formatting.settings(plan.knobs))
+    grid = facts(plan)
+    add(grid, "settings", formatting.settings(plan.knobs))
     if estimate.hardware.source:
-        add(made, "card", estimate.hardware.source)
+        add(grid, "card", estimate.hardware.source)
     parts: list[RenderableType] = [
         title(f"autofit {plan.method} --model {plan.model}"),
         *decision(plan),
-        Block(made, 2),
+        Block(grid, 2),
     ]
     parts += [Text(), title("what binds"), Block(_bounds(plan), 2)]
     parts += [Text(), title(f"where the memory goes, at the peak in {shown.scale.unit}"), _ledger(estimate, shown)]
@@ -62,11 +62,11 @@ def _searched(plan: Plan) -> str:
 
 def _bounds(plan: Plan) -> Table:
     """What stands in the way of more: the peak, the next larger micro-batch, the next gentler level."""
-    made = table("", "", show_header=False)
-    add(made, "the peak", _peak(plan.estimate))
-    add(made, "more at once", _larger(plan))
-    add(made, "less harm", _gentler(plan))
-    return made
+    grid = table("", "", show_header=False)
+    add(grid, "the peak", _peak(plan.estimate))
+    add(grid, "more at once", _larger(plan))
+    add(grid, "less harm", _gentler(plan))
+    return grid
 
 
 def _peak(estimate: Estimate) -> str:
@@ -115,8 +115,8 @@ def _gentler(plan: Plan) -> str:
     if not before:
         return "no gentler level is left: forbidden, pinned away, or its weights alone are too much"
     nearest = before[-1]
-    if said := passed_over(nearest):
-        return said
+    if sentence := passed_over(nearest):
+        return sentence
     reserved_for_others = plan.estimate.hardware.free_bytes - plan.estimate.budget_bytes
     free = format_bytes(nearest.required_bytes + reserved_for_others)
     there = format_bytes(plan.estimate.hardware.free_bytes)
@@ -144,13 +144,13 @@ def _ledger(estimate: Estimate, shown: Sum) -> Table:
     rows += [("-", formatting.OWNERS[owner], steps, "") for owner, steps in owned]
     if caches(hardware):
         rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
-    made = table("", "", "", "", right=(2,), show_header=False)
+    grid = table("", "", "", "", right=(2,), show_header=False)
     for sign, name, steps, note in rows:
         quiet = Text(note, style=f"not bold {QUIET}")
-        add(made, sign, name, write(steps), quiet, style="bold" if sign == "=" else "")
+        add(grid, sign, name, write(steps), quiet, style="bold" if sign == "=" else "")
     left, fits = budget - shown.needed, estimate.required_bytes <= estimate.budget_bytes
-    add(made, "=", "free" if fits else "missing", write(abs(left)), "", style=f"bold {GOOD if estimate.fits else BAD}")
-    return made
+    add(grid, "=", "free" if fits else "missing", write(abs(left)), "", style=f"bold {GOOD if estimate.fits else BAD}")
+    return grid
 
 
 # -- the time of a step --------------------------------------------------------------------------------------------
@@ -162,10 +162,10 @@ def _time(plan: Plan) -> list[RenderableType]:
     if not time.step_seconds:
         return []
     known = formatting.has_speed(time)
-    made = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
+    grid = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
     for phase, seconds in time.phases.items():
         share = seconds / time.step_seconds
         cells = [formatting.brief(seconds)] if known else []
-        add(made, formatting.PHASES[phase], *cells, formatting.percent(share), Bar(share))
+        add(grid, formatting.PHASES[phase], *cells, formatting.percent(share), Bar(share))
     rates = "" if known else f", by the rates of {time.assumed}"
-    return [Text(), title(f"the time of a step{rates}"), Block(made, 2)]
+    return [Text(), title(f"the time of a step{rates}"), Block(grid, 2)]

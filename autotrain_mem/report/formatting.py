@@ -132,7 +132,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     Args:
         names: Only what these knobs say; None for all of them.
     """
-    said = {
+    parts = {
         "per_device_train_batch_size": f"{batch(knobs)} {'completions' if knobs.completion_length else 'rows'}",
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
         "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
@@ -148,8 +148,8 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     }
     if knobs.completion_length:
         name = "max_completion_length" if knobs.max_completion_length else "response_length"
-        said["max_length"] = f"{name} {knobs.completion_length}"
-    return ", ".join(text for name, text in said.items() if text and (names is None or name in names))
+        parts["max_length"] = f"{name} {knobs.completion_length}"
+    return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 
 def _at_once(done: str, rows: int | None) -> str:
@@ -163,7 +163,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
     """
     offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
     base = _base(knobs)
-    said = [
+    parts = [
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
@@ -171,7 +171,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
         f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
         _at_once("generated", knobs.local_rollout_forward_batch_size if _generates_more(knobs) else None),
     ]
-    return ", ".join(filter(None, said)) or "as asked for"
+    return ", ".join(filter(None, parts)) or "as asked for"
 
 
 def _base(knobs: Knobs) -> str:

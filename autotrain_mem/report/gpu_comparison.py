@@ -61,14 +61,14 @@ def cards_view(cards: Cards) -> RenderableType:
     """A line for each card, smallest first."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
     rows = _Rows(scale, _reasons(cards), lengths=_differ_in_length(cards))
-    made = table("", "card", "memory", "level", "batch", *(["length"] if rows.lengths else []), "needs", "tokens/s")
-    for column in (2, *range(5, len(made.columns))):
-        made.columns[column].justify = "right"
+    grid = table("", "card", "memory", "level", "batch", *(["length"] if rows.lengths else []), "needs", "tokens/s")
+    for column in (2, *range(5, len(grid.columns))):
+        grid.columns[column].justify = "right"
     for verdict in cards.verdicts:
         mark = Text(SMALLEST if verdict is smallest else "", style=GOOD)
-        add(made, mark, *rows.cells(verdict), style="bold" if verdict is smallest else "")
+        add(grid, mark, *rows.cells(verdict), style="bold" if verdict is smallest else "")
     heading = title(f"what fits on each card; memory and needs are in {scale.unit}{_length(cards)}")
-    return Block(Group(heading, Text(), made, Text(), *_legend(cards, rows), Text(_NOTE, style=QUIET)))
+    return Block(Group(heading, Text(), grid, Text(), *_legend(cards, rows), Text(_NOTE, style=QUIET)))
 
 
 class _Rows:

@@ -61,15 +61,15 @@ class Bar:
 
 def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True) -> Table:
     """A table without lines; ``right`` holds the columns of numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style=QUIET)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style=QUIET)
     for index, heading in enumerate(headings):
-        made.add_column(Text(heading), justify="right" if index in right else "left", overflow="fold")
-    return made
+        grid.add_column(Text(heading), justify="right" if index in right else "left", overflow="fold")
+    return grid
 
 
-def add(made: Table, *cells: str | RenderableType, style: str = "") -> None:
+def add(grid: Table, *cells: str | RenderableType, style: str = "") -> None:
     """Add a row of plain text or renderables."""
-    made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+    grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ def columned(rows: Iterable[Row], columns: Sequence[Column[Row]], bold: Callable
         bold: The rows that are to stand out.
     """
     right = tuple(index for index, column in enumerate(columns) if column.right)
-    made = table(*(column.heading for column in columns), right=right)
+    grid = table(*(column.heading for column in columns), right=right)
     for row in rows:
         style = "bold" if bold is not None and bold(row) else ""
-        add(made, *(column.cell(row) for column in columns), style=style)
-    return made
+        add(grid, *(column.cell(row) for column in columns), style=style)
+    return grid
 
 
 def title(text: str) -> Text:

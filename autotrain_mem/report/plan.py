@@ -30,7 +30,7 @@ def plan_view(plan: Plan) -> RenderableType:
 def decision(plan: Plan) -> list[RenderableType]:
     """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
     changed = formatting.counted(len(plan.levers), "change")
-    loud = [Text(said, style=LOUD) for lever in plan.levers if (said := _loud(lever))]
+    loud = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := _loud(lever))]
     return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud]
 
 
@@ -43,16 +43,16 @@ def _loud(lever: Lever) -> str:
 
 def facts(plan: Plan) -> Table:
     """A line for each thing to know before the details: harm, speed, batch, data, and what was found wrong."""
-    made = table("", "", show_header=False)
-    add(made, "level", _level(plan))
-    add(made, "speed", _speed(plan))
-    add(made, "batch", _batch(plan))
-    add(made, "data", _data(plan))
+    grid = table("", "", show_header=False)
+    add(grid, "level", _level(plan))
+    add(grid, "speed", _speed(plan))
+    add(grid, "batch", _batch(plan))
+    add(grid, "data", _data(plan))
     if share := plan.estimate.vllm_share_bytes:
-        add(made, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
+        add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
     for warning in plan.warnings:
-        add(made, Text("warning", style=LOUD), warning)
-    return made
+        add(grid, Text("warning", style=LOUD), warning)
+    return grid
 
 
 def _level(plan: Plan) -> str:
@@ -63,12 +63,12 @@ def _level(plan: Plan) -> str:
 
 def _speed(plan: Plan) -> Text:
     time, steps = plan.estimate.time, plan.optimizer_steps
-    said = formatting.speed(time)
+    sentence = formatting.speed(time)
     if not formatting.has_speed(time):
-        return Text(said, style=QUIET)
+        return Text(sentence, style=QUIET)
     if steps is None or plan.run_seconds is None:
-        return Text(said)
-    return Text(f"{said}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
+        return Text(sentence)
+    return Text(f"{sentence}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
 
 
 def _batch(plan: Plan) -> str:
@@ -118,8 +118,8 @@ def _truncated(plan: Plan, data: DataSummary) -> Text:
         return Text(f"no {_noun(plan).removesuffix('s')} is truncated")
     rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
     cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
-    said = f"max_length {plan.knobs.max_length} truncates {rows} of {_noun(plan)}, which cuts {tokens} of tokens"
-    return Text(said, style=LOUD if cuts else "")
+    sentence = f"max_length {plan.knobs.max_length} truncates {rows} of {_noun(plan)}, which cuts {tokens} of tokens"
+    return Text(sentence, style=LOUD if cuts else "")
 
 
 def _dropped(plan: Plan, data: DataSummary) -> Text:
@@ -169,13 +169,13 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
     """What the levels around have to offer, on this card or on another."""
     if not plan.alternatives:
         return []
-    made = table("level", "needs", "", right=(1,))
+    grid = table("level", "needs", "", right=(1,))
     for each in plan.alternatives:
         fits = Text(_offer(each, plan)) if each.fits else Text.assemble(("does not fit", BAD), _where(each))
-        add(made, each.level, format_bytes(each.required_bytes), fits)
+        add(grid, each.level, format_bytes(each.required_bytes), fits)
     budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Block(hanging(f"{said}"), 2) for each in gentler(plan) if (said := passed_over(each))]
-    return [Text(), title(f"other levels of harm, against a budget of {budget}"), Block(made, 2), *notes]
+    notes = [Block(hanging(f"{sentence}"), 2) for each in gentler(plan) if (sentence := passed_over(each))]
+    return [Text(), title(f"other levels of harm, against a budget of {budget}"), Block(grid, 2), *notes]
 
 
 def _offer(each: Candidate, plan: Plan) -> str:
@@ -216,15 +216,15 @@ def passed_over(each: Candidate) -> str:
 
 def _settings_table(plan: Plan) -> Table:
     """A star marks what differs from TRL's default, so that it shows without colour too."""
-    made = table("", "", "", show_header=False)
+    grid = table("", "", "", show_header=False)
     for name in knob_names(plan.method, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
         if chosen == default:
-            add(made, f"  {name}", formatting.value(chosen))
+            add(grid, f"  {name}", formatting.value(chosen))
         else:
             known = "TRL has none of its own" if name in OWN_KNOBS else f"TRL's default is {formatting.value(default)}"
-            add(made, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
-    return made
+            add(grid, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
+    return grid
 
 
 def _flags(plan: Plan) -> list[RenderableType]:

@@ -92,19 +92,19 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
     scale = scale_for(max(shortage.total_bytes, plan.estimate.required_bytes))
     predicted = _shown(rows, [row.predicted_bytes for row in rows], scale)
     measured = _shown(rows, [row.measured_bytes for row in rows], scale)
-    made = table("", "", "predicted", "measured", "", right=(2, 3))
-    for row, expected, found in zip(rows, predicted, measured, strict=True):
+    grid = table("", "", "predicted", "measured", "", right=(2, 3))
+    for row, expected, held in zip(rows, predicted, measured, strict=True):
         style = "bold" if row.sign == "=" else ""
-        add(made, row.sign, row.name, scale.write(expected), scale.write(found), scale.unit, style=style)
-    _add_card(made, shortage, scale)
-    return made
+        add(grid, row.sign, row.name, scale.write(expected), scale.write(held), scale.unit, style=style)
+    _add_card(grid, shortage, scale)
+    return grid
 
 
-def _add_card(made: Table, shortage: Shortage, scale: Scale) -> None:
+def _add_card(grid: Table, shortage: Shortage, scale: Scale) -> None:
     """What of the card was not this process's."""
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
-            add(made, "", name, "", scale.write(scale.steps(size)), scale.unit, style=QUIET)
+            add(grid, "", name, "", scale.write(scale.steps(size)), scale.unit, style=QUIET)
 
 
 def _rows(shortage: Shortage, plan: Plan) -> list[_Row]:

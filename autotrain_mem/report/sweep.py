@@ -132,10 +132,10 @@ class _Matrix:
 
     def _piece(self, first: int, last: int) -> Table:
         columns = self._columns[first:last]
-        made = table("", *columns, right=tuple(range(len(columns) + 1)))
+        grid = table("", *columns, right=tuple(range(len(columns) + 1)))
         for label, row in zip(self._labels, self._cells, strict=True):
-            add(made, Text(label, style="bold"), *row[first:last])
-        return made
+            add(grid, Text(label, style="bold"), *row[first:last])
+        return grid
 
 
 def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
@@ -144,12 +144,12 @@ def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
     before, behind = (("allocated", "reserved"), ("peak in",)) if detailed else ((), ())
     headings = [*(_broken(axis.name) for axis in sweep.axes), *before, "needed", *behind]
     numbers = [*map(_is_numbers, sweep.axes), *(True for _ in before), True, *(False for _ in behind)]
-    made = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
+    grid = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
     for point in sweep.points:
         settings = [setting.text for setting in point.settings]
         sizes, phase = _details(point, figures) if detailed else ([], [])
-        add(made, *settings, *sizes, figures.needed(point), *phase)
-    return [title(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), made]
+        add(grid, *settings, *sizes, figures.needed(point), *phase)
+    return [title(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), grid]
 
 
 def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.estimator.vllm_share import vllm_share_bytes
+from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.spec import Hardware, Job
 from autotrain_mem.units import GIB
 

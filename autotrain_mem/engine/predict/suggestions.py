@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, DoesNotFitError
-from autotrain_mem.estimator.vllm_share import vllm_share_bytes
+from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors

@@ -58,9 +58,9 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
             return None
         try:
             return _Expansion((short, long), pair, kinds, alignment, depths, vocabulary).trace()
-        except _NotAlikeError as found:
+        except _NotAlikeError as error:
             unlike = mistakes  # from here on, steps are looked at more closely
-            mistakes.pairs.add(found.steps)
+            mistakes.pairs.add(error.steps)
         except UnclearError:
             return None
     return None
@@ -83,9 +83,9 @@ def expand_loss(few: Trace, more: Trace, *, short: int, long: int) -> Trace | No
     if len(few.loss_chunks) > 1 or few.loss_chunks != more.loss_chunks:
         return None  # an evaluation whose batches are of another size, say
     (whole,) = few.loss_chunks
-    told = expand(few, more, Depths(short=short, long=long, whole=whole))
+    whole_trace = expand(few, more, Depths(short=short, long=long, whole=whole))
     work = few.work.of_chunks(more.work, short=short, long=long, whole=whole)
-    return None if told is None else replace(told, loss_chunks=(), work=work)
+    return None if whole_trace is None else replace(whole_trace, loss_chunks=(), work=work)
 
 
 class _NotAlikeError(UnclearError):
