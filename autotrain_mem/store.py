@@ -70,7 +70,7 @@ class Store:
 
     Args:
         folder: Where the files are; made when first needed. None keeps nothing.
-        told: Hears, once for each, of a damaged file and of a folder that cannot be written.
+        on_damage: Is called, once for each, with what to say of a damaged file and of a folder that cannot be written.
         limit_bytes: What the folder may hold.
         draw: Uniform in [0, 1): decides which put looks for files to drop.
     """
@@ -79,12 +79,12 @@ class Store:
         self,
         folder: pathlib.Path | None,
         *,
-        told: Callable[[str], None],
+        on_damage: Callable[[str], None] = lambda message: None,
         limit_bytes: int = LIMIT_BYTES,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._folder = folder
-        self._told = told
+        self._on_damage = on_damage
         self._limit_bytes = limit_bytes
         self._draw = draw
         self._said: set[str] = set()
@@ -131,7 +131,7 @@ class Store:
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            self._told(message)
+            self._on_damage(message)
 
 
 # -- one file --------------------------------------------------------------------------------------------------------

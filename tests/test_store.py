@@ -30,7 +30,7 @@ def never() -> float:
     return 1.0
 
 
-class Told(list[str]):
+class Messages(list[str]):
     """What a store said."""
 
     def __call__(self, message: str) -> None:
@@ -38,13 +38,13 @@ class Told(list[str]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def messages() -> Messages:
+    return Messages()
 
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path, told: Told) -> Store:
-    return Store(tmp_path / "cache", told=told, draw=never)
+def store(tmp_path: pathlib.Path, messages: Messages) -> Store:
+    return Store(tmp_path / "cache", on_damage=messages, draw=never)
 
 
 def only_file(tmp_path: pathlib.Path) -> pathlib.Path:
@@ -67,12 +67,12 @@ JSON = st.recursive(
 def test_what_was_put_is_got_by_a_later_process(
     tmp_path_factory: pytest.TempPathFactory, kind: str, key: dict[str, Any], value: Any
 ) -> None:
-    folder, told = tmp_path_factory.mktemp("store"), Told()
-    Store(folder, told=told).put(kind, key, value)
-    assert Store(folder, told=told).get(kind, key) == value
-    assert Store(folder, told=told).get("another", key) is None
-    assert Store(folder, told=told).get(kind, {**key, "more": 1}) is None
-    assert told == []
+    folder, messages = tmp_path_factory.mktemp("store"), Messages()
+    Store(folder, on_damage=messages).put(kind, key, value)
+    assert Store(folder, on_damage=messages).get(kind, key) == value
+    assert Store(folder, on_damage=messages).get("another", key) is None
+    assert Store(folder, on_damage=messages).get(kind, {**key, "more": 1}) is None
+    assert messages == []
 
 
 def test_the_order_of_a_keys_names_does_not_matter_and_tuples_are_lists(store: Store) -> None:
@@ -97,11 +97,11 @@ def test_a_large_value_is_compressed_and_a_small_one_can_be_read_by_a_person(
     assert '"value":"small"' in only_file(tmp_path).read_text(encoding="utf-8")
 
 
-def test_without_a_folder_nothing_is_kept(told: Told) -> None:
-    store = Store(None, told=told)
+def test_without_a_folder_nothing_is_kept(messages: Messages) -> None:
+    store = Store(None, on_damage=messages)
     store.put("kind", KEY, 1)
     assert store.get("kind", KEY) is None
-    assert told == []
+    assert messages == []
 
 
 def test_a_value_that_json_cannot_hold_is_the_callers_mistake(store: Store) -> None:
@@ -122,14 +122,14 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
     assert (b" zlib\n" in whole) is (value != "small")
     for length in range(0, len(whole), 1 if value == "small" else 97):
         path.write_bytes(whole[:length])
-        told = Told()
-        reader = Store(path.parent, told=told)
+        messages = Messages()
+        reader = Store(path.parent, on_damage=messages)
         assert reader.get("kind", KEY) is None
         assert not path.exists()
         assert reader.get("kind", KEY) is None
-        assert len(told) == 1
-        assert "damaged" in told[0]
-        assert "rebuilt" in told[0]
+        assert len(messages) == 1
+        assert "damaged" in messages[0]
+        assert "rebuilt" in messages[0]
     store.put("kind", KEY, value)
     assert store.get("kind", KEY) == value
 
@@ -137,52 +137,52 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
 @settings(max_examples=200)
 @given(data=st.data())
 def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder, told = tmp_path_factory.mktemp("store"), Told()
-    Store(folder, told=told).put("kind", KEY, {"bytes": 12345})
+    folder, messages = tmp_path_factory.mktemp("store"), Messages()
+    Store(folder, on_damage=messages).put("kind", KEY, {"bytes": 12345})
     (path,) = folder.iterdir()
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
     path.write_bytes(content)
-    assert Store(folder, told=told).get("kind", KEY) is None
-    assert len(told) == 1
+    assert Store(folder, on_damage=messages).get("kind", KEY) is None
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 4096, b"[]", b"autofit.store/1", b"\xff\xfe garbage"])
-def test_garbage_is_dropped(store: Store, tmp_path: pathlib.Path, told: Told, content: bytes) -> None:
+def test_garbage_is_dropped(store: Store, tmp_path: pathlib.Path, messages: Messages, content: bytes) -> None:
     store.put("kind", KEY, 1)
     only_file(tmp_path).write_bytes(content)
     assert store.get("kind", KEY) is None
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
-def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
     store.put("kind", KEY, "mine")
     path = only_file(tmp_path)
     store.put("kind", {"model": "other"}, "another's")
     (other,) = set(path.parent.iterdir()) - {path}
     os.replace(other, path)
     assert store.get("kind", KEY) is None
-    assert told == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
+    assert messages == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
 
 
-def test_several_damaged_files_are_said_once(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+def test_several_damaged_files_are_said_once(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
     for number in range(5):
         store.put("kind", {"number": number}, number)
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(b"")
     assert [store.get("kind", {"number": number}) for number in range(5)] == [None] * 5
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
-def test_a_folder_in_a_files_place_is_no_obstacle(store: Store, tmp_path: pathlib.Path, told: Told) -> None:
+def test_a_folder_in_a_files_place_is_no_obstacle(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
     store.put("kind", KEY, 1)
     path = only_file(tmp_path)
     path.unlink()
     path.mkdir()
     assert store.get("kind", KEY) is None
     store.put("kind", KEY, 1)
-    assert len(told) == 2, "one for reading, one for writing"
+    assert len(messages) == 2, "one for reading, one for writing"
 
 
 # -- where nothing can be written ----------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def refuse(number: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("call", ["mkdir", "open", "write", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
 def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
-    store: Store, tmp_path: pathlib.Path, told: Told, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    store: Store, tmp_path: pathlib.Path, messages: Messages, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     store.put("kind", {"old": 1}, "old")
     with monkeypatch.context() as patch:
@@ -212,8 +212,8 @@ def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
             patch.setattr(module, "open", opened_full(number), raising=False)
         store.put("kind", KEY, 1)
         store.put("kind", KEY, 2)
-    assert len(told) == 1
-    assert os.strerror(number) in told[0]
+    assert len(messages) == 1
+    assert os.strerror(number) in messages[0]
     assert len(list((tmp_path / "cache").iterdir())) == 1, "no half of a file stays"
     assert store.get("kind", {"old": 1}) == "old", "what was kept before can still be read"
 
@@ -243,10 +243,10 @@ def test_a_value_that_the_kernel_does_not_take_whole_is_said_once_and_leaves_not
         import pathlib, random, resource, sys
         from autotrain_mem.store import Store
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        told = []
-        store = Store(pathlib.Path(sys.argv[1]), told=told.append)
+        messages = []
+        store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append)
         store.put("kind", {"large": 1}, [random.random() for _ in range(50_000)])
-        print(told)
+        print(messages)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -255,14 +255,14 @@ def test_a_value_that_the_kernel_does_not_take_whole_is_said_once_and_leaves_not
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
-def test_a_home_that_is_not_there_and_cannot_be_made_is_said_once(tmp_path: pathlib.Path, told: Told) -> None:
+def test_a_home_that_is_not_there_and_cannot_be_made_is_said_once(tmp_path: pathlib.Path, messages: Messages) -> None:
     (tmp_path / "file").write_text("")
-    store = Store(tmp_path / "file" / "cache", told=told)
+    store = Store(tmp_path / "file" / "cache", on_damage=messages)
     assert store.get("kind", KEY) is None
     store.put("kind", KEY, 1)
     store.put("kind", KEY, 1)
-    assert len(told) == 2
-    assert all("Not a directory" in message for message in told)
+    assert len(messages) == 2
+    assert all("Not a directory" in message for message in messages)
 
 
 # -- two at once ---------------------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def test_a_home_that_is_not_there_and_cannot_be_made_is_said_once(tmp_path: path
 HAMMER = """
     import pathlib, sys
     from autotrain_mem.store import Store
-    told = []
-    store = Store(pathlib.Path(sys.argv[1]), told=told.append, limit_bytes=6 * 4096, draw=lambda: 0.0)
+    messages = []
+    store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append, limit_bytes=6 * 4096, draw=lambda: 0.0)
     wrong = 0
     for turn in range(60):
         for number in range(8):
@@ -279,7 +279,7 @@ HAMMER = """
             found = store.get("kind", key)
             wrong += found is not None and (found["number"] != number or len(set(found["rows"])) != 1)
             store.put("kind", key, {"number": number, "rows": [turn] * 3000})
-    print(wrong, told)
+    print(wrong, messages)
 """
 
 
@@ -296,7 +296,7 @@ def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path:
     assert len(list(tmp_path.glob("*.json"))) <= 6, "and each dropped what was too much"
 
 
-def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, told: Told) -> None:
+def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: Messages) -> None:
     for wait_seconds in (0.15, 0.2, 0.25):
         process = hammer(tmp_path)
         deadline = time.monotonic() + 30
@@ -305,13 +305,13 @@ def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Pat
         time.sleep(wait_seconds)
         process.kill()
         process.communicate()
-        store = Store(tmp_path, told=told)
+        store = Store(tmp_path, on_damage=messages)
         found = [store.get("kind", {"number": number}) for number in range(8)]
         assert any(found)
-        assert told == []
+        assert messages == []
 
 
-def test_threads_may_share_a_store(store: Store, told: Told) -> None:
+def test_threads_may_share_a_store(store: Store, messages: Messages) -> None:
     def put() -> None:
         for turn in range(100):
             store.put("kind", KEY, [turn] * 100)
@@ -324,7 +324,7 @@ def test_threads_may_share_a_store(store: Store, told: Told) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told == []
+    assert messages == []
 
 
 # -- size ----------------------------------------------------------------------------------------------------------
@@ -335,8 +335,8 @@ def aged(path: pathlib.Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, told: Told) -> None:
-    limited = Store(tmp_path, told=told, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
+def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: Messages) -> None:
+    limited = Store(tmp_path, on_damage=messages, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
     for number in range(8):
         before = set(tmp_path.iterdir())
         limited.put("kind", {"number": number}, number)
@@ -346,7 +346,7 @@ def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, told: Told) 
     limited.put("kind", {"number": 8}, 8)
     kept = [number for number in range(9) if limited.get("kind", {"number": number}) is not None]
     assert kept == [0, 4, 5, 6, 7, 8], "three quarters of eight pages"
-    assert told == []
+    assert messages == []
 
 
 def test_a_folder_within_its_limit_is_left_alone(tmp_path: pathlib.Path, store: Store) -> None:
@@ -363,7 +363,7 @@ def test_one_put_in_many_looks_and_a_large_one_more_often(
     monkeypatch.setattr(module, "drop_oldest", lambda folder, limit_bytes: looked.append(folder))
     chance = PAGE_BYTES / module.LOOK_EVERY_BYTES
     for drawn, looks in ((chance * 0.99, 1), (chance, 1), (1.0, 1), (0.0, 2)):
-        Store(tmp_path, told=Told(), draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
+        Store(tmp_path, on_damage=Messages(), draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
         assert len(looked) == looks
     assert chance < 1e-3
 

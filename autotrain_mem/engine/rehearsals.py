@@ -28,7 +28,7 @@ LONGEST_UNKNOWN = 1024
 PROMPT_UNKNOWN = 512
 """Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
 one (trl/trainer/grpo_config.py up to 0.24)."""
-NOWHERE = Store(None, told=lambda message: None)
+NOWHERE = Store(None)
 """Keeps nothing."""
 
 AS_PREDICTED = Correction()

@@ -197,7 +197,7 @@ def kept_between_runs(on_damage: Callable[[str], None]) -> Store:
     Args:
         on_damage: Hears when it was damaged or cannot be written; neither ends anything.
     """
-    return Store(cache_folder(), told=on_damage)
+    return Store(cache_folder(), on_damage=on_damage)
 
 
 def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) -> Rehearsals:

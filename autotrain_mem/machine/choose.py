@@ -42,7 +42,7 @@ def choose(name: str | None, *, use_cpu: bool, store: Store | None = None) -> Ha
     detected = detect()
     if not detected:
         raise NoGpuError(_nothing_found(), hint=_WITHOUT_A_GPU)
-    return measured(detected[0], store or Store(cache_folder(), told=lambda message: None))
+    return measured(detected[0], store or Store(cache_folder()))
 
 
 ALL = "all"

@@ -29,8 +29,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """Field -> what its value may be beside the default, and how that is told."""
 
-_HEADROOM = "headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
-_SLOWDOWN = "max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
+_HEADROOM = "--headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
+_SLOWDOWN = "--max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,11 @@ class AutoFit:
         problems = [*self._kinds()] or [*self._problems()]
         if problems:
             reasons, cures = zip(*problems, strict=True)
-            raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+            error = UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+            flags = [f"--{name} is {in_python(name)}" for name in _KINDS if f"--{name} " in error.message]
+            if flags:  # the command shows no notes (spec.python_errors)
+                error.add_note(f"In Python {', '.join(flags)}")
+            raise error
 
     def _kinds(self) -> Iterable[tuple[str, str]]:
         for name, (kinds, wanted) in _KINDS.items():
@@ -99,9 +103,9 @@ class AutoFit:
         if self.fit not in FITS:
             yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
-            yield f"max_slowdown {self.max_slowdown:g} is no factor by which a plan may be slower", _SLOWDOWN
+            yield f"--max_slowdown {self.max_slowdown:g} is no factor by which a plan may be slower", _SLOWDOWN
         if self.headroom is not None and size_or_share(self.headroom, 1) is None:
-            yield f"headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
+            yield f"--headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
         if both := {*self.pin} & {*self.tune}:
             yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
 
@@ -143,6 +147,11 @@ class AutoFit:
     def switches(self) -> tuple[str, ...]:
         """Lists the knobs that TRL does not have and that are turned on."""
         return tuple(name for name in OWN_KNOBS if getattr(self, name))
+
+
+def in_python(field_name: str) -> str:
+    """Names a field of AutoFit, such as ``gpu``, as a script writes it: ``AutoFit(gpu=...)``."""
+    return f"AutoFit({field_name}=...)"
 
 
 def as_autofit(given: Any) -> AutoFit:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import fields
 
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError
-from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.autofit import AutoFit, in_python
 from autotrain_mem.spec.knobs import BASE_BITS
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
-_OURS = {each.name: f"AutoFit({each.name}=...)" for each in fields(AutoFit)}
+_OURS = {each.name: in_python(each.name) for each in fields(AutoFit)}
 _OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
 """What is no keyword of a verb's."""
 _OF_TRAINERS = {

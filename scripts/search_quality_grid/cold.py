@@ -30,7 +30,7 @@ class RehearsalStore:
     """A store of rehearsals whose keys do not change with the planner."""
 
     def __init__(self, folder: pathlib.Path | None) -> None:
-        self._store = Store(folder, told=print)
+        self._store = Store(folder, on_damage=print)
 
     def get(self, kind: str, key: Mapping[str, Any]) -> Any | None:
         return self._store.get(kind, _relevant(key))

@@ -37,9 +37,9 @@ TYPED = {
     "choice": (2, f"sft {TINY} --packing_strategy bfdd", "bfdd bfd bfd_split wrapped"),
     "fit_choice": (2, f"{DATA} --fit nonsense", "nonsense all rounding lossless"),
     "forbid_unknown": (2, f"{DATA} --forbid lora,foo,checkpointing", "foo gradient_checkpointing 4bit_base"),
-    "slowdown_nan": (2, f"{PLAN} --max_slowdown nan", "max_slowdown nan"),
-    "headroom_words": (2, f"{DATA} --headroom nonsense", "nonsense 500MiB 8%"),
-    "headroom_too_large": (2, f"{DATA} --headroom 200%", "200% '300.0 MiB' 500MiB 8%"),
+    "slowdown_nan": (2, f"{PLAN} --max_slowdown nan", "'--max_slowdown nan'"),
+    "headroom_words": (2, f"{DATA} --headroom nonsense", "--headroom nonsense 500MiB 8%"),
+    "headroom_too_large": (2, f"{DATA} --headroom 200%", "--headroom 200% '300.0 MiB' 500MiB 8%"),
     "max_length_zero": (2, f"{DATA} --max_length 0", "--max_length 0 auto p99.9"),
     "effective_batch_zero": (2, f"{DATA} --effective_batch_size 0", "--effective_batch_size 0 1"),
     "not_rehearsed_yet": (

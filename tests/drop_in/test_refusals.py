@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,5 +104,8 @@ def test_a_plan_cut_in_half_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
     ],
 )
 def test_words_that_no_plan_can_be_made_with(words: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         AutoFit(**words)
+    flags = re.findall(r"--(\w+) (?!is )", str(caught.value))
+    notes = getattr(caught.value, "__notes__", [])
+    assert notes == [f"In Python --{name} is AutoFit({name}=...)" for name in flags[:1]]

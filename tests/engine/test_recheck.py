@@ -273,6 +273,6 @@ def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:
 def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) -> None:
     assert job_key(asking(learning_rate=3e-3, output_dir="elsewhere", num_train_epochs=7)) == job_key(JOB)
     assert job_key(asking(weight_decay=0.1)) != job_key(JOB), "some optimizers hold decayed gradients"
-    kept = rehearsals(Counting(), store=Store(tmp_path, told=lambda message: None))
+    kept = rehearsals(Counting(), store=Store(tmp_path))
     assert kept.footprint_store is kept.store
     assert replace(kept, job=asking(trust_remote_code=True)).footprint_store is NOWHERE, "its code may change unseen"

@@ -62,7 +62,7 @@ class Child:
 
 
 def kept_in(folder: pathlib.Path) -> Store:
-    return Store(folder, told=lambda message: None)
+    return Store(folder)
 
 
 @pytest.fixture
