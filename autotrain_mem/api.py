@@ -23,13 +23,13 @@ from autotrain_mem.engine.output_dir import (
     write_run,
 )
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
-from autotrain_mem.engine.predict.plan import make_plan, optimizer_steps, plan_as_given, searched
+from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched
 from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.predict.preflight import check_preflight, check_room, examine
 from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
 from autotrain_mem.engine.probe.confirm import confirmed, is_probed
 from autotrain_mem.engine.probe.real_probe import RealWays
-from autotrain_mem.engine.recover.supervised import as_begun, train_supervised
+from autotrain_mem.engine.recover.supervised import SupervisedRun, as_begun
 from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset
 from autotrain_mem.engine.request import PlanHints, Wish, rehearsals_for, resumed, with_plan
 from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
@@ -65,13 +65,10 @@ __all__ = [
     "check_size",
     "choose",
     "combinations",
-    "confirm",
-    "decide",
     "default_dir",
     "estimate",
     "example_dataset",
     "fit",
-    "follow",
     "gpus",
     "output_dir",
     "plan",
@@ -110,37 +107,17 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
     return rehearsals
 
 
-def decide(
-    rehearsals: Rehearsals,
-    wish: Wish,
-    on_attempt: OnAttempt = lambda attempt: None,
-    on_counting: OnCounting = lambda counting: None,
-    *,
-    to_train: bool,
-    again: str = "plan(...).save(path)",
-) -> Plan:
-    """The plan that is wished for: by a search, or the one that is followed. Raises as :func:`plan` and :func:`follow`.
-
-    Args:
-        again: How to plan again, for the hints of errors.
-    """
-    if wish.plan is None:
-        return plan(rehearsals, on_attempt, on_counting, to_train=to_train, simulate=wish.simulate)
-    reports = (on_attempt, on_counting)
-    return follow(rehearsals, wish.plan, *reports, to_train=to_train, simulate=wish.simulate, again=again)
-
-
 def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:
     """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
 
     Args:
-        on_event: Hears what :func:`confirm` and :func:`fit` tell, and ``moved_aside`` with the ``path`` of another run.
+        on_event: Is called with the events of :func:`fit`, with ``probing``, ``probe``, ``replanned`` and ``room``
+            ones of the probes, and ``moved_aside`` with the ``path`` of another run.
     """
     if wish.overwrite_output_dir and (path := move_aside(rehearsals.job)):
         on_event({"event": "moved_aside", "path": str(path)})
     if wish.probe:
-        may_move = wish.plan is None
-        chosen = confirm(rehearsals, chosen, simulate=wish.simulate, may_move=may_move, on_event=on_event)
+        chosen = _confirmed(rehearsals, chosen, wish, on_event)
     return fit(
         rehearsals,
         chosen,
@@ -216,58 +193,42 @@ def plan(
     *,
     to_train: bool = False,
     simulate: bool = False,
+    earlier: Plan | None = None,
+    again: str = "plan(...).save(path)",
 ) -> Plan:
     """The best configuration that fits the budget: the fastest of the first level of harm that holds one.
 
+    With ``earlier``, a plan that was made before, nothing is searched. It is taken as it is where model, card, versions
+    and all words that a rehearsal depends on are the same; else its settings are rehearsed once, and a warning of the
+    plan that comes back says why.
+
     Args:
-        on_attempt: Hears of every configuration as it has been rehearsed.
-        on_counting: Hears how far the counting of tokens is.
+        on_attempt: Is called with every configuration as it has been rehearsed.
+        on_counting: Is called with how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
         simulate: The training will run on the CPU, under a simulated card.
+        again: How to make the earlier plan again, for the hints of errors.
 
     Raises:
-        DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
+        DoesNotFitError: nothing that the user allows fits, and the message holds the nearest that would; or the earlier
+            plan's settings take more than there is here.
+        UsageError: the earlier plan is for another model or method, or its settings contradict the job.
         ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     started = time.perf_counter()
-    check_forbid(rehearsals.job.forbid)
+    job = rehearsals.job
+    check_forbid(job.forbid)
     facts = rehearsals.describe()
+    if earlier is not None:
+        check_subject(earlier, job, facts, again)
     checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
-    best = searched(rehearsals, facts, lengths, on_attempt)
-    steps = optimizer_steps(rehearsals.job, best.estimate.knobs, lengths)
-    warnings = map(str, check_room(checked, best.estimate.knobs, steps))
-    return make_plan(rehearsals, best, facts, lengths, warnings=warnings, seconds=time.perf_counter() - started)
-
-
-def follow(
-    rehearsals: Rehearsals,
-    earlier: Plan,
-    on_attempt: OnAttempt = lambda attempt: None,
-    on_counting: OnCounting = lambda counting: None,
-    *,
-    to_train: bool = False,
-    simulate: bool = False,
-    again: str = "plan(...).save(path)",
-) -> Plan:
-    """A plan that was made before, for this job on this device: its settings, with no search.
-
-    It is taken as it is where model, card, versions and all words that a rehearsal depends on are the same; else its
-    settings are rehearsed once, and a warning of the plan that comes back says why.
-
-    Args:
-        again: How to plan again, for the hints of errors.
-
-    Raises:
-        UsageError: the plan is for another model or method, or its settings contradict the job.
-        DoesNotFitError: here its settings take more than there is.
-        ModelError, DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
-    """
-    facts = rehearsals.describe()
-    check_subject(earlier, rehearsals.job, facts, again)
-    checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
-    followed = follow_plan(rehearsals, earlier, facts, lengths, on_attempt, again=again)
-    warnings = check_room(checked, followed.knobs, followed.optimizer_steps)
-    return replace(followed, warnings=(*map(str, warnings), *followed.warnings))
+    if earlier is not None:
+        chosen = follow_plan(rehearsals, earlier, facts, lengths, on_attempt, again=again)
+    else:
+        best = searched(rehearsals, facts, lengths, on_attempt)
+        chosen = make_plan(rehearsals, best, facts, lengths, seconds=time.perf_counter() - started)
+    warnings = check_room(checked, chosen.knobs, chosen.optimizer_steps)
+    return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 
 def cards(
@@ -287,36 +248,26 @@ def cards(
     return compare_cards(rehearsals, devices, lengths, on_attempt)
 
 
-def confirm(
-    rehearsals: Rehearsals,
-    chosen: Plan,
-    *,
-    simulate: bool,
-    may_move: bool = True,
-    on_event: OnEvent = lambda event: None,
-) -> Plan:
+def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
-    Where they need more than predicted, or far less, the plan moves; its ``experience`` holds every probe. Nothing is
-    probed where nothing measures (``engine.probe.confirm: is_probed``), nor a plan that was confirmed before, nor
-    one that a run goes on with and that nothing has changed since.
-
-    Args:
-        may_move: The settings are a search's, not the user's.
-        on_event: Hears of it: ``probing``, ``probe``, ``replanned`` and ``room`` events.
+    Where they need more than predicted, or far less, a plan that was searched for moves; one that the user follows does
+    not. Its ``experience`` holds every probe. Nothing is probed where nothing measures (``engine.probe.confirm:
+    is_probed``), nor a plan that was confirmed before, nor one that a run goes on with and that nothing has changed
+    since.
 
     Raises:
         DoesNotFitError: nothing that is allowed fits, by what was measured.
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
-    device = training_device(rehearsals.hardware, simulate=simulate)
+    device = training_device(rehearsals.hardware, simulate=wish.simulate)
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
     folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
-    ways = RealWays(rehearsals=rehearsals, device=device, simulate=simulate, folder=folder, workers=Workers)
-    return confirmed(chosen, ways, on_event, may_move=may_move)
+    ways = RealWays(rehearsals=rehearsals, device=device, simulate=wish.simulate, folder=folder, workers=Workers)
+    return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
 
 
 def fit(
@@ -350,20 +301,20 @@ def fit(
     folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
     chosen = as_begun(chosen)
     write_run(folder, plan_json=codec.to_json(chosen))
-    trained = train_supervised(
-        rehearsals,
-        chosen,
-        device,
-        folder,
+    run = SupervisedRun(
+        rehearsals=rehearsals,
+        plan=chosen,
+        device=device,
+        folder=folder,
         simulate=simulate,
         guarded=guarded,
-        restarts=max_restarts,
         on_event=on_event,
     )
-    report, experience = trained.report, trained.plan.experience
-    run_json = codec.to_json(report) | {"job": codec.to_json(as_recorded(job)), "experience": codec.to_json(experience)}
+    report = run.finish(restarts=max_restarts)
+    experience = codec.to_json(run.plan.experience)
+    run_json = codec.to_json(report) | {"job": codec.to_json(as_recorded(job)), "experience": experience}
     write_run(folder, report_json=run_json)
-    if trained.interrupted:
+    if run.interrupted:
         raise InterruptedByUser(
             f"Interrupted after step {report.steps}; what was written is whole.", hint=how_to_resume(folder)
         )

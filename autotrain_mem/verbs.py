@@ -112,7 +112,7 @@ def plan(
         wish = _wish("plan", method, model, dataset, autofit, environment, arguments)
         wish = api.with_plan(wish, _HINTS, to_train=False)
         with api.Workers() as workers:
-            return api.decide(api.begin(workers, wish, _warn, to_train=False), wish, to_train=False)
+            return api.plan(api.begin(workers, wish, _warn, to_train=False), earlier=wish.plan)
 
 
 def fit(
@@ -185,7 +185,7 @@ def fit(
         wish = api.with_plan(wish, _HINTS, to_train=True)
         with api.Workers() as workers:
             rehearsals = api.begin(workers, wish, _warn, to_train=True)
-            chosen = api.decide(rehearsals, wish, to_train=True)
+            chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=wish.plan)
         return api.train(rehearsals, chosen, wish, on_event)
 
 

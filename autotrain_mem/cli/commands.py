@@ -89,7 +89,10 @@ def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *,
         _say_example(console, rehearsals, to_train=to_train)
     again = plan_files.command(rehearsals.job, gpu=wish.autofit.gpu or "NAME", out=str(wish.autofit.plan))
     with SearchProgress(console) as progress:
-        chosen = api.decide(rehearsals, wish, progress.tried, progress.counting, to_train=to_train, again=again)
+        reports = (progress.tried, progress.counting)
+        chosen = api.plan(
+            rehearsals, *reports, to_train=to_train, simulate=wish.simulate, earlier=wish.plan, again=again
+        )
     if output.out is not None:
         plan_files.write(chosen, output.out)
     return chosen

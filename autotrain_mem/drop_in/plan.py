@@ -105,7 +105,7 @@ def _planned(asked: Asked, hardware: Hardware, store: Store, earlier: Plan | Non
                 return api.plan(replace(rehearsals, job=job), *reports, to_train=True)
 
             if earlier is not None:
-                plan = api.follow(rehearsals, earlier, *reports, to_train=True, again=_AGAIN)
+                plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
     return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))

@@ -64,7 +64,7 @@ def handing(digest: str) -> Job:
 
 
 def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None, **more: Any) -> Plan:
-    return api.follow(rehearsals(worker or Counting(), job, card, **more), plan, again=AGAIN)
+    return api.plan(rehearsals(worker or Counting(), job, card, **more), earlier=plan, again=AGAIN)
 
 
 def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None) -> str:
@@ -91,7 +91,7 @@ def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same
 def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, worker, heard = made(), Counting(), list[Candidate]()
     monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
-    again = api.follow(rehearsals(worker), plan, heard.append)
+    again = api.plan(rehearsals(worker), heard.append, earlier=plan)
     assert [knobs for knobs, _ in worker.asked] == [attempt.knobs for attempt in heard] == [plan.knobs]
     assert again.warnings == (
         "The plan was made before and rehearsed once more, since this has changed: "

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from test_recheck import JOB, Counting, made, rehearsals
 
-from autotrain_mem.engine.recover import supervised
 from autotrain_mem.engine.recover.replan import MOVABLE, flags_of, with_less_on_device, with_less_on_host
-from autotrain_mem.engine.recover.supervised import as_begun
+from autotrain_mem.engine.recover.supervised import SupervisedRun, as_begun
 from autotrain_mem.errors import OutputFolderError, TrainingError
 from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.spec.experience import Restart
@@ -80,11 +79,13 @@ def test_the_change_is_told_as_it_would_be_typed() -> None:
 
 
 def _run(folder: Path, job: Job = JOB) -> Any:
-    told: list[Any] = []
+    events: list[Any] = []
     device = PLAN.estimate.hardware
     work = rehearsals(Counting(), job)
-    run = supervised._Run(work, PLAN, device, folder, simulate=True, guarded=True, on_event=told.append)
-    run.told = told
+    run: Any = SupervisedRun(
+        rehearsals=work, plan=PLAN, device=device, folder=folder, simulate=True, guarded=True, on_event=events.append
+    )
+    run.events = events
     return run
 
 
@@ -107,7 +108,7 @@ def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
     run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     kept = Plan.load(tmp_path).experience
     assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
-    assert [event["event"] for event in run.told] == ["incident", "restart"]
+    assert [event["event"] for event in run.events] == ["incident", "restart"]
 
 
 def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
     (tmp_path / "checkpoint-12").mkdir()
     run = _run(tmp_path, _resuming(True))
     assert run.first_checkpoint().step == 5
-    assert [event["event"] for event in run.told] == ["torn"]
+    assert [event["event"] for event in run.events] == ["torn"]
 
 
 def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_written_anew(tmp_path: Path) -> None:

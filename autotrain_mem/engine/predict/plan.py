@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,6 @@ def make_plan(
     facts: ModelFacts,
     lengths: Lengths,
     *,
-    warnings: Iterable[str],
     seconds: float,
 ) -> Plan:
     """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
@@ -73,7 +72,7 @@ def make_plan(
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
-        warnings=(*warnings, *_cut_by_context(job, facts, profile)),
+        warnings=_cut_by_context(job, facts, profile),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
         seconds=round(seconds, 3),
         row_tokens=row_length(job, knobs, lengths.longest),
@@ -129,17 +128,6 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
     """A job's own settings as a plan, for those who want to see them run out of memory."""
     job, facts = rehearsals.job, rehearsals.describe()
     longest = job.prompt_length if job.is_online else facts.context_length
-    return Plan(
-        job=job,
-        level="as given",
-        estimate=predicted,
-        defaults=rehearsals.defaults,
-        levers=(),
-        attempts=(),
-        seconds=predicted.memory.rehearsal_seconds,
-        row_tokens=row_length(job, predicted.knobs, longest),
-        versions=versions_key(),
-        model_digest=facts.digest,
-        allocator=environment_setting(job.environment),
-        objects=None if job.python_call is None else job.python_call.digest,
-    )
+    given = Found(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
+    seconds = predicted.memory.rehearsal_seconds
+    return make_plan(rehearsals, given, facts, Lengths(longest=longest), seconds=seconds)

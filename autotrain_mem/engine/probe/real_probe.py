@@ -80,7 +80,7 @@ class RealWays:
         best = searched(rehearsals, facts, lengths, self.on_attempt, self.footprints)
         (predicted,) = Predictions(plain, facts, lengths, self.footprints).rehearse([best.estimate.knobs], whole=True)
         seconds = time.perf_counter() - started
-        plan = make_plan(rehearsals, best, facts, lengths, warnings=(), seconds=seconds)
+        plan = make_plan(rehearsals, best, facts, lengths, seconds=seconds)
         return Replanned(plan=plan, predicted=predicted)
 
     def _now(self, card: Hardware) -> Hardware:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,97 +38,74 @@ from autotrain_mem.training.supervisor import Change, Stint, supervise
 from autotrain_mem.worker.pool import Workers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """A run that came to its end, or was interrupted."""
+@dataclass(kw_only=True)
+class SupervisedRun:
+    """One run in one folder; where a process dies, another goes on (``training.supervisor``)."""
 
+    rehearsals: Rehearsals
     plan: Plan
-    """With what the run taught, and the settings that it ended with."""
-    report: Report
-    interrupted: bool
+    """What ``plan.json`` holds: with what the run taught, and the settings that it goes on with."""
+    device: Hardware
+    """That it trains on."""
+    folder: Path
+    """The output folder, which exists."""
+    simulate: bool
+    guarded: bool
+    """Else the process trains as TRL does by itself."""
+    on_event: Callable[[Mapping[str, Any]], None]
+    interrupted: bool = False
+    _first: Checkpoint | None = None
+    _others: frozenset[int] = frozenset()
+    _number: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-
-def train_supervised(
-    rehearsals: Rehearsals,
-    chosen: Plan,
-    device: Hardware,
-    folder: Path,
-    *,
-    simulate: bool,
-    guarded: bool,
-    restarts: int,
-    on_event: Callable[[Mapping[str, Any]], None],
-) -> Trained:
-    """Train with a plan; where a process dies, another goes on (``training.supervisor``).
-
-    Args:
-        device: That it trains on.
-        folder: The output folder, which exists.
-        guarded: Else the process trains as TRL does by itself.
-        restarts: How often in a row without a new checkpoint.
-
-    Raises:
-        OutputFolderError: there is no whole checkpoint to go on from; the disk is full.
-        GpuOutOfMemoryError, TrainingError, InterruptedByUser and what else ``supervise`` raises.
-    """
-    run = _Run(rehearsals, chosen, device, folder, simulate=simulate, guarded=guarded, on_event=on_event)
-    checkpoint = run.first_checkpoint()
-    first = Stint(knobs=chosen.knobs, learned=chosen.experience.learned, checkpoint=checkpoint)
-    end = supervise(first, run, restarts=restarts, on_event=run.record)
-    return Trained(plan=run.plan, report=run.report(end), interrupted=end["interrupted"])
-
-
-class _Run:
-    """One run in one folder; ``plan`` is always what ``plan.json`` holds."""
-
-    def __init__(
-        self,
-        rehearsals: Rehearsals,
-        chosen: Plan,
-        device: Hardware,
-        folder: Path,
-        *,
-        simulate: bool,
-        guarded: bool,
-        on_event: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        self.plan = chosen
-        self._rehearsals, self._device, self._folder, self._simulate = rehearsals, device, folder, simulate
-        self._guarded, self._on_event = guarded, on_event
-        self._first: Checkpoint | None = None
-        self._others: frozenset[int] = frozenset()
-        self._number = uuid.uuid4().hex
+    def __post_init__(self) -> None:
         self._course = _Course()
+
+    def finish(self, *, restarts: int) -> Report:
+        """Trains to the end, or until it is interrupted.
+
+        Args:
+            restarts: How often in a row without a new checkpoint.
+
+        Raises:
+            OutputFolderError: there is no whole checkpoint to go on from; the disk is full.
+            GpuOutOfMemoryError, TrainingError, InterruptedByUser and what else ``supervise`` raises.
+        """
+        checkpoint = self.first_checkpoint()
+        first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
+        end = supervise(first, self, restarts=restarts, on_event=self.record)
+        self.interrupted = end["interrupted"]
+        return self._report(end)
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
     def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
-        job = self._rehearsals.job
+        job = self.rehearsals.job
         arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: _text(stint.resume_from)}
         request = Request(
             task="train",
             job=replace(job, arguments=arguments),
             knobs=stint.knobs,
-            hardware=self._device,
-            simulate=self._simulate,
-            output_dir=str(self._folder),
+            hardware=self.device,
+            simulate=self.simulate,
+            output_dir=str(self.folder),
             learned=stint.learned,
             predicted=self.plan.estimate.memory.phases,
-            guarded=self._guarded,
+            guarded=self.guarded,
         )
-        environment = process_environment(self._device, stint.knobs, job.environment, simulate=self._simulate)
+        environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
         environment |= one_tracked_run(self._number, job.environment)
-        return launch.train(request, environment, self._folder / launch.LOG_NAME, on_event)
+        return launch.train(request, environment, self.folder / launch.LOG_NAME, on_event)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
             discard(Path(ending.saving))
         self._put_torn_aside()
-        return newest_start(self._folder, ignoring=self._others) or self._first
+        return newest_start(self.folder, ignoring=self._others) or self._first
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         with Workers() as workers:
-            rehearsals = replace(self._rehearsals, workers=workers)
+            rehearsals = replace(self.rehearsals, workers=workers)
             try:
                 if cause.remedy is Remedy.LESS_HOST_MEMORY:
                     plan = with_less_on_host(rehearsals, self.plan)
@@ -150,10 +127,10 @@ class _Run:
             return error
         shortage = codec.from_json(Shortage, error.details)
         with Workers() as workers:
-            nearest = smallest_change(replace(self._rehearsals, workers=workers), self.plan.estimate, shortage)
+            nearest = smallest_change(replace(self.rehearsals, workers=workers), self.plan.estimate, shortage)
         return explained(shortage, self.plan, nearest)
 
-    # -- what it is told ----------------------------------------------------------------------------------------------
+    # -- what the processes report -------------------------------------------------------------------------------------
 
     def record(self, event: Event) -> None:
         """Keep what is to be kept, and pass it on."""
@@ -169,46 +146,46 @@ class _Run:
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
         self._course.record(event)
-        self._on_event(event)
+        self.on_event(event)
 
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
-        write_run(self._folder, plan_json=codec.to_json(plan))
+        write_run(self.folder, plan_json=codec.to_json(plan))
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
         """The one that the user wishes to resume from: the newest whole one of the folder, or the one that is named."""
-        wish = self._rehearsals.job.arguments.get(RESUME)
+        wish = self.rehearsals.job.arguments.get(RESUME)
         if not wish:
             return None
         if wish is not True:
             self._first = _named(Path(str(wish)))
-            is_of_this_run = self._first.path.resolve().parent == self._folder.resolve()
+            is_of_this_run = self._first.path.resolve().parent == self.folder.resolve()
             earlier = range(self._first.step + 1) if is_of_this_run else ()
-            self._others = steps_of(self._folder).difference(earlier)
+            self._others = steps_of(self.folder).difference(earlier)
             return self._first
         self._put_torn_aside()
-        self._first = newest_start(self._folder)
+        self._first = newest_start(self.folder)
         if self._first is None:
             raise OutputFolderError(
-                f"The output folder {self._folder} holds no whole checkpoint to resume from.",
+                f"The output folder {self.folder} holds no whole checkpoint to resume from.",
                 hint="Remove --resume_from_checkpoint and give another --output_dir, to start again.",
             )
         return self._first
 
     def _put_torn_aside(self) -> None:
-        for message in set_torn_aside(self._folder):
-            self._on_event({"event": "torn", "message": message})
+        for message in set_torn_aside(self.folder):
+            self.on_event({"event": "torn", "message": message})
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def report(self, end: Event) -> Report:
+    def _report(self, end: Event) -> Report:
         """Of all processes of the run."""
         course, estimate = self._course, self.plan.estimate.reserved
         losses, rewards = course.losses or end["losses"], course.rewards or end["rewards"]
         return Report(
-            output_dir=str(self._folder),
+            output_dir=str(self.folder),
             steps=end["steps"],
             first_loss=losses[0] if losses else None,
             last_loss=losses[-1] if losses else None,

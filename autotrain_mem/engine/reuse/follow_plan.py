@@ -127,7 +127,7 @@ def _planned(
     """As a search would have made it that found these settings; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
     result = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
-    return make_plan(rehearsals, result, facts, lengths, warnings=(), seconds=seconds)
+    return make_plan(rehearsals, result, facts, lengths, seconds=seconds)
 
 
 def _less_room(before: Estimate, now: Estimate) -> str:
