@@ -149,8 +149,7 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
         )
     if checks:
-        output, device, worker = output_dir(job), rehearsals.hardware, rehearsals.workers.first
-        check_preflight(worker, job, device, output, to_train=False, reads_data=False)
+        check_preflight(rehearsals, reads_data=False)
     lengths = rehearsals.lengths_to_estimate()
     facts = rehearsals.describe()
     space = rehearsals.space(facts, lengths)

@@ -86,7 +86,7 @@ class UsageError(AutofitError):
     ...     AutoFit(headroom="much")
     ... except UsageError as error:
     ...     print(error.message)
-    headroom 'much' is neither a size nor a share.
+    --headroom 'much' is neither a size nor a share.
     """
 
     exit_code = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
-from autotrain_mem.drop_in.guarded_methods import keep_alive, kept_alive
+from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.drop_in.plan import Asked, make_plan
 from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.methods.table import METHODS
@@ -57,7 +57,7 @@ class Planned:
         super().__init_subclass__(**options)
         if method is not None and config_class is not None:  # a class of ours; the user's own derive from these
             cls._autofit_method, cls._autofit_config_class = method, config_class
-            kept_alive(cls)
+            guard_methods(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         trainer = super().__new__(cls)
@@ -106,7 +106,7 @@ def build(
     finished(trainer, plan.knobs)
     trainer.plan = plan
     if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
-        keep_alive(trainer)
+        guard(trainer)
     return None
 
 

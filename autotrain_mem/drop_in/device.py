@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.errors import UsageError
@@ -15,16 +15,6 @@ from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_settings
 
 _START = "Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnUse:
-    """What a process has of a card already."""
-
-    reserved_bytes: int
-    """By torch's allocator."""
-    strangers_bytes: int
-    """Of that, what lives in tensors that are no part of the models to train: it stays."""
 
 
 def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store) -> Hardware:
@@ -55,9 +45,7 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
             "one.",
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
         )
-    card = measured(_card(config.device.index or 0), store)
-    use = own_use(config.device, models)
-    return card if use is None else with_own_use(card, use)
+    return with_own_use(measured(_card(config.device.index or 0), store), config.device, models)
 
 
 def _card(index: int) -> Hardware:
@@ -70,21 +58,20 @@ def _card(index: int) -> Hardware:
     )
 
 
-def own_use(device: Any, models: Iterable[Any]) -> OwnUse | None:
-    """What this process has of a card; None before it has opened it."""
+def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware:
+    """Counts as free what a run in this process finds free of the card, once the process has opened it.
+
+    That is its context, and what torch's allocator has reserved, less the tensors that are no part of the models to
+    train: these stay.
+    """
     import torch
 
     if not torch.cuda.is_initialized():
-        return None
+        return card
     held = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
     trained = sum(each.nbytes for each in held.values() if each.device == device)
     strangers = max(0, torch.cuda.memory_allocated(device) - trained)
-    return OwnUse(reserved_bytes=torch.cuda.memory_reserved(device), strangers_bytes=strangers)
-
-
-def with_own_use(card: Hardware, use: OwnUse) -> Hardware:
-    """The card as a run in this process finds it: its context and its cache count as free, its other tensors do not."""
-    own_bytes = card.non_torch_bytes + use.reserved_bytes - use.strangers_bytes
+    own_bytes = card.non_torch_bytes + torch.cuda.memory_reserved(device) - strangers
     return replace(card, free_bytes=min(card.total_bytes, card.free_bytes + own_bytes))
 
 

@@ -1,7 +1,7 @@
-"""What keeps a drop-in trainer alive: the guard, and the longest rows before the first step.
+"""Guards a drop-in trainer's methods: a full device ends no run, and the longest rows run before the first step.
 
-It is put around ``train``, ``evaluate`` and ``predict`` and taken away again: between them a trainer is as TRL built
-it, freed as soon as nobody holds it, copied and pickled like TRL's own.
+The guard is put around ``train``, ``evaluate`` and ``predict`` and taken away again: between them a trainer is as TRL
+built it, freed as soon as nobody holds it, copied and pickled like TRL's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.drop_in.plan import OUR_LIBRARIES
@@ -18,10 +18,10 @@ from autotrain_mem.report.events import event_line
 from autotrain_mem.spec import Incident, Learned, codec
 
 RUNS = ("train", "evaluate", "predict")
-"""What takes memory, of a trainer's methods."""
+"""A trainer's methods that take memory."""
 
 _GUARDED = "_autofit_guarded"
-"""In a trainer that is to be kept alive, and is not yet."""
+"""Is true in a trainer that is to be guarded, and is not yet."""
 
 _STEPS = ("training_step", "prediction_step")
 """A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""
@@ -30,60 +30,59 @@ _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
 """Code that a batch may run through once more, and nobody notices: ``longest_batch.restore`` was read off it."""
 
 
-def kept_alive(kind: type) -> type:
-    """The drop-in class, whose runs are kept alive."""
+def guard_methods(kind: type) -> None:
+    """Puts the guard around the methods of a drop-in class, for those of its trainers that :func:`guard` names."""
     for name in RUNS:
-        setattr(kind, name, _run(kind, name))
-    return kind
+        setattr(kind, name, _guarded_method(kind, name))
 
 
-def keep_alive(trainer: Any) -> None:
-    """From now on, this one's runs."""
+def guard(trainer: Any) -> None:
+    """Guards this trainer's runs from now on."""
     setattr(trainer, _GUARDED, True)
 
 
-def _run(kind: type, name: str) -> Callable[..., Any]:
+def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(kind, name))
     def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         trls = getattr(super(kind, trainer), name)
         if not vars(trainer).pop(_GUARDED, False):  # not to be, or already: training evaluates
             return trls(*args, **kwargs)
         try:
-            with _alive(trainer, name, trls) as guarded:
-                return guarded(*args, **kwargs)
+            with _guarded(trainer, name, trls) as method:
+                return method(*args, **kwargs)
         finally:
-            keep_alive(trainer)
+            guard(trainer)
 
     return run
 
 
 @contextmanager
-def _alive(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """A run, as it may be called inside."""
+def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Guards a trainer, and yields its method of that name as it is to be called meanwhile."""
     from autotrain_mem.training.guard.attach import attach_guard, why_no_guard
 
     if why_no_guard(trainer) or _own_step(trainer):
         yield trls
         return
-    held = [_Held.of(owner) for owner in _owners(trainer)]
+    functions = [(owner, _functions(owner)) for owner in _owners(trainer)]
     callbacks = [*trainer.callback_handler.callbacks]
     setattr(trainer, name, trls)  # what a guard puts around it
-    guard = None
+    attached = None
     try:
-        guard = attach_guard(
+        attached = attach_guard(
             trainer, learned=trainer.plan.experience.learned, on_incident=functools.partial(_report, trainer)
         )
         if name == "train":
             _run_longest_first(trainer)
         yield getattr(trainer, name)
     finally:
-        if guard is not None:
-            _note(trainer, learned=guard.leave())
+        if attached is not None:
+            _note(trainer, learned=attached.leave())
         _keep_only(trainer.callback_handler.callbacks, callbacks)
         if vars(trainer).get(name) == trls:
             delattr(trainer, name)
-        for each in held:
-            each.put_back()
+        for owner, own in functions:
+            _put_back(owner, own)
 
 
 def _own_step(trainer: Any) -> bool:
@@ -101,27 +100,17 @@ def _is_own(code: Any) -> bool:
 # -- what it leaves ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
-    """The functions that an object had of its own, beside those of its class."""
-
-    owner: Any
-    functions: dict[str, Any]
-
-    @classmethod
-    def of(cls, owner: Any) -> _Held:
-        return cls(owner=owner, functions=_functions(owner))
-
-    def put_back(self) -> None:
-        """Ours are taken away. What others put there meanwhile stays."""
-        held = vars(self.owner)
-        for name in [name for name, function in _functions(self.owner).items() if _is_ours(function)]:
-            del held[name]
-        held.update({name: function for name, function in self.functions.items() if name not in held})
-
-
 def _functions(owner: Any) -> dict[str, Any]:
+    """Returns the functions that an object has of its own, beside those of its class."""
     return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
+
+
+def _put_back(owner: Any, functions: dict[str, Any]) -> None:
+    """Removes our functions and puts back those that were there. What others put there meanwhile stays."""
+    own = vars(owner)
+    for name in [name for name, function in _functions(owner).items() if _is_ours(function)]:
+        del own[name]
+    own.update({name: function for name, function in functions.items() if name not in own})
 
 
 def _is_ours(function: Any) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.spec import Hardware, Plan, codec
+
+Noun = TypeVar("Noun", Hardware, Plan)
 
 
 def processes() -> int:
@@ -60,10 +62,7 @@ def smallest(find: Callable[[], Hardware]) -> Hardware:
 
     devices: list[Any] = [None] * processes()
     dist.all_gather_object(devices, _device_or_error(find))
-    for answer in devices:
-        if "error" in answer:
-            raise errors.from_json(answer)
-    return min((codec.from_json(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
+    return min((_received(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
 
 
 def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
@@ -71,6 +70,13 @@ def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
         return codec.to_json(find())
     except AutofitError as error:
         return error.to_json()
+
+
+def _received(kind: type[Noun], answer: Any) -> Noun:
+    """Reads what another process sent; raises the AutofitError that it met instead."""
+    if "error" in answer:
+        raise errors.from_json(answer)
+    return codec.from_json(kind, answer)
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:
@@ -82,29 +88,21 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     if processes() == 1:
         return make()
     if not is_first():
-        answer = _broadcast(None)
-        if "error" in answer:
-            raise errors.from_json(answer)
-        return codec.from_json(Plan, answer)
+        return _received(Plan, _broadcast(None))
     try:
         plan = make()
     except BaseException as error:  # the others wait for whatever ends the planning
-        _broadcast(_as_error(error).to_json())
+        reason = f"Rank 0 ended while it planned: {type(error).__name__}: {error}"
+        _broadcast((error if isinstance(error, AutofitError) else AutofitError(reason)).to_json())
         raise
     _broadcast(codec.to_json(plan))
     return plan
 
 
 def _broadcast(answer: Any) -> Any:
-    """What rank 0 says, in every process."""
+    """Returns what rank 0 sends, in every process."""
     import torch.distributed as dist
 
     box = [answer]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def _as_error(error: BaseException) -> AutofitError:
-    if isinstance(error, AutofitError):
-        return error
-    return AutofitError(f"Rank 0 ended while it planned: {type(error).__name__}: {error}")

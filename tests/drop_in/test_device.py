@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autotrain_mem.drop_in import device
-from autotrain_mem.drop_in.device import OwnUse, device_of, lost_levers, own_use, with_own_use
+from autotrain_mem.drop_in.device import device_of, lost_levers, with_own_use
 from autotrain_mem.errors import UnknownGpuError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Hardware
@@ -85,7 +85,7 @@ def test_a_device_that_no_plan_is_for_is_refused(config: Any, message: str, cure
 
 
 def test_a_card_that_is_not_open_is_nobodys() -> None:
-    assert own_use(CUDA, []) is None
+    assert with_own_use(CARD, CUDA, []) == CARD
     assert lost_levers() == ()
 
 
@@ -94,16 +94,13 @@ def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytes
     weight, bias = (SimpleNamespace(nbytes=size, device=CUDA) for size in (3 * GIB, 1 * GIB))
     elsewhere = SimpleNamespace(nbytes=5 * GIB, device=torch.device("cpu"))
     models = [FakeModel([weight, elsewhere]), FakeModel([bias, weight])]  # the weight is shared by both
-    assert own_use(CUDA, models) == OwnUse(reserved_bytes=12 * GIB, strangers_bytes=6 * GIB)
-    assert own_use(CUDA, [torch.nn.Linear(4, 4)]) == OwnUse(reserved_bytes=12 * GIB, strangers_bytes=10 * GIB)
-
-
-def test_the_context_and_the_cache_count_as_free_and_strangers_do_not() -> None:
-    use = OwnUse(reserved_bytes=2 * GIB, strangers_bytes=512 * MIB)
-    free_bytes = 20 * GIB + CARD.non_torch_bytes + 2 * GIB - 512 * MIB
-    assert with_own_use(CARD, use) == replace(CARD, free_bytes=free_bytes)
+    mine_bytes = CARD.non_torch_bytes + 12 * GIB
+    room = replace(CARD, free_bytes=2 * GIB)
+    assert with_own_use(room, CUDA, models) == replace(room, free_bytes=2 * GIB + mine_bytes - 6 * GIB)
+    others = [torch.nn.Linear(4, 4)]
+    assert with_own_use(room, CUDA, others) == replace(room, free_bytes=2 * GIB + mine_bytes - 10 * GIB)
     full = replace(CARD, free_bytes=CARD.total_bytes)
-    assert with_own_use(full, OwnUse(reserved_bytes=GIB, strangers_bytes=0)).free_bytes == CARD.total_bytes
+    assert with_own_use(full, CUDA, models).free_bytes == CARD.total_bytes
 
 
 def test_an_open_card_is_planned_with_what_is_this_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,9 @@ from autotrain_mem.engine.rehearsals import Lengths, OnCounting, Rehearsals, rea
 from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planner.levers import OFFLOADING
-from autotrain_mem.spec import Hardware, Job, Knobs
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding, settle
-from autotrain_mem.worker.client import Worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,31 +27,25 @@ class Checked:
 
 
 def check_preflight(
-    worker: Worker,
-    job: Job,
-    hardware: Hardware,
-    output_dir: str,
-    *,
-    to_train: bool,
-    simulate: bool = False,
-    reads_data: bool = True,
+    rehearsals: Rehearsals, *, to_train: bool = False, simulate: bool = False, reads_data: bool = True
 ) -> Checked:
-    """Takes half a second, most of it the tokenizer.
+    """Looks at model and tokenizer, which takes half a second, most of it the tokenizer.
 
     Args:
-        output_dir: Where the training will write; looked at only ``to_train``, like host memory.
+        to_train: Look at the output folder and at host memory, too.
         simulate: It will run on the CPU, under a simulated card.
         reads_data: False where planning does without the data.
 
     Raises:
         AutofitError: all errors as one, see :func:`autotrain_mem.spec.preflight.settle`.
     """
-    on_cpu = simulate or hardware.origin == "cpu"
-    capability = hardware.compute_capability or ASSUMED_CAPABILITY
-    result = worker.preflight(job, capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data)
+    job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
+    result = rehearsals.workers.first.preflight(
+        job, rehearsals.compute_capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data
+    )
     load = None
     if to_train and result.parameters is not None:
-        load = Load(job=job, parameters=result.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir))
+        load = Load(job=job, parameters=result.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir(job)))
     room = () if load is None else room_findings(load)
     warnings = settle((*result.findings, *room))
     unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
@@ -70,15 +62,7 @@ def examine(
     """
     job = rehearsals.job
     reads = reads_dataset(job, to_train=to_train)
-    checked = check_preflight(
-        rehearsals.workers.first,
-        job,
-        rehearsals.hardware,
-        output_dir(job),
-        to_train=to_train,
-        simulate=simulate,
-        reads_data=reads,
-    )
+    checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
     counts = reads and not checked.data_out_of_reach
     return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length)
 

@@ -33,7 +33,8 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate) -> tuple[str, ...]:
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
-    return (*map(_named, larger_cards(rehearsals, estimate)), *_two_cards(estimate))
+    larger = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in larger_cards(rehearsals, estimate)]
+    return (*larger, *_two_cards(estimate))
 
 
 def larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
@@ -50,16 +51,10 @@ def larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
         and reserved + card.non_torch_bytes + vllm_share_bytes(rehearsals.job, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]
-    sizes = sorted({card.total_bytes for card in fitting})[:CARDS_NAMED]
-    return [max((card for card in fitting if card.total_bytes == size), key=_bandwidth) for size in sizes]
-
-
-def _bandwidth(card: Hardware) -> int:
-    return card.bandwidth_bytes_per_second or 0
-
-
-def _named(card: Hardware) -> str:
-    return f"{card.name} ({format_bytes(card.total_bytes)})"
+    fastest: dict[int, Hardware] = {}
+    for card in sorted(fitting, key=lambda card: card.bandwidth_bytes_per_second or 0, reverse=True):
+        fastest.setdefault(card.total_bytes, card)
+    return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
 
 
 def _two_cards(estimate: Estimate) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
-from autotrain_mem.planner.search import Found, find
+from autotrain_mem.planner.search import find
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Lever, Plan
+from autotrain_mem.spec import Estimate, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.shortage import Shortage
 
@@ -88,21 +88,20 @@ def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int 
 def _budget_now_bytes(rehearsals: Rehearsals) -> int:
     """Other processes may have come since the plan was made."""
     here = next((card for card in detect() if card.uuid == rehearsals.hardware.uuid), None)
-    return rehearsals.budget_bytes if here is None else _on(rehearsals, here).budget_bytes
-
-
-def _on(rehearsals: Rehearsals, card: Hardware) -> Rehearsals:
-    return replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=card.free_bytes))
+    if here is None:
+        return rehearsals.budget_bytes
+    return replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=here.free_bytes)).budget_bytes
 
 
 def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ()) -> Plan | None:
     """Args: ``without`` names levers that are let go."""
     facts, lengths = rehearsals.describe(), rehearsals.lengths()
     space = rehearsals.space(facts, lengths)
+    let_go: dict[str, Any] = dict.fromkeys(without, False)
     fixed = frozenset(each.name for each in fields(Knobs)) - _movable(rehearsals.job)
     space = replace(
         space,
-        base=replace(chosen.knobs, **_off(without)),
+        base=replace(chosen.knobs, **let_go),
         pinned=space.pinned | fixed,
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
@@ -110,26 +109,17 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
     best = find(space, Predictions(rehearsals, facts, lengths))
     if best is None or best.estimate.knobs == chosen.knobs:
         return None
-    return _with_settings(chosen, best)
+    return replace(
+        chosen,
+        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # that the plan was made for
+        levers=_levers(chosen.levers, best.levers),
+        attempts=(*chosen.attempts, *best.attempts),
+    )
 
 
 def _movable(job: Job) -> frozenset[str]:
     """Rows that fill no micro-batch are left out with ``dataloader_drop_last``: other micro-batches, other steps."""
     return MOVABLE - {ROWS, STEPS} if job.arguments.get("dataloader_drop_last") else MOVABLE
-
-
-def _off(names: Iterable[str]) -> dict[str, Any]:
-    return dict.fromkeys(names, False)
-
-
-def _with_settings(chosen: Plan, best: Found) -> Plan:
-    """The chosen one with these settings; against the budget that it was made for."""
-    return replace(
-        chosen,
-        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),
-        levers=_levers(chosen.levers, best.levers),
-        attempts=(*chosen.attempts, *best.attempts),
-    )
 
 
 def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
@@ -155,7 +145,8 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: what is looked for may be predicted
     to take 11.0 - 1.8 = 9.2 GiB.
     """
-    narrower = _narrower(rehearsals, chosen, shortage)
+    headroom_bytes = max(0, rehearsals.hardware.free_bytes - lowered_budget_bytes(chosen, shortage))
+    narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
     try:
         facts, lengths = narrower.describe(), narrower.lengths()
         return _flags_that_fit(narrower.space(facts, lengths), Predictions(narrower, facts, lengths), chosen)
@@ -168,11 +159,6 @@ def lowered_budget_bytes(chosen: Estimate, shortage: Shortage) -> int:
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
     there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
     return max(0, min(there - too_low, chosen.required_bytes - 1))
-
-
-def _narrower(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> Rehearsals:
-    budget_bytes = lowered_budget_bytes(chosen, shortage)
-    return replace(rehearsals, headroom_bytes=max(0, rehearsals.hardware.free_bytes - budget_bytes))
 
 
 def _flags_that_fit(space: Space, predictions: Predictions, chosen: Estimate) -> str | None:

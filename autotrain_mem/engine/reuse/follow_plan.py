@@ -66,13 +66,20 @@ def follow_plan(
     rehearsals = _with_headroom(rehearsals, plan.estimate)
     space = rehearsals.space(facts, lengths)
     _check_words(plan, space, rehearsals.job, again)
-    knobs = _knobs(plan, space, rehearsals)
+    given = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
+    knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
-    estimate = _here(plan, rehearsals)
+    estimate = replace(  # the same bytes against what is free here
+        plan.estimate,
+        hardware=rehearsals.hardware,
+        budget_bytes=rehearsals.budget_bytes,
+        vllm_share_bytes=rehearsals.vllm_share_bytes,
+    )
     if not reasons and estimate.fits:
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
-    reasons = reasons or (_less_room(plan.estimate, estimate),)
+    less_room = f"budget {format_bytes(plan.estimate.budget_bytes)} -> {format_bytes(estimate.budget_bytes)}"
+    reasons = reasons or (less_room,)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
     attempt = candidate(estimate)
     on_attempt(attempt)
@@ -81,14 +88,8 @@ def follow_plan(
     seconds = time.perf_counter() - started
     followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
     experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
-    return replace(followed, warnings=(*followed.warnings, _note(reasons)), experience=experience)
-
-
-def _knobs(plan: Plan, space: Space, rehearsals: Rehearsals) -> Knobs:
-    """The plan's, with a length that is given anew, in the precision of the card that is here."""
-    lengths = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
-    knobs = replace(plan.knobs, **lengths)
-    return precise_for(knobs, rehearsals.job.arguments, rehearsals.compute_capability)
+    warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
+    return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
 
 
 def _with_headroom(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
@@ -102,16 +103,6 @@ def _with_headroom(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
     before = plan.job.arguments.get(name)
     return name in space.pinned and name in plan.job.arguments and not is_wish(before)
-
-
-def _here(plan: Plan, rehearsals: Rehearsals) -> Estimate:
-    """The same bytes against what is free here."""
-    return replace(
-        plan.estimate,
-        hardware=rehearsals.hardware,
-        budget_bytes=rehearsals.budget_bytes,
-        vllm_share_bytes=rehearsals.vllm_share_bytes,
-    )
 
 
 def _planned(
@@ -128,14 +119,6 @@ def _planned(
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
     result = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
     return make_plan(rehearsals, result, facts, lengths, seconds=seconds)
-
-
-def _less_room(before: Estimate, now: Estimate) -> str:
-    return f"budget {format_bytes(before.budget_bytes)} -> {format_bytes(now.budget_bytes)}"
-
-
-def _note(reasons: tuple[str, ...]) -> str:
-    return f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
 
 
 def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], again: str) -> DoesNotFitError:
@@ -216,9 +199,13 @@ def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts
         *_versions(plan.versions, versions_key()),
         *_card(plan.estimate.hardware, rehearsals.hardware),
         *_words(plan, job, knobs),
-        *_rows(plan, row_length(job, knobs, lengths.longest)),
-        *_objects(plan, job),
     ]
+    tokens = row_length(job, knobs, lengths.longest)
+    if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
+        changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
+    digest = None if job.python_call is None else job.python_call.digest
+    if digest != plan.objects or digest == "":  # an empty one says that the objects cannot be known
+        changes.append("what the script hands over")
     if facts.digest != plan.model_digest:
         changes.append(f"the config of {job.model}")
     if job.arguments.get("trust_remote_code"):
@@ -275,16 +262,3 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
 
 def _word(job: Job, name: str) -> str:
     return str(job.arguments[name]) if name in job.arguments else "not given"
-
-
-def _rows(plan: Plan, tokens: int) -> Iterator[str]:
-    """Shorter rows need no more than longer ones."""
-    if tokens > plan.row_tokens:
-        yield f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens"
-
-
-def _objects(plan: Plan, job: Job) -> Iterator[str]:
-    """What a script hands over is known by its digest; an empty one says that it cannot be known."""
-    digest = None if job.python_call is None else job.python_call.digest
-    if digest != plan.objects or digest == "":
-        yield "what the script hands over"
