@@ -202,6 +202,9 @@ def serve() -> None:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    import torch
+
+    torch.manual_seed(0)  # adapters and value heads draw their first weights before a trainer seeds
     gc.collect()
     gc.freeze()  # what is imported is no garbage, and its pages stay shared
     listener = socket.socket(socket.AF_UNIX)

@@ -21,6 +21,8 @@ MEASURED = ("seconds", "rehearsal_seconds")
 """Times of this machine, wherever they stand; ``step_seconds`` is one in a probe, and predicted everywhere else."""
 INSTALLED = ("schema", "versions")
 """Which packages and which wire form were at hand."""
+OF_THE_HOST = ("free_bytes", "budget_bytes")
+"""What an estimate for the CPU takes from the memory that is free at the time."""
 _DIGITS = 16
 
 
@@ -28,6 +30,8 @@ def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
     """Leaves out of JSON the times that were measured, versions, and the path of the folder that everything lies in."""
     if isinstance(value, Mapping):
         kept = {name: each for name, each in value.items() if not _left_out(name, within)}
+        if _is_for_the_host(value):
+            kept = {name: each for name, each in kept.items() if name not in OF_THE_HOST}
         return {name: settled(each, place, name) for name, each in kept.items()}
     if isinstance(value, list):
         return [settled(each, place, within) for each in value]
@@ -38,6 +42,12 @@ def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
 
 def _left_out(name: str, within: str) -> bool:
     return name in (*INSTALLED, *MEASURED) or (name == "step_seconds" and within == "probes")
+
+
+def _is_for_the_host(value: Mapping[str, Json]) -> bool:
+    """Whether it is the CPU as a device, or the estimate for it."""
+    device = value.get("hardware", value)
+    return isinstance(device, Mapping) and device.get("origin") == "cpu"
 
 
 def columns(noun: Any) -> dict[str, Json]:

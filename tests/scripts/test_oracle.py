@@ -102,6 +102,15 @@ def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path
     }
 
 
+def test_of_the_cpu_the_memory_that_is_free_is_left_out(tmp_path: pathlib.Path) -> None:
+    device = {"origin": "cpu", "total_bytes": 8, "free_bytes": 5}
+    written = {"hardware": device, "budget_bytes": 4, "required_bytes": 3}
+    kept = {"hardware": {"origin": "cpu", "total_bytes": 8}, "required_bytes": 3}
+    assert settled(written, tmp_path) == kept
+    card = {"hardware": device | {"origin": "named"}, "budget_bytes": 4}
+    assert settled(card, tmp_path) == card
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
