@@ -23,7 +23,7 @@ ROOT = pathlib.Path("/")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemory:
-    """What there is and what can be had without swapping, in bytes."""
+    """Holds what there is and what can be had without swapping, in bytes."""
 
     total_bytes: int
     available_bytes: int
@@ -33,7 +33,7 @@ class HostMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """Where one version of control groups keeps its figures."""
+    """Says where one version of control groups keeps its figures."""
 
     controller: str
     """In a line of ``/proc/self/cgroup``: ``number:controllers:path``."""
@@ -100,7 +100,7 @@ def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
-    """How many processes the kernel has killed so far for want of memory: of this control group, or of the machine
+    """Counts processes that the kernel has killed so far for want of memory: of this control group, or of the machine
     where that has none that counts.
 
     Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
@@ -124,7 +124,7 @@ def _row(file: pathlib.Path, name: str) -> int | None:
 
 
 def cores() -> int:
-    """How many this process may run on: taskset, a batch system or a container may leave it few."""
+    """Counts how many this process may run on: taskset, a batch system or a container may leave it few."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

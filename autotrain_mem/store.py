@@ -197,7 +197,7 @@ class _File:
 
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
-    """Where the folder holds more than it may, drop what was longest unused, down to three quarters of the limit."""
+    """Drops, where the folder holds more than it may, what was longest unused, down to three quarters of the limit."""
     files = _files(folder)
     total_bytes = sum(file.size_bytes for file in files)
     if total_bytes <= limit_bytes:

@@ -31,7 +31,7 @@ def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) ->
 
 
 def _best_expandable(pool: Pool, size: int, stream: int) -> Block:
-    """Of an expandable segment counts what a block can grow to: the smallest by that is the best."""
+    """Picks, in an expandable segment, the block that can grow to the least that is enough."""
     candidates = pool.from_size(size, stream)
     best = next(candidates)
     for block in candidates:

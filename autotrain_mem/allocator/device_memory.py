@@ -9,7 +9,7 @@ GRANULARITY_BYTES = 2 << 20
 
 
 class DeviceMemory:
-    """What is left of a device, and addresses that were not given out yet.
+    """Holds what is left of a device, and addresses that were not given out yet.
 
     Args:
         capacity_bytes: What the allocator can have in all; None for no end.
@@ -22,7 +22,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What ``cudaMemGetInfo`` calls free; 0 where there is no end."""
+        """Says what ``cudaMemGetInfo`` calls free; 0 where there is no end."""
         return 0 if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
     def take(self, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the allocator holds, in the form of torch's own snapshots."""
+"""Shows what the allocator holds, in the form of torch's own snapshots."""
 
 from __future__ import annotations
 

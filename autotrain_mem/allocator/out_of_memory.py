@@ -1,4 +1,4 @@
-"""What the allocator says when a request cannot be met, in torch's words and with its numbers.
+"""Writes what the allocator says when a request cannot be met, in torch's words and with its numbers.
 
 ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
 """

@@ -1,4 +1,4 @@
-"""How large a block, and how large a segment, the CUDA caching allocator makes for a request.
+"""Says how large a block, and how large a segment, the CUDA caching allocator makes for a request.
 
 Constants of torch 2.13: ``c10/core/AllocatorConfig.h``; functions: ``c10/cuda/CUDACachingAllocator.cpp``.
 """

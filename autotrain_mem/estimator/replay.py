@@ -16,7 +16,7 @@ from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What the allocator can have of a device, and how it is set."""
+    """Holds what the allocator can have of a device, and how it is set."""
 
     capacity_bytes: int | None
     """What it can reserve in all; None for no end."""
@@ -29,7 +29,7 @@ class Room:
 
 
 def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedEstimate:
-    """What the run reserves, and whether that goes without retries.
+    """Replays a run: what it reserves, and whether that goes without retries.
 
     Near the device's end the allocator gives its cache back and asks again, so a run may get by with less than it would
     reserve. Such a run is counted as one that does not fit, and what it would reserve without an end is its need.
@@ -82,7 +82,7 @@ class Replay:
         return self.allocator.num_alloc_retries
 
     def estimate(self) -> ReservedEstimate:
-        """What came of it."""
+        """Returns what the run reserved, and what it needed to get by."""
         return ReservedEstimate(
             peak_allocated_bytes=self.allocator.peak_allocated_bytes,
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
@@ -138,7 +138,7 @@ class Replay:
 
 
 def _uncached(trace: Trace) -> ReservedEstimate:
-    """Where nothing is cached, what is reserved is what is allocated."""
+    """Counts a host, where nothing is cached: what is reserved is what is allocated."""
     current = peak = 0
     for _, sign, block in trace.walk():
         current += sign * round_size(block.size_bytes)

@@ -87,7 +87,7 @@ class History:
             yield event
 
     def hear(self, action: str, address: int, size: int, stream: int) -> None:
-        """What the allocator tells; of ``oom`` the address is what the device has left."""
+        """Hears what the allocator tells; of ``oom`` the address is what the device has left."""
         if action == "alloc":
             self._block_at[address] = self._event
             self._frames_at[address] = self._frames_of(self._event)
@@ -128,7 +128,7 @@ class History:
 
 
 def _end(time_us: int, allocated_bytes: int) -> dict[str, Any]:
-    """What torch notes of the dump itself."""
+    """Adds what torch notes of the dump itself."""
     return {
         "action": "snapshot",
         "addr": 0,

@@ -1,4 +1,4 @@
-"""How long an optimizer step takes on a card: a roofline over what was rehearsed.
+"""Predicts how long an optimizer step takes on a card: a roofline over what was rehearsed.
 
 The device is busy with each operator for as long as its FLOPs take at the card's rate, or its bytes at the bandwidth of
 its memory, whichever is longer. The host meanwhile launches what comes next: a phase lasts as long as the busier of the
@@ -93,7 +93,7 @@ def _rates(hardware: Hardware) -> tuple[_Rates, str]:
 
 
 def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, float]:
-    """How often what was rehearsed comes in one training step.
+    """Computes how often what was rehearsed comes in one training step.
 
     GRPO with 8 micro-steps per generation and an accumulation of 4 generates in every second step.
     """
@@ -140,7 +140,7 @@ def _of_chunk(work: Work, share: float) -> _Load:
 
 
 def _seconds(loads: Iterable[_Load], rates: _Rates) -> float:
-    """Of all that one phase has run."""
+    """Sums up all that one phase has run."""
     device = host = beside = after = 0.0
     for load in loads:
         count, moved = load.work.count, load.moved_bytes
@@ -158,7 +158,7 @@ def _seconds(loads: Iterable[_Load], rates: _Rates) -> float:
 
 
 def _busy(load: _Load, rates: _Rates) -> float:
-    """How long the device is busy with it."""
+    """Computes how long the device is busy with it."""
     work = load.work
     efficiency = ATTENTION_EFFICIENCY if work.kind is Kind.ATTENTION else MATMUL_EFFICIENCY
     computing = load.flops / (rates.flops(work.dtype) * efficiency)

@@ -76,7 +76,7 @@ def _environment(case: Case) -> dict[str, str]:
 
 
 def _known(case: Case) -> AxolotlFacts:
-    """What Axolotl has for the method, which was asked before anything was planned (``tools.check_method``)."""
+    """Says what Axolotl has for the method, which was asked before anything was planned (``tools.check_method``)."""
     known = case.method_facts.axolotl
     assert known is not None
     return known
@@ -324,7 +324,7 @@ def _method(case: Case) -> Part:
 
 
 def _liger() -> dict[str, Any]:
-    """What transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
+    """Says what transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
     names = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
     return {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(names, True)}
 

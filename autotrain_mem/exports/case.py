@@ -41,7 +41,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Where the rows come from."""
+    """Holds where the rows come from."""
 
     path: str
     """A hub id, a folder or a file."""
@@ -79,13 +79,13 @@ class Case:
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As given or planned, else TRL's default where this module or the method's row knows it."""
+        """Gives a setting as given or planned, else TRL's default where this module or the method's row knows it."""
         known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
         return self.settings.get(name, known.get(name, default))
 
     @property
     def precision(self) -> str:
-        """What is computed in: ``bf16`` (TRL's default), ``fp16`` or ``no`` mixed precision."""
+        """Says what is computed in: ``bf16`` (TRL's default), ``fp16`` or ``no`` mixed precision."""
         if self.knobs.fp16 or self.settings.get("fp16"):
             return "fp16"
         return "no" if self.settings.get("bf16") is False else "bf16"
@@ -114,7 +114,7 @@ class Case:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What must be set before the training process starts: the job's own words and the plan's allocator."""
+        """Says what must be set before the training process starts: the job's own words and the plan's allocator."""
         given = dict(self.job.environment)
         if not self.knobs.expandable_segments:
             return given

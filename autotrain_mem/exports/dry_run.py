@@ -1,4 +1,4 @@
-"""What would run: TRL's config, the command that starts it, and the environment of the process."""
+"""Shows what would run: TRL's config, the command that starts it, and the environment of the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DryRun:
 
     @property
     def settings(self) -> Any:
-        """What the YAML holds."""
+        """Says what the YAML holds."""
         import yaml
 
         return yaml.safe_load(self.config)
@@ -49,7 +49,7 @@ class DryRun:
 
 
 def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
-    """What ``autofit METHOD`` would start with this plan.
+    """Says what ``autofit METHOD`` would start with this plan.
 
     Args:
         environment: What it would set for the training process.

@@ -149,7 +149,7 @@ def _name(case: Case) -> str:
 
 
 def _entries(case: Case) -> list[str]:
-    """What to add to ``data/dataset_info.json``, in one line for each split."""
+    """Writes what to add to ``data/dataset_info.json``, in one line for each split."""
     data = case.data
     if data is None:
         return []
@@ -265,7 +265,7 @@ def _checkpointing(case: Case) -> Part:
 
 
 def _method(case: Case) -> Part:
-    """What the method's row says of LLaMA-Factory; a loss that is not among its losses is left unanswered."""
+    """Writes what the method's row says of LLaMA-Factory; a loss that is not among its losses is left unanswered."""
     known = _known(case)
     asked = case.get("loss_type")
     loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked

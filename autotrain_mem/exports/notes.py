@@ -1,4 +1,4 @@
-"""What several tools have in common that they cannot say."""
+"""Notes what several tools have in common that they cannot say."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
-    """How the head of a file speaks of the tool that reads it."""
+    """Says how the head of a file speaks of the tool that reads it."""
 
     name: str
     """As its authors write it: ``LLaMA-Factory``."""

@@ -44,7 +44,7 @@ _UNANSWERED = "Hide the card with CUDA_VISIBLE_DEVICES, or plan for one that is 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What CUDA can open: a whole card or a MIG instance."""
+    """Holds what CUDA can open: a whole card or a MIG instance."""
 
     index: int
     """NVML's index of the card."""
@@ -156,7 +156,7 @@ def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequ
 
 
 def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
-    """What CUDA shows of these cards; ``wanted`` is CUDA_VISIBLE_DEVICES, None when it is not set."""
+    """Says what CUDA shows of these cards; ``wanted`` is CUDA_VISIBLE_DEVICES, None when it is not set."""
     shown = [card.devices[0] for card in cards if card.devices] if wanted is None else _listed(cards, wanted)
     instances = [device for device in shown if device.instance]
     return tuple(instances[:1] or shown)

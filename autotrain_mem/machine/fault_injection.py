@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated card when it is told to: try what your run would survive.
+"""Makes go wrong on a simulated card what it is told to: try what your run would survive.
 
 ``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each mishap comes once in a run: a file in
 the output folder tells the process that goes on after it that it was there. On a real card nothing is made up.
@@ -68,7 +68,7 @@ class Taken:
 
     @property
     def over(self) -> str:
-        """What is marked when the other process has ended."""
+        """Says what is marked when the other process has ended."""
         return f"{self} is over"
 
 
@@ -192,7 +192,7 @@ def beset(
 
 
 class Marks:
-    """What has come in this run, over all of its processes: one line each, written before it comes."""
+    """Holds what has come in this run, over all of its processes: one line each, written before it comes."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -278,7 +278,7 @@ class Fate:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _due_at_save(self, kind: str) -> list[AtSave]:
-        """Of the checkpoint that is being written, or was last."""
+        """Lists what is due at the checkpoint that is being written, or was last."""
         if not self._at_save:
             return []
         named = [mishap for mishap in self._at_save if mishap.kind == kind and mishap.save == self._saves]

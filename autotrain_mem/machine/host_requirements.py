@@ -32,7 +32,7 @@ TWINS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a job would put on this machine."""
+    """Holds what a job would put on this machine."""
 
     job: Job
     parameters: int
@@ -94,7 +94,7 @@ class Load:
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
-    """What there is no room for.
+    """Lists what there is no room for.
 
     Args:
         memory: This machine's; read here by default.
@@ -105,7 +105,7 @@ def room_findings(
 
 
 def free_disk(folder: pathlib.Path) -> int:
-    """Of the disk that the folder lies on, or will lie on once it is made."""
+    """Reads the free bytes of the disk that the folder lies on, or will lie on once it is made."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free
 
@@ -174,7 +174,7 @@ SAVE_STEPS = 500
 
 
 def _checkpoints(load: Load) -> int | None:
-    """How many are written; None where the number of steps is not known."""
+    """Counts how many are written; None where the number of steps is not known."""
     given = load.job.arguments
     if str(given.get("save_strategy", "steps")) == "epoch":
         return math.ceil(float(given.get("num_train_epochs", EPOCHS)))

@@ -1,4 +1,4 @@
-"""What a training process holds outside torch's allocator, measured on the card that is here.
+"""Measures what a training process holds outside torch's allocator, on the card that is here.
 
 A child process does what a training step does, in small (``measure_process``), says what torch reserved, and holds
 still; NVML says what it holds in all. This process never opens a CUDA context. The result is kept in the store, for

@@ -31,7 +31,7 @@ class Card(Protocol):
         """torch's 16-bit dtype that it trains in."""
 
     def reserved_bytes(self) -> int:
-        """What torch's allocator holds, once all work is done."""
+        """Says what torch's allocator holds, once all work is done."""
 
 
 class CudaCard:
@@ -47,7 +47,7 @@ class CudaCard:
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
     def reserved_bytes(self) -> int:
-        """What the allocator holds."""
+        """Says what the allocator holds."""
         import torch
 
         torch.cuda.synchronize()
@@ -138,7 +138,7 @@ def _optimizer(device: str, dtype: Any, size: int) -> None:
 
 
 def _sampling(device: str, dtype: Any, size: int) -> None:
-    """What generation, evaluation and preference losses use."""
+    """Runs what generation, evaluation and preference losses use."""
     import torch
 
     logits = torch.randn(4, size, device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Who else holds memory on a card, and how much of it a process of ours does: NVML's word, without a CUDA context.
+"""Asks who else holds memory on a card, and how much of it a process of ours does: NVML's word, without a CUDA context.
 
 NVML lists processes that compute and processes that draw; one that does both is in both lists, with the same bytes. In
 a container it lists other process numbers than ours, or none, and on Windows it lists no bytes
@@ -88,7 +88,7 @@ def _named(pid: int, used_bytes: int) -> OtherProcess:
 
 
 def _name(pid: int) -> str:
-    """As Linux tells it (``proc(5)``); empty for another system's process, or another container's."""
+    """Reads the name as Linux tells it (``proc(5)``); empty for another system's process, or another container's."""
     try:
         return pathlib.Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

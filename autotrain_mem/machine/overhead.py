@@ -1,4 +1,4 @@
-"""What a training process holds on a device outside torch's allocator.
+"""Says what a training process holds on a device outside torch's allocator.
 
 ======================  ==============================  ==============================================================
 what                    bytes                           depends on; source
@@ -82,7 +82,7 @@ class Overhead:
 
     @property
     def total_bytes(self) -> int:
-        """What a plan sets aside."""
+        """Says what a plan sets aside."""
         return self.context_bytes + self.kernels_bytes + self.nccl_bytes
 
 

@@ -109,5 +109,5 @@ class SimulatedGpu:
         self._allocator.reset_peak_stats()
 
     def reading(self) -> MemoryReading:
-        """What is taken of the card now, and was at most."""
+        """Says what is taken of the card now, and was at most."""
         return MemoryReading.from_stats(self.memory_stats())

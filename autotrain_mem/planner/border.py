@@ -1,4 +1,4 @@
-"""Where a line of ever more demanding points stops fitting, in few rehearsals."""
+"""Finds where a line of ever more demanding points stops fitting, in few rehearsals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan changes against the settings asked for, and why, with the numbers that decided it."""
+"""Says what a plan changes against the settings asked for, and why, with the numbers that decided it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[i
 
 
 def _divided(job: Job) -> str:
-    """What the user said of the batches that micro-batches make up."""
+    """Repeats what the user said of the batches that micro-batches make up."""
     given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
     return " and ".join(f"--{name} {job.arguments[name]}" for name in given)
 
@@ -179,7 +179,7 @@ def _other_groups(group: int, completions: int) -> str:
 
 
 def nearest(numbers: list[int], to: int) -> list[int]:
-    """As many as a user reads, in their order."""
+    """Picks as many as a user reads, in their order."""
     return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
 
 

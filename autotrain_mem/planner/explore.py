@@ -90,7 +90,7 @@ class _Grid:
         self.every = tuple(line for each in gentler for line in lines(space, each))
 
     def look(self) -> list[Sight]:
-        """What is known by now of each of the level's lines."""
+        """Returns what is known by now of each of the level's lines."""
         return sights(self.memo, self.own, self.every)
 
 

@@ -1,4 +1,4 @@
-"""What a point that was not rehearsed will need and how fast it can be at best, from points that were.
+"""Guesses what a point that was not rehearsed will need and how fast it can be at best, from points that were.
 
 Guesses only steer the search: what is taken is always rehearsed.
 """
@@ -62,7 +62,7 @@ class Sight:
 
 
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
-    """What is known for each of the lines, from these and from all others that were looked at."""
+    """Returns what is known for each of the lines, from these and from all others that were looked at."""
     rehearsed = [(_traits(other[0]), known) for other in among if (known := memo.known(other))]
     return [_sight(memo, line, rehearsed) for line in lines]
 
@@ -79,7 +79,7 @@ def _sight(memo: Memo, line: Line, rehearsed: Sequence[tuple[_Traits, Sequence[E
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Traits:
-    """What sets lines apart: levers that take bytes away and make no step faster, and all else."""
+    """Holds what sets lines apart: levers that take bytes away and make no step faster, and all else."""
 
     saving: frozenset[str]
     otherwise: tuple[object, ...]
@@ -104,7 +104,7 @@ def _saving(knobs: Knobs) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
+    """Holds the speed of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
 
     at_best: float
     expected: float

@@ -23,7 +23,7 @@ FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "
 
 
 def lever_name(row: LeverRow) -> str:
-    """As a plan calls it: by its knob, and by itself where it moves several (``micro_batch``)."""
+    """Names a lever as a plan calls it: by its knob, and by itself where it moves several (``micro_batch``)."""
     return row.name if row.name == MICRO_BATCH else row.knobs[0]
 
 

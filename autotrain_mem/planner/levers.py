@@ -17,7 +17,7 @@ from autotrain_mem.spec import Harm, Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Savings:
-    """What a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
+    """Holds what a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
 
     kept: float = 1.0
     """Share of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""

@@ -14,10 +14,10 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """What the planner asks. It knows the job, the device and who rehearses; the planner knows none of them."""
+    """Answers what the planner asks. It knows the job, the device and who rehearses; the planner knows none of them."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
-        """What these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
+        """Returns what these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
 
         Args:
             whole: On the whole model, where the search may do with copies of it that have fewer layers.
@@ -27,7 +27,7 @@ class Predictor(Protocol):
         """The speed of a point that differs from a rehearsed one by its micro-batch, or by levers that only slow it."""
 
     def would_fit(self, estimate: Estimate) -> Sequence[str]:
-        """Where a run that does not fit here would: other cards, each in a few words."""
+        """Tells where a run that does not fit here would: other cards, each in a few words."""
 
 
 class Memo:
@@ -50,7 +50,7 @@ class Memo:
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
-        """What a point needs; rehearsed if it was not yet."""
+        """Returns what a point needs; rehearsed if it was not yet."""
         self.ask([knobs])
         return self._estimates[_native(knobs)]
 
@@ -70,7 +70,7 @@ class Memo:
         return _native(knobs) in self._estimates
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
-        """What has been rehearsed of these."""
+        """Returns what has been rehearsed of these."""
         return [self._estimates[native] for native in map(_native, points) if native in self._estimates]
 
     def speed(self, known: Estimate, knobs: Knobs) -> float:
@@ -81,7 +81,7 @@ class Memo:
         return self._speeds[key]
 
     def would_fit(self, estimate: Estimate) -> Sequence[str]:
-        """Where a run that does not fit here would."""
+        """Tells where a run that does not fit here would."""
         return self._predictor.would_fit(estimate)
 
     def weights_exceed(self, knobs: Knobs) -> bool:
@@ -95,7 +95,7 @@ class Memo:
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """What is known."""
+        """Returns what is known."""
         return tuple(self._estimates.values())
 
     @property
@@ -118,7 +118,7 @@ class Memo:
 
 
 def _native(knobs: Knobs) -> Knobs:
-    """Where the user decides on expandable segments, all of a search's knobs agree, whatever an estimate says."""
+    """Leaves segments out: where the user decides on them, all of a search's knobs agree, whatever an estimate says."""
     return replace(knobs, expandable_segments=False) if knobs.expandable_segments else knobs
 
 
@@ -127,13 +127,13 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 
 
 def _unavoidable(estimate: Estimate) -> int:
-    """What no lever takes off the device as long as the weights are the same."""
+    """Says what no lever takes off the device as long as the weights are the same."""
     owners = estimate.memory.owners_at_peak
     loaded = estimate.memory.phases.get(Phase.LOAD, 0)
     return max(loaded, owners.get(Owner.WEIGHTS, 0) + owners.get(Owner.GRADIENTS, 0))
 
 
 def _same_weights(one: Knobs, other: Knobs) -> bool:
-    """With LoRA a reference model may be left out, and so counts."""
+    """Compares what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""
     names = ("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant")
     return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -1,4 +1,4 @@
-"""When nothing allowed fits: what is missing, and the nearest settings that would do."""
+"""Says, when nothing allowed fits, what is missing, and the nearest settings that would do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
 
 
 def _least(space: Space, memo: Memo) -> Estimate:
-    """What needs least of all that is allowed; of those that need the same, the one that demands least.
+    """Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
 
     Levels whose weights alone are beyond the card were passed over without a rehearsal.
     """
@@ -187,7 +187,7 @@ def _settings(space: Space, knobs: Knobs) -> str:
 
 
 def budget_line(least: Estimate) -> str:
-    """What there is of the device, and what of it is not the run's."""
+    """Says what there is of the device, and what of it is not the run's."""
     hardware = least.hardware
     others = hardware.total_bytes - hardware.free_bytes
     parts = [f"{format_bytes(hardware.total_bytes)} total"]

@@ -30,7 +30,7 @@ MEGA_BATCHES = 50
 
 
 def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:
-    """What to propose beside a plan; nothing that the user has decided already.
+    """Lists what to propose beside a plan; nothing that the user has decided already.
 
     Args:
         profile: Of the job's data.

@@ -108,7 +108,7 @@ def slowdown(one: Estimate, other: Estimate) -> float:
 
 
 def _floor(space: Space, level: Level, memo: Memo) -> dict[str, Estimate]:
-    """What a level that does not fit needs at least; nothing where no rehearsal was needed to know that."""
+    """Says what a level that does not fit needs at least; nothing where no rehearsal was needed to know that."""
     known = memo.known([least_demanding(space, level)])
     return {level.name: known[0]} if known and not known[0].fits else {}
 

@@ -1,4 +1,4 @@
-"""What the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
+"""Holds what the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
 
 Lengths are tokens, batch sizes are rows on one device.
 """
@@ -204,7 +204,7 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
 
 
 def _auto_length(default: int | None, context_length: int | None, wanted: int | None) -> int | None:
-    """What the rows ask for, or TRL's default where no row was read; never beyond the model's context."""
+    """Says what the rows ask for, or TRL's default where no row was read; never beyond the model's context."""
     wanted = default if wanted is None else wanted
     known = [tokens for tokens in (wanted, context_length) if tokens is not None]
     return min(known, default=None)

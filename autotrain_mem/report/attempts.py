@@ -1,4 +1,4 @@
-"""What the search rehearsed, one line each, in the order in which it was tried."""
+"""Shows what the search rehearsed, one line each, in the order in which it was tried."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _outcome(attempt: Candidate, *, speeds: bool) -> Text:
 
 
 def _marks(plan: Plan) -> list[_Mark]:
-    """What is marked beside the batch, since attempts differ in it."""
+    """Shows what is marked beside the batch, since attempts differ in it."""
     marks = []
     if len({attempt.knobs.gradient_checkpointing for attempt in plan.attempts}) > 1:
         marks.append(

@@ -81,7 +81,7 @@ SHORT_RUN_ERROR = 0.02
 
 
 def report_view(report: Report) -> RenderableType:
-    """What a finished run did, and how good its prediction was."""
+    """Shows what a finished run did, and how good its prediction was."""
     steps = formatting.counted(report.steps, "step")
     grid = table("", "", show_header=False)
     add(grid, "loss", _moved(report.first_loss, report.last_loss))
@@ -141,7 +141,7 @@ def _retries(count: int) -> str:
 
 
 def error_view(error: AutofitError) -> RenderableType:
-    """What is wrong after ``error:``, what to do about it indented below. For stderr."""
+    """Shows what is wrong after ``error:``, what to do about it indented below. For stderr."""
     first, *rest = (error.message or type(error).__name__).splitlines()
     lines: list[RenderableType] = [Text.assemble(("error: ", f"bold {BAD}"), first)]
     lines += [hanging(line) for line in rest]

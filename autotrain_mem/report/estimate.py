@@ -1,4 +1,4 @@
-"""What one configuration needs, as a person reads it: the verdict first, then a column that adds up to it."""
+"""Shows what one configuration needs, as a person reads it: the verdict first, then a column that adds up to it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:
-    """What the figures leave out."""
+    """Shows what the figures leave out."""
     lines = [Block(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
     return [Text(), title("not counted"), *lines] if lines else []
 
@@ -155,7 +155,7 @@ def caches(hardware: Hardware) -> bool:
 
 
 def outside_torch(hardware: Hardware) -> str:
-    """What a run holds of the device outside torch's allocator."""
+    """Shows what a run holds of the device outside torch's allocator."""
     return "the CUDA context and its modules" if caches(hardware) else "the process itself"
 
 
@@ -171,7 +171,7 @@ def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
 
 
 def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
-    """What went wrong has columns of its own, where something did."""
+    """Gives what went wrong columns of its own, where something did."""
     scale = shown.scale
     modes = {expands: estimate.memory.reserved.of(expandable_segments=expands) for expands in (False, True)}
     stumbles = not all(mode.fits for mode in modes.values())

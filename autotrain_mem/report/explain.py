@@ -61,7 +61,7 @@ def _searched(plan: Plan) -> str:
 
 
 def _bounds(plan: Plan) -> Table:
-    """What stands in the way of more: the peak, the next larger micro-batch, the next gentler level."""
+    """Shows what stands in the way of more: the peak, the next larger micro-batch, the next gentler level."""
     grid = table("", "", show_header=False)
     add(grid, "the peak", _peak(plan.estimate))
     add(grid, "more at once", _larger(plan))
@@ -79,7 +79,7 @@ def _peak(estimate: Estimate) -> str:
 
 
 def _larger(plan: Plan) -> str:
-    """What the next larger micro-batch needs, of those that were rehearsed with the same settings."""
+    """Shows what the next larger micro-batch needs, of those that were rehearsed with the same settings."""
     rows, noun = plan.knobs.per_device_train_batch_size, plan.job.method_facts.row_noun
     if plan.knobs.gradient_accumulation_steps == 1:
         return f"the whole batch of {rows} is computed at once already"
@@ -106,7 +106,7 @@ def _judged(attempt: Candidate) -> str:
 
 
 def _gentler(plan: Plan) -> str:
-    """What would have to be free for the next better level."""
+    """Shows what would have to be free for the next better level."""
     if plan.level == "as given":
         return "nothing was searched"
     if plan.level == "lossless":

@@ -1,4 +1,4 @@
-"""How single facts are put into words; every view and progress line says them the same way."""
+"""Says how single facts are put into words; every view and progress line says them the same way."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """As ``duration``, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
+    """Writes as ``duration`` does, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
     return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
 
 
@@ -122,7 +122,7 @@ def segments(*, expandable: bool) -> str:
 
 
 def value(setting: Any) -> str:
-    """As TRL's command line reads it: ``true``, ``none``, ``1024``."""
+    """Writes a setting as TRL's command line reads it: ``true``, ``none``, ``1024``."""
     return str(setting).lower() if isinstance(setting, bool) or setting is None else str(setting)
 
 
@@ -207,5 +207,5 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
 
 
 def own_flags(knobs: Knobs) -> str:
-    """What only autofit knows: ``--optimizer_offload``; empty where nothing of it is on."""
+    """Shows what only autofit knows: ``--optimizer_offload``; empty where nothing of it is on."""
     return " ".join(f"--{name}" for name in OWN_KNOBS if getattr(knobs, name))

@@ -72,7 +72,7 @@ def cards_view(cards: Cards) -> RenderableType:
 
 
 class _Rows:
-    """What a line says of its card."""
+    """Holds what a line says of its card."""
 
     def __init__(self, scale: Scale, reasons: dict[str, str], *, lengths: bool) -> None:
         self.reasons = reasons
@@ -136,7 +136,7 @@ def _length(cards: Cards) -> str:
 
 
 def _legend(cards: Cards, rows: _Rows) -> list[RenderableType]:
-    """What the table has, and no more."""
+    """Shows what the table has, and no more."""
     signs = {sign: meaning for sign, (has, meaning) in _MARKS.items() if any(map(has, _knobs(cards)))}
     unknown = any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts)
     lines = [_smallest(cards)]

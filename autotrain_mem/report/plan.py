@@ -56,7 +56,7 @@ def facts(plan: Plan) -> Table:
 
 
 def _level(plan: Plan) -> str:
-    """What it means is said once: where something else is trained, a loud line stands above."""
+    """Says once what the level means: where something else is trained, a loud line stands above."""
     loud = any(_loud(lever) for lever in plan.levers)
     return plan.level if loud else f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"
 
@@ -82,7 +82,7 @@ def _noun(plan: Plan) -> str:
 
 
 def _data(plan: Plan) -> Text:
-    """How long the rows are, how much of the computing is padding, and what is cut."""
+    """Shows how long the rows are, how much of the computing is padding, and what is cut."""
     if plan.data is None:
         return Text(_unread(plan))
     noun = "prompts" if plan.job.is_online else _noun(plan)
@@ -105,7 +105,7 @@ def _percentiles(data: DataSummary) -> str:
 
 
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
-    """What this plan's length and micro-batch make of the rows."""
+    """Shows what this plan's length and micro-batch make of the rows."""
     if plan.job.is_online:
         return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
     padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
@@ -135,7 +135,7 @@ def _dropped(plan: Plan, data: DataSummary) -> Text:
 
 
 def changes(plan: Plan) -> list[RenderableType]:
-    """What differs from what was asked for, and why; nothing where nothing does."""
+    """Shows what differs from what was asked for, and why; nothing where nothing does."""
     if not plan.levers:
         return []
     lines = [Block(line, 2) for lever in sorted(plan.levers, key=lambda each: each.harm) for line in _lines(lever)]
@@ -166,7 +166,7 @@ def _indented(text: str) -> RenderableType:
 
 
 def elsewhere(plan: Plan) -> list[RenderableType]:
-    """What the levels around have to offer, on this card or on another."""
+    """Shows what the levels around have to offer, on this card or on another."""
     if not plan.alternatives:
         return []
     grid = table("level", "needs", "", right=(1,))

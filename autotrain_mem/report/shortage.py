@@ -101,7 +101,7 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
 
 
 def _add_card(grid: Table, shortage: Shortage, scale: Scale) -> None:
-    """What of the card was not this process's."""
+    """Shows what of the card was not this process's."""
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
             add(grid, "", name, "", scale.write(scale.steps(size)), scale.unit, style=QUIET)

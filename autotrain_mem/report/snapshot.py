@@ -24,7 +24,7 @@ _PLACE = "--snapshot a file"
 
 
 def check_snapshot(path: Path) -> None:
-    """What :func:`write_snapshot` would refuse, as far as it can be told before there is a snapshot.
+    """Refuses what :func:`write_snapshot` would refuse, as far as it can be told before there is a snapshot.
 
     Raises:
         OutputFolderError: it is a folder or a device, or its folder is not there or cannot be written.
@@ -57,7 +57,7 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
-    """Where it is, how to open it, and what it does not show."""
+    """Shows where it is, how to open it, and what it does not show."""
     lines = [
         f"Wrote the predicted history to {path} ({format_bytes(path.stat().st_size)}).",
         f"Drag it onto https://pytorch.org/memory_viz, or run python -m torch.cuda._memory_viz trace_plot {path}.",

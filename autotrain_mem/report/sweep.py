@@ -35,7 +35,7 @@ find room in 80."""
 
 
 def sweep_view(sweep: Sweep) -> RenderableType:
-    """What every point needs, which ones fit, and why some are refused."""
+    """Shows what every point needs, which ones fit, and why some are refused."""
     figures = _Figures(sweep)
     parts: list[RenderableType] = [_headline(sweep), *_settings(sweep), Text()]
     parts += _matrix(sweep, figures) if len(sweep.axes) == 2 else _lines(sweep, figures)
@@ -81,7 +81,7 @@ def _headline(sweep: Sweep) -> Text:
 
 
 def _settings(sweep: Sweep) -> list[RenderableType]:
-    """What all points have in common."""
+    """Shows what all points have in common."""
     knobs = [estimate.knobs for estimate in sweep.estimates]
     differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
     same = [name for name in knobs[0].__dataclass_fields__ if name not in differing]

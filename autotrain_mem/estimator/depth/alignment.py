@@ -155,7 +155,7 @@ def _add_bare(steps: Steps, symbol: int, fact: Hashable) -> None:
 
 
 def _symbols(blocks: tuple[Block, ...], vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-    """Of each block, with its size and without."""
+    """Numbers each block, with its size and without."""
     sizeless = [
         vocabulary.number((block.owner, vocabulary.name(block.module).pattern, block.stream)) for block in blocks
     ]
@@ -164,7 +164,7 @@ def _symbols(blocks: tuple[Block, ...], vocabulary: Vocabulary) -> tuple[list[in
 
 
 def _between(trace: Trace) -> dict[int, list[tuple[str, int | None, Hashable]]]:
-    """What happens before the event of an index: phases begin, blocks are used on other streams."""
+    """Lists what happens before the event of an index: phases begin, blocks are used on other streams."""
     found: dict[int, list[tuple[str, int | None, Hashable]]] = {}
     for index, phase in trace.phase_starts:
         found.setdefault(index, []).append(("phase", None, phase))
@@ -190,7 +190,7 @@ class Insertion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alignment:
-    """How the longer run is made of the shorter one."""
+    """Holds how the longer run is made of the shorter one."""
 
     insertions: tuple[Insertion, ...]
     resized: tuple[int, ...]
@@ -244,7 +244,7 @@ class _Search:
         )
 
     def _along(self, i: int, j: int) -> tuple[int, int]:
-        """Where the two runs part, from two places on."""
+        """Finds where the two runs part, from two places on."""
         short, long = self._short.symbols, self._long.symbols
         end = min(len(short) - i, len(long) - j)
         at = 0
@@ -264,7 +264,7 @@ class _Search:
         )
 
     def _ways(self, i: int, j: int) -> Iterator[tuple[int, int]]:
-        """Where to go on from here, the likeliest first."""
+        """Tells where to go on from here, the likeliest first."""
         for period in self._periods(i, j):
             self._trail.append(Insertion(i, j, period))
             yield i, j + period * self._copies

@@ -153,7 +153,7 @@ class _Expansion:
         )
 
     def _stretches(self) -> list[Stretch]:
-        """What both runs do, and between it what each layer does. Raises UnclearError."""
+        """Lists what both runs do, and between it what each layer does. Raises UnclearError."""
         stretches = []
         i = j = 0
         for one in self._alignment.insertions:
@@ -229,7 +229,7 @@ class _Expansion:
 
 
 def _extrapolated(depths: Depths, short: int, long: int) -> int:
-    """What grows by as much with each layer. Raises UnclearError when it does not."""
+    """Extends what grows by as much with each layer. Raises UnclearError when it does not."""
     each, rest = divmod(long - short, depths.copies)
     if rest:
         raise UnclearError
@@ -241,7 +241,7 @@ def _bare(fact: Hashable) -> Act:
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment, copies: int) -> tuple[list[Hashable], list[Hashable]]:
-    """Where each step of either run happens: at a step of a layer, whichever layer it is, or at one of a kind.
+    """Finds where each step of either run happens: at a step of a layer, whichever layer it is, or at one of a kind.
 
     What stands before an insertion and is like its copies is of the layers before: it has their places.
     """
@@ -260,7 +260,7 @@ def _places(short: Steps, long: Steps, alignment: Alignment, copies: int) -> tup
 
 
 def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
-    """Of each death and use, which of the living it concerns."""
+    """Finds which of the living each death and use concerns."""
     living: dict[Hashable, list[int]] = {}
     picks: dict[int, Pick] = {}
     for step, born in enumerate(steps.births):

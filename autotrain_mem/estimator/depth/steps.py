@@ -36,7 +36,7 @@ class Pick:
 
 
 def agreed(alternatives: Sequence[Sequence[Pick]]) -> Pick:
-    """What several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
+    """Finds what several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
     for picks in alternatives:
         first = picks[0]
         if any(pick.place != first.place for pick in picks):
