@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -101,6 +102,37 @@ def ends(pid: int) -> bool:
     return True
 
 
+def ask(child: Child, **request: Any) -> dict[str, Any]:
+    child.send(request)
+    return child.receive(SOON)
+
+
+def death_of(child: Child, **request: Any) -> ChildDied:
+    """How a child ends that is asked for this, or for nothing."""
+    with pytest.raises(ChildDied) as caught:
+        ask(child, **request) if request else child.receive(SOON)
+    return caught.value
+
+
+@contextmanager
+def parent(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that runs this code and prints the id of a child of its own; whatever happens, that one is ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        yield process, child
+    finally:
+        process.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
 # -- talking -------------------------------------------------------------------------------------------------------
 
 
@@ -113,15 +145,12 @@ def test_a_child_answers_in_the_order_it_is_asked(make: Make) -> None:
 
 @pytest.mark.parametrize("what", ["line\nbreak", "Grüße, 模型 \u2028", "x" * 3_000_000, None, {"a": [1.5, True]}])
 def test_any_value_that_json_knows_gets_through(what: Any, make: Make) -> None:
-    child = make()
-    child.send({"do": "echo", "what": what})
-    assert child.receive(SOON)["said"] == what
+    assert ask(make(), do="echo", what=what)["said"] == what
 
 
 def test_what_a_child_prints_goes_to_its_log_and_never_into_an_answer(make: Make) -> None:
     child = make()
-    child.send({"do": "print", "what": '{"looks": "like an answer"}'})
-    assert child.receive(SOON) == {"printed": True}
+    assert ask(child, do="print", what='{"looks": "like an answer"}') == {"printed": True}
     tail = child.log_tail()
     assert '{"looks": "like an answer"}' in tail
     assert "from a grandchild" in tail
@@ -132,8 +161,7 @@ def test_a_log_file_keeps_everything_and_is_added_to(make: Make, tmp_path: pathl
     log = tmp_path / "child.log"
     log.write_text("of an earlier run\n")
     child = make(log)
-    child.send({"do": "print", "what": "of this run"})
-    child.receive(SOON)
+    ask(child, do="print", what="of this run")
     child.stop()
     text = log.read_text()
     assert text.startswith("of an earlier run\n")
@@ -142,8 +170,7 @@ def test_a_log_file_keeps_everything_and_is_added_to(make: Make, tmp_path: pathl
 
 def test_the_tail_of_a_log_is_its_end_and_no_longer_than_promised(make: Make) -> None:
     child = make()
-    child.send({"do": "print", "what": "x" * (2 * LOG_TAIL_CHARACTERS)})
-    child.receive(SOON)
+    ask(child, do="print", what="x" * (2 * LOG_TAIL_CHARACTERS))
     tail = child.log_tail()
     assert len(tail) <= LOG_TAIL_CHARACTERS
     assert tail.endswith("and on stderr")
@@ -153,8 +180,8 @@ def test_the_environment_is_ours_with_the_given_over_it(make: Make, monkeypatch:
     monkeypatch.setenv("AUTOFIT_TEST_KEPT", "kept")
     monkeypatch.setenv("AUTOFIT_TEST_REPLACED", "before")
     child = make(AUTOFIT_TEST_REPLACED="after")
-    child.send({"do": "environment", "names": ["AUTOFIT_TEST_KEPT", "AUTOFIT_TEST_REPLACED"]})
-    assert child.receive(SOON) == {"AUTOFIT_TEST_KEPT": "kept", "AUTOFIT_TEST_REPLACED": "after"}
+    names = {"AUTOFIT_TEST_KEPT": "kept", "AUTOFIT_TEST_REPLACED": "after"}
+    assert ask(child, do="environment", names=list(names)) == names
 
 
 # -- ending --------------------------------------------------------------------------------------------------------
@@ -163,49 +190,28 @@ def test_the_environment_is_ours_with_the_given_over_it(make: Make, monkeypatch:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_child_that_ends_without_an_answer_is_a_death_with_its_status_and_last_words(code: int, make: Make) -> None:
     child = make()
-    child.send({"do": "exit", "code": code})
-    with pytest.raises(ChildDied) as caught:
-        child.receive(SOON)
-    assert caught.value.code == code
-    assert caught.value.log_tail == "last words"
+    death = death_of(child, do="exit", code=code)
+    assert (death.code, death.log_tail) == (code, "last words")
     assert not child.alive
+    assert death_of(child).code == code, "asked again it is the same death"
 
 
-def test_a_child_that_is_killed_is_a_death_by_that_signal(make: Make) -> None:
+def test_a_child_that_is_killed_is_a_death_by_that_signal_for_who_waits_and_who_sends(make: Make) -> None:
     child = make()
     child.send({"do": "sleep"})
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(ChildDied) as caught:
-        child.receive(SOON)
-    assert caught.value.code == -signal.SIGKILL
-
-
-def test_a_module_that_does_not_exist_is_a_death_that_says_so(tmp_path: pathlib.Path) -> None:
-    child = Child("no_such_module_anywhere", {})
-    try:
-        with pytest.raises(ChildDied) as caught:
-            child.receive(SOON)
-        assert "No module named" in caught.value.log_tail
-    finally:
-        child.stop()
-
-
-def test_asking_a_dead_child_again_is_the_same_death(make: Make) -> None:
-    child = make()
-    child.send({"do": "exit", "code": 3})
-    for _ in range(2):
-        with pytest.raises(ChildDied) as caught:
-            child.receive(timeout_seconds=3)
-        assert caught.value.code == 3
-
-
-def test_sending_to_a_dead_child_is_a_death(make: Make) -> None:
-    child = make()
-    os.kill(child.pid, signal.SIGKILL)
-    assert ends(child.pid)
+    assert death_of(child).code == -signal.SIGKILL
     with pytest.raises(ChildDied) as caught:
         child.send({"do": "echo", "what": "x" * 1_000_000})
     assert caught.value.code == -signal.SIGKILL
+
+
+def test_a_module_that_does_not_exist_is_a_death_that_says_so() -> None:
+    child = Child("no_such_module_anywhere", {})
+    try:
+        assert "No module named" in death_of(child).log_tail
+    finally:
+        child.stop()
 
 
 def test_answers_sent_before_a_good_end_are_all_read(make: Make) -> None:
@@ -238,8 +244,7 @@ def test_no_answer_within_the_limit_is_a_timeout_and_the_child_lives_on(make: Ma
 
 def test_stopping_ends_the_child_and_can_be_done_twice(make: Make) -> None:
     child = make()
-    child.send({"do": "echo", "what": 1})
-    child.receive(SOON)
+    ask(child, do="echo", what=1)
     pid = child.pid
     child.stop()
     assert not is_running(pid)
@@ -278,17 +283,15 @@ def test_an_interrupt_reaches_a_child_that_does_not_ignore_it(tmp_path: pathlib.
 
 def test_an_interrupt_is_left_to_the_parent_where_the_child_ignores_it(make: Make) -> None:
     child = make()
-    child.send({"do": "echo", "what": 1})
-    child.receive(SOON)
+    ask(child, do="echo", what=1)
     child.interrupt()
-    child.send({"do": "echo", "what": 2})
-    assert child.receive(SOON) == {"said": 2}
+    assert ask(child, do="echo", what=2) == {"said": 2}
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Path) -> None:
     (tmp_path / "some_child.py").write_text(textwrap.dedent(CHILD))
-    parent_code = f"""
+    code = f"""
         import time
         from autotrain_mem.processes import Child
         child = Child("some_child", {{}})
@@ -299,23 +302,11 @@ def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Pa
         print(child.pid, flush=True)
         time.sleep(600)
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(parent_code)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert parent.stdout is not None
-    child_pid = int(parent.stdout.readline())
-    try:
-        assert is_running(child_pid)
-        parent.kill()
-        parent.wait()
-        assert ends(child_pid)
-    finally:
-        parent.stdout.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child_pid, signal.SIGKILL)
+    with parent(code, PYTHONPATH=str(tmp_path)) as (process, child):
+        assert is_running(child)
+        process.kill()
+        process.wait()
+        assert ends(child)
 
 
 # -- the rehearsal's worker ----------------------------------------------------------------------------------------
@@ -424,32 +415,19 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
         print(worker.pid, flush=True)
         time.sleep(600)
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert parent.stdout is not None
-    worker_pid = int(parent.stdout.readline())
-    try:
+    with parent(code, TMPDIR=str(tmp_path)) as (process, worker):
         assert len(names_in(tmp_path)) == 2, "the worker's folder and the script's, or this test tests nothing"
-        parent.kill()
-        parent.wait()
-        assert ends(worker_pid)
+        process.kill()
+        process.wait()
+        assert ends(worker)
         assert names_in(tmp_path) == []
-    finally:
-        parent.stdout.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker_pid, signal.SIGKILL)
 
 
 # -- processes that a child starts -------------------------------------------------------------------------------------
 
 
 def leave_one(child: Child) -> int:
-    child.send({"do": "leave"})
-    left: int = child.receive(SOON)["left"]
+    left: int = ask(child, do="leave")["left"]
     assert is_running(left)
     return left
 

@@ -39,26 +39,18 @@ def seen_by(path: str) -> dict[str, Any]:
     return dict(given)
 
 
-def test_a_function_sees_what_trl_gives_it(write: Write) -> None:
-    path = write("return [0.5, None]")
-    reward_functions.try_once([path], PLAIN)
+@pytest.mark.parametrize("definition", ["def judge(**given)", "async def judge(**given)"])
+@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list)], ids=["texts", "conversations"])
+def test_a_function_sees_what_trl_gives_it_and_a_coroutine_is_awaited(
+    rows: list[dict[str, Any]], kind: type, definition: str, write: Write
+) -> None:
+    path = write("return [0.5, None]", definition)
+    reward_functions.try_once([path], rows)
     given = seen_by(path)
     own = {"completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state"}
     assert given.keys() == own | {"answer"}
     assert given["answer"] == ["4", "5"]
-
-
-@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list)])
-def test_completions_are_of_the_prompts_kind(rows: list[dict[str, Any]], kind: type, write: Write) -> None:
-    path = write("return [0.0, 0.0]")
-    reward_functions.try_once([path], rows)
-    assert [type(each) for each in seen_by(path)["completions"]] == [kind, kind]
-
-
-def test_a_coroutine_is_awaited(write: Write) -> None:
-    path = write("return [1.0, 2.0]", "async def judge(**given)")
-    reward_functions.try_once([path], PLAIN)
-    assert seen_by(path), "its body ran"
+    assert [type(each) for each in given["completions"]] == [kind, kind], "of the prompts' kind"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +75,9 @@ def test_trls_own_functions_are_tried_too() -> None:
         reward_functions.try_once(["think_format_reward"], PLAIN)
 
 
-def test_a_package_that_trls_function_needs_is_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[None] = []
 
     def needs_a_package(**_: Any) -> list[float]:
@@ -93,13 +87,6 @@ def test_a_package_that_trls_function_needs_is_not_asked_for_yet(monkeypatch: py
     monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
     reward_functions.try_once(["accuracy_reward"], CHAT)
     assert asked, "it was tried, and its wish was let pass"
-
-
-def test_a_run_asks_for_the_package_that_trls_function_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_a_package(**_: Any) -> list[float]:
-        raise ImportError("math_verify is not installed")
-
-    monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
     reward_functions.check_packages(["my.own"])
     with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
         reward_functions.check_packages(["my.own", "accuracy_reward"])

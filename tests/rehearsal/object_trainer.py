@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
+
+import torch
+
+from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, rehearse_trainer
+from autotrain_mem.spec import Trace
 
 ROWS, LENGTH, STEPS = 2, 48, 2
 
@@ -30,3 +36,18 @@ def sft_trainer(model: Any, output_dir: pathlib.Path, beside: dict[str, Any] | N
         processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2"),
         **(beside or {}),
     )
+
+
+def rehearsed(build: Callable[[], Any]) -> Trace:
+    """What a trainer would allocate, by its rehearsal."""
+    return rehearse_trainer(TrainerSpec(build=build))
+
+
+def trained(build: Callable[[], Any]) -> tuple[Trace, Any]:
+    """What it allocates on real tensors, and the trainer."""
+    torch.manual_seed(0)
+    watch = Watch()
+    with watch.cuda_semantics():
+        trainer = build()
+        watch.train(trainer)
+    return watch.recorder.trace(), trainer

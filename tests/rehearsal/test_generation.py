@@ -108,12 +108,16 @@ def prompts(rows: int, length: int, padded: bool) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def model_of(family: str, dtype: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
+
+
 def really(
     family: str, rows: int, length: int, tokens: int, *, dtype: str = "float32", adapter: bool = False,
     autocast: bool = False, padded: bool = True, **options: Any,
 ) -> Run:  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype)).train()
+    model = model_of(family, dtype).train()
     model = with_adapter(model) if adapter else model
     return generate(model, Recorder(), prompts(rows, length, padded), tokens, autocast, **options)
 
@@ -129,7 +133,7 @@ def rehearsed(
         stack.enter_context(generation_by_its_ends(recorder))
         stack.enter_context(grouped_experts_of_bfloat16())
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
+            model = model_of(family, dtype)
         model.tie_weights()
         model = materialize(model).train()
         model = with_adapter(model) if adapter else model
@@ -192,31 +196,30 @@ def test_the_two_ends_allocate_what_all_steps_allocate(family: str, how: str) ->
         assert worked(fake) == pytest.approx(worked(real), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"adapter": True, "autocast": True},
-        {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "adapter": True, "padded": False},
-    ],
-    ids=["lora-autocast", "bf16", "bf16-lora-unpadded"],
-)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_whatever_the_weights_are(family: str, kind: dict[str, Any]) -> None:
-    real, fake = (run(family, 2, 8, 20, do_sample=True, **kind) for run in (really, rehearsed))
-    assert fake.peak_bytes == real.peak_bytes
+BF16 = {"dtype": "bfloat16"}
+PEAKS: list[tuple[str, tuple[int, int, int], dict[str, Any]]] = [
+    ("llama", (2, 8, 20), {"adapter": True, "autocast": True}),
+    ("llama", (2, 8, 20), BF16),
+    ("llama", (2, 8, 20), {**BF16, "adapter": True, "padded": False}),
+    ("gemma3", (2, 8, 20), {"adapter": True, "autocast": True}),
+    ("gemma3", (2, 8, 20), BF16),
+    ("gemma3", (2, 8, 20), {**BF16, "adapter": True, "padded": False}),
+    ("gemma3", (1, 4, 1), {}),
+    ("gemma3", (2, 4, 2), {}),
+    ("gemma3", (2, 40, 3), {}),
+    ("gemma3", (4, 5, 50), {}),
+    ("qwen3_next", (2, 6, 20), {}),  # linear attention keeps a state that does not grow
+]
 
 
-@pytest.mark.parametrize(("rows", "length", "tokens"), [(1, 4, 1), (2, 4, 2), (2, 40, 3), (4, 5, 50)])
-def test_whatever_the_sizes_are(rows: int, length: int, tokens: int) -> None:
-    real, fake = (run("gemma3", rows, length, tokens, do_sample=True) for run in (really, rehearsed))
+@pytest.mark.parametrize(("family", "sizes", "kind"), PEAKS, ids=str)
+def test_the_peak_is_that_of_all_steps_whatever_weights_and_sizes_are(
+    family: str, sizes: tuple[int, int, int], kind: dict[str, Any]
+) -> None:
+    rows, length, tokens = sizes
+    real, fake = (run(family, rows, length, tokens, do_sample=True, **kind) for run in (really, rehearsed))
     assert fake.peak_bytes == real.peak_bytes
     assert fake.sequences.shape == real.sequences.shape == (rows, length + tokens)
-
-
-def test_linear_attention_keeps_a_state_that_does_not_grow() -> None:
-    real, fake = (run("qwen3_next", 2, 6, 20, do_sample=True) for run in (really, rehearsed))
-    assert fake.peak_bytes == real.peak_bytes
 
 
 def test_the_cache_grows_by_a_token_in_every_step_that_is_skipped() -> None:
@@ -225,6 +228,11 @@ def test_the_cache_grows_by_a_token_in_every_step_that_is_skipped() -> None:
     fake = rehearsed("qwen2", 2, prompt, tokens)
     lengths = Counter(block.size_bytes // per_token for block in fake.trace.blocks if block.size_bytes % per_token == 0)
     assert all(lengths[length] >= 2 * 2 for length in range(prompt, prompt + tokens))
+
+
+def test_a_long_generation_takes_no_more_steps_than_a_short_one() -> None:
+    short, long = (rehearsed("qwen2", 2, 8, tokens) for tokens in (10, 200))
+    assert long.trace.operators == short.trace.operators
 
 
 def test_steps_are_left_out_of_a_long_generation_but_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -130,6 +131,22 @@ def test_weights_and_gradients_have_the_bytes_of_the_dtype(dtype: str, itemsize:
     assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * parameter_bytes("qwen2", itemsize)
 
 
+@pytest.mark.parametrize(
+    ("changes", "dtype", "itemsize", "copies_of_the_embedding"),
+    [({"dtype": "bfloat16"}, "auto", 2, 0), ({"tie_word_embeddings": False}, "float32", 4, 1)],
+    ids=["the auto dtype", "an untied head"],
+)
+def test_weights_are_as_the_config_says(
+    changes: dict[str, Any], dtype: str, itemsize: int, copies_of_the_embedding: int, folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    weights = parameter_bytes("qwen2", itemsize)
+    weights += copies_of_the_embedding * config["vocab_size"] * config["hidden_size"] * itemsize
+    assert total(rehearse(tmp_path, dtype=dtype), Owner.GRADIENTS) == REHEARSED_STEPS * weights
+
+
 # State bytes per byte of fp32 weights. 8-bit optimizers of bitsandbytes keep embeddings, which are most of this tiny
 # model, and tensors of fewer than 4,096 elements in 32 bit, and add quantization constants: hence a range.
 OPTIMIZERS = {
@@ -155,6 +172,12 @@ def test_the_optimizers_state_is_in_the_trace(optim: str, folder: pathlib.Path) 
     least, most = OPTIMIZERS[optim]
     weights = parameter_bytes("qwen2")
     assert least * weights <= total(trace, Owner.OPTIMIZER_STATE) <= most * weights
+
+
+def test_the_optimizers_state_is_alive_in_the_second_steps_forward(folder: pathlib.Path, plain: Trace) -> None:
+    state = total(plain, Owner.OPTIMIZER_STATE)
+    difference = peak(plain) - peak(rehearse(folder, optim="sgd"))
+    assert state <= difference <= state * 1.05, "512-byte rounding of about 50 small tensors"
 
 
 PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8bit"]
@@ -187,6 +210,25 @@ def test_lora_trains_adapters_only_and_more_of_them_with_a_higher_rank(folder: p
     scalars = 4 * len(names(low, Owner.GRADIENTS))  # adamw counts its steps in one float per tensor
     assert total(low, Owner.OPTIMIZER_STATE) == 2 * adapters + scalars
     assert total(high, Owner.GRADIENTS) == 4 * total(low, Owner.GRADIENTS)
+
+
+LONG = {"length": 256, "max_length": 256}
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"length": 16, "max_length": 16}, {}),
+        ({}, LONG),
+        ({"per_device_train_batch_size": 1}, {}),
+        ({}, {"per_device_train_batch_size": 4}),
+        # By how much depends on the loss: newer TRL keeps whole logits on the CPU.
+        ({**LONG, "gradient_checkpointing": True}, LONG),
+    ],
+    ids=["shorter rows", "longer rows", "fewer rows", "more rows", "checkpointing"],
+)
+def test_more_of_it_needs_more_memory(less: dict[str, Any], more: dict[str, Any], folder: pathlib.Path) -> None:
+    assert peak(rehearse(folder, **less)) < peak(rehearse(folder, **more))
 
 
 def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import peak_bytes, sizes
 
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Trace
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 TOKENS = 6
@@ -57,17 +57,5 @@ def test_a_server_gets_its_weights_in_packed_buffers_of_which_two_are_alive(monk
         weights = [(str(index), torch.empty(WEIGHT_ELEMENTS)) for index in range(6)]
         vllm_stub._Client().update_named_params([], iter(weights))
         trace = recorder.trace()
-    assert births(trace) == [weight_bytes] * 6 + [2 * weight_bytes] * 3
+    assert sizes(trace) == [weight_bytes] * 6 + [2 * weight_bytes] * 3
     assert peak_bytes(trace) == 6 * weight_bytes + 2 * 2 * weight_bytes
-
-
-def births(trace: Trace) -> list[int]:
-    return [block.size_bytes for _, sign, block in trace.walk() if sign > 0]
-
-
-def peak_bytes(trace: Trace) -> int:
-    live = peak = 0
-    for _, sign, block in trace.walk():
-        live += sign * block.size_bytes
-        peak = max(peak, live)
-    return peak

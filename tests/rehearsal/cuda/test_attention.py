@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import REAL_AND_FAKE, live, sizes
 
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
@@ -141,13 +142,14 @@ def test_a_mask_that_learns_gets_its_gradient() -> None:
     assert mask.grad is not None
 
 
-@pytest.mark.parametrize("card", [T4, A100, H100])
-def test_dropout_makes_no_score_matrix_in_a_fused_kernel(card: tuple[int, int]) -> None:
-    """In the math kernel it makes one more, and a mask of a byte per score."""
-    query, key, value = projections(FP16 if card == T4 else BF16)
+@pytest.mark.parametrize(("card", "dtype", "fused"), [(T4, FP16, 1), (A100, BF16, 1), (H100, BF16, 1), (T4, BF16, 0)])
+def test_dropout_keeps_a_byte_per_score_in_the_math_kernel_alone(
+    card: tuple[int, int], dtype: torch.dtype, fused: bool
+) -> None:
     with cuda_attention(card), Recorder().recording() as recorder:
-        torch.nn.functional.scaled_dot_product_attention(query, key, value, None, 0.5, True)
-    assert max(block.size_bytes for block in recorder.trace().blocks) < ROWS * TOKENS * 2
+        torch.nn.functional.scaled_dot_product_attention(*projections(dtype), None, 0.5, True)
+    made = sizes(recorder.trace())
+    assert (max(made) < ROWS * TOKENS * 2) if fused else (ROWS * TOKENS in made)
 
 
 # -- the bytes -----------------------------------------------------------------------------------------------------
@@ -171,16 +173,11 @@ def recorded(
         with recorder.recording():
             out = torch.nn.functional.scaled_dot_product_attention(*inputs, enable_gqa=groups != HEADS, **options)
             trace = recorder.trace()
-            dead = {-number for number in trace.events if number < 0}
-            blocks = list(enumerate(trace.blocks, 1))[len(given) :]
-            kept = [block.size_bytes for number, block in blocks if number not in dead]
+            kept = [block.size_bytes for block in live(trace)][len(given) :]
             if not trains:
                 return kept, []
             torch.autograd.grad(out, inputs, weights)
-            return kept, [block.size_bytes for block in recorder.trace().blocks[len(trace.blocks) :]]
-
-
-REAL_AND_FAKE = pytest.mark.parametrize("tensors", [nullcontext, FakeTensorMode], ids=["real", "fake"])
+            return kept, sizes(recorder.trace())[len(trace.blocks) :]
 
 
 @REAL_AND_FAKE
@@ -288,7 +285,7 @@ def test_one_query_against_a_cache_runs_without_gradients(tensors: Callable[[], 
         with Recorder().recording() as recorder:
             out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     assert out.shape == query.shape
-    assert max(block.size_bytes for block in recorder.trace().blocks) == BATCH * HEADS * SIZE * 2
+    assert max(sizes(recorder.trace())) == BATCH * HEADS * SIZE * 2
 
 
 # -- a model's training step ---------------------------------------------------------------------------------------
@@ -329,7 +326,7 @@ def births_of_training(
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    return [block.size_bytes for block in recorder.trace().blocks], losses
+    return sizes(recorder.trace()), losses
 
 
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
@@ -373,7 +370,7 @@ def test_packed_documents_stay_apart() -> None:
     torch.testing.assert_close(together.view(apart.shape), apart, atol=2e-2, rtol=2e-2)
 
 
-# -- names and restoring -------------------------------------------------------------------------------------------
+# -- names ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -396,29 +393,3 @@ def test_a_name_that_cannot_run_is_refused_with_its_reason(
 ) -> None:
     reason = why_not(name, card, dtype, size)
     assert reason is None if expected is None else expected in (reason or "")
-
-
-def test_everything_is_given_back_even_after_an_error() -> None:
-    from transformers import modeling_flash_attention_utils as flash
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
-    def state() -> list[Any]:
-        mappings = (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping)
-        names = ("_lazy_imports", "_loaded_implementation", "_flash_fn", "_flash_varlen_fn")
-        return [
-            torch.nn.functional.scaled_dot_product_attention,
-            *(vars(flash)[n] for n in names),
-            *map(dict, mappings),
-        ]
-
-    def fail_inside() -> None:
-        with cuda_attention(A100):
-            flash.lazy_import_flash_attention("flash_attention_2")
-            assert state() != before
-            raise ZeroDivisionError
-
-    before = state()
-    with pytest.raises(ZeroDivisionError):
-        fail_inside()
-    assert state() == before

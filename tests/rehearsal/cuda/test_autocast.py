@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from traces import REAL_AND_FAKE, sizes
 
 from autotrain_mem.rehearsal.cuda import autocast as rules
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
@@ -106,9 +106,6 @@ WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "tensordot": lambda x, y: torch.tensordot(x, y),
 }
 
-TENSORS = pytest.mark.parametrize(
-    "tensors", [nullcontext, lambda: FakeTensorMode(allow_non_fake_inputs=True)], ids=["real", "fake"]
-)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 
 
@@ -138,7 +135,10 @@ def test_the_lists_here_are_the_installed_torchs() -> None:
     ]
     named = frozenset({rules.REFUSED}).union(*lists)
     assert len(named) == 1 + sum(len(names) for names in lists), "an operator has one policy"
-    assert named == rules._registered("AutocastCUDA") - {"cudnn_convolution", "cudnn_convolution_transpose"}
+    of_cudnn = {"cudnn_convolution", "cudnn_convolution_transpose"}
+    assert named == rules._registered("AutocastCUDA") - of_cudnn
+    with cuda_autocast():
+        assert rules._registered("AutocastCPU") >= named, "every operator that CUDA casts is cast"
 
 
 POLICIES: dict[str, tuple[dict[str, Op], torch.dtype | None]] = {
@@ -148,7 +148,7 @@ POLICIES: dict[str, tuple[dict[str, Op], torch.dtype | None]] = {
 }
 
 
-@TENSORS
+@REAL_AND_FAKE
 @DTYPES
 @pytest.mark.parametrize(("policy", "name"), [(policy, name) for policy, (ops, _) in POLICIES.items() for name in ops])
 def test_an_operator_runs_in_the_dtype_that_cuda_runs_it_in(
@@ -178,9 +178,12 @@ def test_autocast_to_float16_casts_to_float16() -> None:
         assert (x @ x.t()).softmax(-1).dtype is torch.float32
 
 
-@pytest.mark.parametrize("name", ["sum of rows", "cumsum", "pow", "exp"])
-def test_float64_is_left_alone(name: str) -> None:
-    assert run(FLOAT32[name], torch.float64, nullcontext).dtype is torch.float64
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*[(name, torch.float64) for name in ("sum of rows", "cumsum", "pow", "exp")], ("cumsum", torch.long)],
+)
+def test_float64_and_integers_such_as_positions_are_left_alone(name: str, dtype: torch.dtype) -> None:
+    assert run(FLOAT32[name], dtype, nullcontext).dtype is dtype
 
 
 def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
@@ -196,35 +199,35 @@ def births(tensors: Callable[[], Any], step: Callable[[], Any]) -> list[int]:
     """Bytes of every allocation of one step under bf16 autocast."""
     with tensors(), cuda_autocast(), bf16(), Recorder().recording() as recorder:
         step()
-    return [block.size_bytes for block in recorder.trace().blocks]
+    return sizes(recorder.trace())
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_layer_norm_of_bf16_makes_and_keeps_a_float32_copy(tensors: Callable[[], Any]) -> None:
     elements = 1000
     with tensors():
         x = torch.ones(1, elements, dtype=torch.bfloat16, requires_grad=True)
-    sizes = births(tensors, lambda: functional.layer_norm(x, (elements,)))
-    assert sizes.count(4 * elements) == 2, "the input in float32, and the result"
+    made = births(tensors, lambda: functional.layer_norm(x, (elements,)))
+    assert made.count(4 * elements) == 2, "the input in float32, and the result"
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_cat_of_mixed_dtypes_makes_no_copies_of_its_inputs(tensors: Callable[[], Any]) -> None:
     with tensors():
         low, wide = torch.ones(1000, dtype=torch.bfloat16), torch.ones(500)
     assert births(tensors, lambda: torch.cat([low, wide])) == [1500 * 4]
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_a_weight_is_cast_once_for_all_its_uses(tensors: Callable[[], Any]) -> None:
     with tensors():
         layer = torch.nn.Linear(100, 50, bias=False)
         x = torch.ones(3, 100, dtype=torch.bfloat16)
-    sizes = births(tensors, lambda: layer(x).sum() + layer(x).sum())
-    assert sizes.count(100 * 50 * 2) == 1
+    made = births(tensors, lambda: layer(x).sum() + layer(x).sum())
+    assert made.count(100 * 50 * 2) == 1
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_gradients_come_back_in_the_dtype_of_their_tensors(tensors: Callable[[], Any]) -> None:
     with tensors():
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))

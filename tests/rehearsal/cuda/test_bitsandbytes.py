@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from object_trainer import sft_trainer
+from object_trainer import rehearsed, sft_trainer, trained
 from real_run import births, first_difference
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import sizes
 
 from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.quickstart.model import VOCABULARY_SIZE
@@ -21,7 +23,7 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed, statistics
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner, Trace
+from autotrain_mem.spec import Owner
 
 Folder = Callable[[str], pathlib.Path]
 
@@ -167,7 +169,7 @@ def births_of(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
         out = layer(x)
         if backward:
             out.sum().backward()
-    return [block.size_bytes for block in recorder.trace().blocks[before:]]
+    return sizes(recorder.trace())[before:]
 
 
 def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
@@ -202,11 +204,6 @@ def test_a_layer_in_evaluation_keeps_its_packing() -> None:
     assert not getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    yield
-
-
 @pytest.mark.parametrize("scale", [1.0, 20.0], ids=["no outliers", "outliers"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale: float, bias: bool) -> None:
@@ -217,7 +214,7 @@ def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale:
     x = torch.randn(10, 64).clamp(-3, 3)
     x[:, 5] *= scale
     results = []
-    for context in (_plain, cuda_bitsandbytes):
+    for context in (nullcontext, cuda_bitsandbytes):
         with context(), torch.no_grad():
             results.append(layer(x))
     assert torch.allclose(results[0], results[1], atol=2e-3), "the product is rounded to float16, as on CUDA"
@@ -311,20 +308,6 @@ def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **c
     return sft_trainer(str(folder), output_dir, beside, model_init_kwargs={"dtype": dtype}, **config)
 
 
-def rehearse(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
-    return fake_run.rehearse_trainer(
-        fake_run.TrainerSpec(build=lambda: build_trainer(folder, name, output_dir, **config))
-    )
-
-
-def train(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Trace:
-    torch.manual_seed(0)
-    watch = fake_run.Watch()
-    with watch.cuda_semantics():
-        watch.train(build_trainer(folder, name, output_dir, **config))
-    return watch.recorder.trace()
-
-
 CASES = {
     "nf4": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
     "nf4-float32-base": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True, "dtype": "float32"}),
@@ -342,16 +325,16 @@ def test_training_lora_on_a_quantized_base_allocates_what_the_real_run_allocates
     case: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
     family, name, config = CASES[case]
-    rehearsed = rehearse(model_folder(family), name, tmp_path / "fake", **config)
-    real = train(model_folder(family), name, tmp_path / "real", **config)
-    assert not first_difference(rehearsed, real)
-    assert len(births(rehearsed)) > 100
+    build = partial(build_trainer, model_folder(family), name, tmp_path, **config)
+    fake, (real, _) = rehearsed(build), trained(build)
+    assert not first_difference(fake, real)
+    assert len(births(fake)) > 100
 
 
 @pytest.mark.parametrize("name", ["nf4-double", "int8"])
 def test_a_rehearsed_backward_holds_a_whole_weight_in_16_bits(
     name: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
-    trace = rehearse(model_folder("qwen2"), name, tmp_path, bf16=True)
+    trace = rehearsed(partial(build_trainer, model_folder("qwen2"), name, tmp_path, bf16=True))
     backward = [size for phase, _, size, _ in births(trace) if phase == "backward"]
     assert 64 * 192 * 2 in backward

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import sizes
 
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
@@ -61,7 +62,7 @@ def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.flo
         with recorder.recording():
             outputs = model(**arrived, fused_lm_head=True)
             outputs.loss.backward()
-    return [block.size_bytes for block in recorder.trace().blocks[known:]], outputs, model
+    return sizes(recorder.trace())[known:], outputs, model
 
 
 @needs_fused_head

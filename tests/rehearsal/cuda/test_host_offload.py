@@ -6,16 +6,17 @@ import pathlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
+import object_trainer
 import pytest
 import torch
-from object_trainer import sft_trainer
 from real_run import peak
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
-from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, fake_tensors, rehearse_trainer
+from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
@@ -28,36 +29,29 @@ def folder(model_folder: Callable[[str], pathlib.Path]) -> str:
     return str(model_folder("qwen2"))
 
 
-def build(folder: str, output_dir: pathlib.Path, *, peft: bool = False, **arguments: Any) -> Any:
+def build(
+    folder: str,
+    output_dir: pathlib.Path,
+    prepare: Callable[[Any], None] = lambda trainer: None,
+    *,
+    peft: bool = False,
+    **arguments: Any,
+) -> Any:
     from peft import LoraConfig
 
     beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
-    return sft_trainer(folder, output_dir, beside, **arguments)
-
-
-Prepare = Callable[[Any], None]
-
-
-def build_and(prepare: Prepare | None, *args: Any, **arguments: Any) -> Any:
-    trainer = build(*args, **arguments)
-    if prepare is not None:
-        prepare(trainer)
+    trainer = object_trainer.sft_trainer(folder, output_dir, beside, **arguments)
+    prepare(trainer)
     return trainer
 
 
-def rehearsed(folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any) -> Trace:
-    return rehearse_trainer(TrainerSpec(build=lambda: build_and(prepare, folder, output_dir, **arguments)))
+def rehearsed(*args: Any, **arguments: Any) -> Trace:
+    return object_trainer.rehearsed(partial(build, *args, **arguments))
 
 
-def real(
-    folder: str, output_dir: pathlib.Path, prepare: Prepare | None = None, **arguments: Any
-) -> tuple[Trace, torch.nn.Module]:
-    watch = Watch()
-    with watch.cuda_semantics():
-        torch.manual_seed(0)
-        trainer = build_and(prepare, folder, output_dir, **arguments)
-        watch.train(trainer)
-    return watch.recorder.trace(), trainer.model
+def real(*args: Any, **arguments: Any) -> tuple[Trace, torch.nn.Module]:
+    trace, trainer = object_trainer.trained(partial(build, *args, **arguments))
+    return trace, trainer.model
 
 
 def births(trace: Trace) -> list[tuple[str, str, int]]:
@@ -220,6 +214,12 @@ def test_a_view_is_not_taken_for_its_neighbour(tensors: Callable[[], Any]) -> No
                 out = (out * 1.5).sin()
             out.sum().backward()
     assert peak(recorder.trace()) <= 12 * ELEMENTS * 4, "five sent away, each with the view's copy, and two of now"
+
+
+def test_without_the_rules_a_cpu_run_needs_an_accelerator() -> None:
+    """What the rule is for: should TRL offload from the CPU one day, it can go."""
+    with pytest.raises(AttributeError):
+        activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
 
 
 @REAL_OR_FAKE

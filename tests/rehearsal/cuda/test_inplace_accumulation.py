@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from traces import peak_bytes
 
 from autotrain_mem.rehearsal.cuda import inplace_accumulation
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -62,28 +64,19 @@ def run(graph: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     return x.grad
 
 
-def peak(changes: list[int]) -> int:
-    live = top = 0
-    for change in changes:
-        live += change
-        top = max(top, live)
-    return top
-
-
 def peak_by_torch(graph: Callable[[torch.Tensor], torch.Tensor]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run(graph)
     events = profiled.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), index) for index, event in enumerate(events) if event.name() == "[memory]")
-    return peak([events[index].nbytes() for _, index in changes])
+    return max(itertools.accumulate(events[index].nbytes() for _, index in changes))
 
 
 def peak_by_record(graph: Callable[[torch.Tensor], torch.Tensor]) -> int:
     recorder = Recorder()
     with recorder:
         run(graph)
-    trace = recorder.trace()
-    return peak([trace.blocks[abs(event) - 1].size_bytes * (1 if event > 0 else -1) for event in trace.events])
+    return peak_bytes(recorder.trace())
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.__name__)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import peak_bytes, sizes
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda import liger
@@ -34,7 +35,7 @@ def births(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype
             recorder.mark(tensor, Owner.OTHER, "given")
         with recorder.recording():
             run(*given)
-    return [block.size_bytes for block in recorder.trace().blocks[len(given) :]]
+    return sizes(recorder.trace())[len(given) :]
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -98,6 +99,14 @@ def test_the_head_holds_one_chunk_of_logits_and_both_gradients() -> None:
     assert max(made) == VOCABULARY * HIDDEN * 2
 
 
+def test_a_frozen_head_gets_no_gradient_and_an_evaluation_makes_logits_alone() -> None:
+    trained = head(weight_trains=False)
+    evaluated = head(weight_trains=False, hidden_trains=False, dtype=FP32)
+    assert VOCABULARY * HIDDEN * 2 not in trained
+    assert VOCABULARY * HIDDEN * 4 not in evaluated
+    assert max(evaluated) <= 2 * max(trained)
+
+
 def test_float32_weights_under_autocast_are_cast_for_every_chunk() -> None:
     chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
     made = head(weight_trains=True, dtype=FP32, autocast=True)
@@ -149,11 +158,7 @@ def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool
             output = model(**arrived, **({"return_token_accuracy": True} if with_liger and switches is None else {}))
             output.loss.backward()
     trace = recorder.trace()
-    current = peak = 0
-    for _, sign, block in trace.walk():
-        current += sign * block.size_bytes
-        peak = max(peak, current)
-    return [block.size_bytes for block in trace.blocks], peak, output
+    return sizes(trace), peak_bytes(trace), output
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES)

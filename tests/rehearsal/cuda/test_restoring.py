@@ -36,22 +36,32 @@ MAY_BE_EMPTY = ("the fused head",)
 
 @contextmanager
 def exchanges() -> Iterator[Exchanged]:
-    """Every attribute that is patched inside: of what, its name, and what it was."""
+    """Every attribute and every key that is patched inside: of what, its name, and what it was."""
     noted: Exchanged = []
-    enter = mock._patch.__enter__
+    enter, enter_dict = mock._patch.__enter__, mock._patch_dict.__enter__
+
+    def note(target: Any, name: str) -> None:
+        if not any(owner is target and noted_name == name for owner, noted_name, _ in noted):
+            noted.append((target, name, current(target, name)))
 
     def noting(patcher: Any) -> Any:
-        target = patcher.getter()
-        if not any(owner is target and name == patcher.attribute for owner, name, _ in noted):
-            noted.append((target, patcher.attribute, current(target, patcher.attribute)))
+        note(patcher.getter(), patcher.attribute)
         return enter(patcher)
 
-    with mock.patch.object(mock._patch, "__enter__", noting):
+    def noting_keys(patcher: Any) -> Any:
+        for name in patcher.values:
+            note(patcher.in_dict, name)
+        return enter_dict(patcher)
+
+    with (
+        mock.patch.object(mock._patch_dict, "__enter__", noting_keys),
+        mock.patch.object(mock._patch, "__enter__", noting),
+    ):
         yield noted
 
 
 def current(target: Any, name: str) -> Any:
-    return vars(target).get(name, ABSENT)
+    return (target if isinstance(target, dict) else vars(target)).get(name, ABSENT)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])

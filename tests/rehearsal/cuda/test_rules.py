@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import pathlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import REAL_AND_FAKE, live, peak_bytes
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
 from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated
@@ -47,9 +47,6 @@ def watched() -> Iterator[Operators]:
         yield operators
 
 
-REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, FakeTensorMode], ids=["real", "fake"])
-
-
 def parameters_with_gradients() -> list[torch.nn.Parameter]:
     made = [torch.nn.Parameter(torch.ones(ELEMENTS)) for _ in range(LAYERS)]
     for parameter in made:
@@ -60,7 +57,7 @@ def parameters_with_gradients() -> list[torch.nn.Parameter]:
 # -- foreach -------------------------------------------------------------------------------------------------------
 
 
-@REAL_OR_FAKE
+@REAL_AND_FAKE
 @pytest.mark.parametrize(
     "kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
 )
@@ -75,7 +72,7 @@ def test_an_optimizer_works_on_all_parameters_at_once(
     assert operators.names.count("addcdiv_") == 0, "nothing goes parameter by parameter"
 
 
-@REAL_OR_FAKE
+@REAL_AND_FAKE
 def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Callable[[], Any]) -> None:
     """On CUDA they are the peak of full fine-tuning with adamw_torch: a copy of all weights, beside the state."""
     with tensors():
@@ -97,22 +94,21 @@ def temporaries_of_a_step() -> int:
             recorder.mark(tensor, Owner.OTHER, "")
     with recorder.recording():
         optimizer.step()
-    current = peak = 0
-    for _, sign, block in recorder.trace().walk():
-        current += sign * block.size_bytes
-        peak = max(peak, current)
-    return peak - current
+    trace = recorder.trace()
+    return peak_bytes(trace) - sum(block.size_bytes for block in live(trace))
 
 
-def test_fused_adamw_stays_one_operator() -> None:
+@pytest.mark.parametrize(("choice", "operator"), [("fused", "_fused_adamw_"), ("foreach", "addcdiv_")])
+def test_an_optimizer_that_is_told_how_to_step_is_obeyed(choice: str, operator: str) -> None:
     with rules():
-        optimizer = torch.optim.AdamW(parameters_with_gradients(), fused=True)
+        optimizer = torch.optim.AdamW(parameters_with_gradients(), **{choice: choice == "fused"})
         with watched() as operators:
             optimizer.step()
-    assert "_fused_adamw_" in operators.names
+    assert operator in operators.names
+    assert "_foreach_addcdiv_" not in operators.names
 
 
-@REAL_OR_FAKE
+@REAL_AND_FAKE
 def test_gradient_clipping_takes_the_foreach_path(tensors: Callable[[], Any]) -> None:
     with tensors(), rules():
         parameters = parameters_with_gradients()
@@ -124,22 +120,16 @@ def test_gradient_clipping_takes_the_foreach_path(tensors: Callable[[], Any]) ->
 # -- dropout -------------------------------------------------------------------------------------------------------
 
 
-@REAL_OR_FAKE
+@REAL_AND_FAKE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_dropout_mask_is_one_byte_per_element(tensors: Callable[[], Any], dtype: torch.dtype) -> None:
     with tensors(), rules():
         x = torch.ones(1000, dtype=dtype, requires_grad=True)
         with Recorder().recording() as recorder:
             out = torch.nn.functional.dropout(x, 0.5)
-            kept = [block.size_bytes for block in _live(recorder)]
+            kept = [block.size_bytes for block in live(recorder.trace())]
     assert sorted(kept) == sorted([1000, 1000 * dtype.itemsize]), "the mask and the result, nothing else"
     assert out.dtype is dtype
-
-
-def _live(recorder: Recorder) -> list[Any]:
-    trace = recorder.trace()
-    dead = {-number for number in trace.events if number < 0}
-    return [block for number, block in enumerate(trace.blocks, 1) if number not in dead]
 
 
 def test_dropouts_backward_lets_through_what_its_forward_let_through() -> None:

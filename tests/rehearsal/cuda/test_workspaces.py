@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traces import REAL_AND_FAKE, sizes
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.machine.simulated import SimulatedGpu
@@ -20,10 +20,6 @@ from autotrain_mem.spec import Block, Hardware, Owner, Phase
 from autotrain_mem.units import MIB
 
 AMPERE, HOPPER = (8, 0), (9, 0)
-
-TENSORS = pytest.mark.parametrize(
-    "tensors", [nullcontext, lambda: FakeTensorMode(allow_non_fake_inputs=True)], ids=["real", "fake"]
-)
 
 
 def recorded(step: Callable[[], Any], device: Any = None) -> Recorder:
@@ -65,26 +61,28 @@ def test_the_cublas_workspace_of_each_generation(capability: tuple[int, int], ex
     assert taken == (Scratch(expected, kept_as="cuBLAS workspace"),)
 
 
-def test_an_embeddings_backward_holds_float32_partials_of_its_rows() -> None:
-    tokens, hidden, vocabulary = 4 * 4096, 4096, 128_256
-    partials = tokens // 10 + tokens
-    grad, ids = fake(4, 4096, hidden, dtype=torch.bfloat16), fake(4, 4096, dtype=torch.long)
-    sizes = asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, vocabulary, -1, False)
-    assert sizes == [partials * hidden * 4 + (2 * tokens + tokens + 2 * tokens + partials) * 8]
-    assert sizes[0] == pytest.approx(282 * MIB, rel=0.01)
+def partials(tokens: int, hidden: int, vocabulary: int) -> int:
+    """The float32 partial sums of rows, and positions in int64: as they came, sorted, and of each segment."""
+    segments = min(tokens, vocabulary)
+    parts = tokens // 10 + segments
+    return parts * hidden * 4 + (2 * tokens + tokens + 2 * segments + parts) * 8
 
 
-def test_a_small_vocabulary_bounds_the_partials_of_an_embeddings_backward() -> None:
-    grad, ids = fake(8192, 64), fake(8192, dtype=torch.long)
-    sizes = asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, 100, -1, False)
-    partials = 819 + 100
-    assert sizes == [partials * 64 * 4 + (2 * 8192 + 8192 + 2 * 100 + partials) * 8]
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [(3072, 0), (3073, 1)])
-def test_few_tokens_take_the_embedding_kernel_without_buffers(tokens: int, expected: int) -> None:
-    grad, ids = fake(tokens, 64), fake(tokens, dtype=torch.long)
-    assert len(asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, 5000, -1, False)) == expected
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "vocabulary", "expected"),
+    [
+        (4 * 4096, 4096, 128_256, [partials(4 * 4096, 4096, 128_256)]),
+        (8192, 64, 100, [partials(8192, 64, 100)]),  # a small vocabulary bounds them
+        (3073, 64, 5000, [partials(3073, 64, 5000)]),
+        (3072, 64, 5000, []),  # few tokens take the kernel without buffers
+    ],
+)
+def test_an_embeddings_backward_holds_float32_partials_of_its_rows(
+    tokens: int, hidden: int, vocabulary: int, expected: list[int]
+) -> None:
+    grad, ids = fake(tokens, hidden, dtype=torch.bfloat16), fake(tokens, dtype=torch.long)
+    assert asked(torch.ops.aten.embedding_dense_backward.default, grad, ids, vocabulary, -1, False) == expected
+    assert partials(4 * 4096, 4096, 128_256) == pytest.approx(282 * MIB, rel=0.01), "as the docstring has it"
 
 
 def test_clipping_holds_partial_norms_for_every_tensor_by_the_largest() -> None:
@@ -147,8 +145,8 @@ def test_a_sum_over_rows_holds_a_part_for_every_block_that_shares_it(
 )
 def test_a_card_with_more_multiprocessors_splits_a_wide_sum_further(card: tuple[int, int], shares: int) -> None:
     wide = fake(4096, 11_008, dtype=torch.bfloat16)
-    sizes = asked(torch.ops.aten.sum.dim_IntList, wide, [0], True, card=card)
-    assert sizes == [shares * 32 * 4 * 11_008 * 4]
+    taken = asked(torch.ops.aten.sum.dim_IntList, wide, [0], True, card=card)
+    assert taken == [shares * 32 * 4 * 11_008 * 4]
 
 
 def test_a_sums_threads_load_as_many_columns_at_once_as_divide_a_row() -> None:
@@ -230,11 +228,12 @@ STEPS: dict[str, tuple[Callable[[], Callable[[], Any]], list[int]]] = {
     "log_softmax too": (lambda: cut(torch.log_softmax, 9, -1), [4 * 40 * 60 * 4]),
     "and no whole ones": (lambda: cut(torch.softmax, 0, 50), []),
     "logsumexp holds the exponentials": (lambda: step(lambda x: x.logsumexp(-1)), [50 * 60 * 4]),
+    "most operators take nothing": (lambda: step(lambda x: x.add_(x)), []),
     "sampling holds a draw for each": (lambda: step(lambda x: torch.multinomial(x, 1)), [50 * 60 * 4]),
 }
 
 
-@TENSORS
+@REAL_AND_FAKE
 @pytest.mark.parametrize("name", STEPS)
 def test_a_kernel_takes_its_scratch_in_a_recording(name: str, tensors: Callable[[], Any]) -> None:
     prepare, expected = STEPS[name]
@@ -242,18 +241,18 @@ def test_a_kernel_takes_its_scratch_in_a_recording(name: str, tensors: Callable[
         assert scratch(prepare()) == expected
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_the_gradient_of_a_bias_is_summed_by_blocks(tensors: Callable[[], Any]) -> None:
     with tensors():
         assert 4_194_304 in scratch(backward(torch.nn.Linear(8, 128)(torch.ones(2, 2048, 8))))
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_dropouts_mask_is_made_before_its_result(tensors: Callable[[], Any]) -> None:
     with tensors():
         x = torch.ones(50, 60)
         trace = recorded(lambda: torch.native_dropout(x, 0.5, True)).trace()
-    assert [block.size_bytes for block in trace.blocks] == [50 * 60, 50 * 60 * 4]
+    assert sizes(trace) == [50 * 60, 50 * 60 * 4]
 
 
 def test_rows_are_picked_and_put_back_by_position() -> None:
@@ -273,7 +272,7 @@ def cublas(recorder: Recorder) -> list[Block]:
     return [block for block in recorder.trace().blocks if block.module == "cuBLAS workspace"]
 
 
-@TENSORS
+@REAL_AND_FAKE
 def test_cublas_keeps_one_workspace_for_forward_and_one_for_backward(tensors: Callable[[], Any]) -> None:
     def two_steps() -> None:
         for _ in range(2):
@@ -288,6 +287,11 @@ def test_cublas_keeps_one_workspace_for_forward_and_one_for_backward(tensors: Ca
     trace = recorder.trace()
     dead = [trace.blocks[-event - 1].module for event in trace.events if event < 0]
     assert "cuBLAS workspace" not in dead
+
+
+def test_every_run_takes_one_workspace_and_no_more_without_gradients() -> None:
+    x = torch.ones(4, 4)
+    assert [len(cublas(recorded(lambda: x @ x @ x))) for _ in range(2)] == [1, 1]
 
 
 def test_a_workspace_that_was_refused_is_asked_for_again() -> None:

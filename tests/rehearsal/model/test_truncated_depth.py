@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from object_trainer import rehearsed as rehearsed_trainer
 from object_trainer import sft_trainer
 from real_run import Case, case, rehearsal_of
 from story import story
 from tiny import tiny_config
 
 from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
-from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.truncated_depth import (
     layer_pattern,
     model_pattern,
@@ -279,7 +279,7 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
     packed = pack(with_lora(owned_mlps(deep_model("qwen2"))))
 
     def rehearsed(layers: int) -> Trace:
-        return rehearse_trainer(TrainerSpec(build=lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path)))
+        return rehearsed_trainer(lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path))
 
     depths = Depths(short=1, long=3, whole=5)
     told = expand(rehearsed(depths.short), rehearsed(depths.long), depths)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from object_trainer import sft_trainer
+from object_trainer import rehearsed, sft_trainer, trained
 from real_run import births, first_difference
 from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,7 +25,6 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
-from autotrain_mem.spec import Trace
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -382,10 +381,7 @@ def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
 
     from trl import SFTTrainer
 
-    own, trls = (
-        births(fake_run.rehearse_trainer(fake_run.TrainerSpec(build=partial(build, kind))))
-        for kind in (None, SFTTrainer)
-    )
+    own, trls = (births(rehearsed(partial(build, kind))) for kind in (None, SFTTrainer))
     assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
 
 
@@ -462,33 +458,22 @@ CASES: dict[str, Callable[[pathlib.Path], Any]] = {
 }
 
 
-def rehearse(packed: bytes, output_dir: pathlib.Path) -> Trace:
-    return fake_run.rehearse_trainer(fake_run.TrainerSpec(build=lambda: sft_trainer(unpack(packed), output_dir)))
-
-
-def train(model: Any, output_dir: pathlib.Path) -> Trace:
-    torch.manual_seed(0)
-    watch = fake_run.Watch()
-    with watch.cuda_semantics():
-        watch.train(sft_trainer(model, output_dir))
-    return watch.recorder.trace()
+def compare(model: Any, output_dir: pathlib.Path) -> None:
+    packed = pack(model)
+    fake = rehearsed(lambda: sft_trainer(unpack(packed), output_dir))
+    real, _ = trained(lambda: sft_trainer(model, output_dir))
+    assert len(births(real)) > 100
+    assert not first_difference(fake, real)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
     case: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
-    model = CASES[case](model_folder("qwen2"))
-    packed = pack(model)
-    rehearsed = rehearse(packed, tmp_path / "fake")
-    real = train(model, tmp_path / "real")
-    assert len(births(real)) > 100
-    assert not first_difference(rehearsed, real)
+    compare(CASES[case](model_folder("qwen2")), tmp_path)
 
 
 def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: pathlib.Path) -> None:
     model = gated()
-    train(model, tmp_path)
-    packed = pack(model)
-    rehearsed = rehearse(packed, tmp_path)
-    assert not first_difference(rehearsed, train(model, tmp_path))
+    trained(lambda: sft_trainer(model, tmp_path))
+    compare(model, tmp_path)

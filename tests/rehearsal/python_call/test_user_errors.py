@@ -51,15 +51,11 @@ def reads_a_value() -> None:
         torch.ones(1).item()
 
 
-def test_a_script_reads_which_line_of_its_own_raised() -> None:
-    told = failure(STEP, raised_by(own_bug), from_python=True)
-    assert told.message == "Rehearsing the trainer failed: ValueError: my own bug"
-    assert told.hint == f"It was raised in {at(own_bug, 1)}, while it was rehearsed."
-
-
-def test_a_script_reads_which_line_of_its_own_called_the_library_that_raised() -> None:
-    told = failure(STEP, raised_by(in_a_library), from_python=True)
-    assert told.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, while it was rehearsed."
+def test_a_script_reads_which_line_of_its_own_raised_or_called_the_library_that_did() -> None:
+    own, library = (failure(STEP, raised_by(act), from_python=True) for act in (own_bug, in_a_library))
+    assert own.message == "Rehearsing the trainer failed: ValueError: my own bug"
+    assert own.hint == f"It was raised in {at(own_bug, 1)}, while it was rehearsed."
+    assert library.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, while it was rehearsed."
 
 
 def test_a_script_that_reads_a_tensors_value_is_told_where_and_what_to_do() -> None:
@@ -69,17 +65,14 @@ def test_a_script_that_reads_a_tensors_value_is_told_where_and_what_to_do() -> N
     assert passed_on(error) is None, "a script would read no more than torch's own words"
 
 
-def test_a_command_reads_of_flags() -> None:
-    told = failure(STEP, raised_by(own_bug), from_python=False)
-    assert "in the installed libraries: ValueError" in told.message
-    assert "--debug" in told.hint
-
-
-def test_an_error_of_the_libraries_alone_is_told_to_a_script_without_flags() -> None:
-    told = failure(STEP, ValueError("never raised anywhere"), from_python=True)
-    assert "in the installed libraries" in told.message
-    assert "--" not in told.hint
-    assert "argument" in told.hint
+def test_a_command_reads_of_flags_and_a_script_of_arguments_where_the_libraries_alone_raised() -> None:
+    command = failure(STEP, raised_by(own_bug), from_python=False)
+    script = failure(STEP, ValueError("never raised anywhere"), from_python=True)
+    assert "in the installed libraries: ValueError" in command.message
+    assert "in the installed libraries: ValueError" in script.message
+    assert "--debug" in command.hint
+    assert "--" not in script.hint
+    assert "argument" in script.hint
 
 
 # -- passed on -----------------------------------------------------------------------------------------------------
@@ -116,13 +109,10 @@ def test_what_is_passed_on_prints_the_same_and_is_caught_by_the_same_words(error
     assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, while it was rehearsed."]
 
 
-def test_what_other_libraries_raised_is_not_passed_on() -> None:
-    assert passed_on(raised_by(in_a_library)) is None
-
-
-def test_what_peft_refuses_is_passed_on() -> None:
+def test_what_peft_refuses_is_passed_on_and_what_other_libraries_raised_is_not() -> None:
     from peft import LoraConfig
 
+    assert passed_on(raised_by(in_a_library)) is None
     told = passed_on(raised_by(lambda: LoraConfig(layers_to_transform=[1], target_modules="a.*", use_dora=True)))
     assert told is not None
     assert told["kind"] == "ValueError"

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_card import SmallCard
+from traces import live, sizes
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
 from autotrain_mem.spec import Block, Owner, Phase, Trace
@@ -33,11 +34,6 @@ def recorded() -> Iterator[Recorder]:
 
 def events(recorder: Recorder) -> list[int]:
     return list(recorder.trace().events)
-
-
-def live(trace: Trace) -> list[Block]:
-    alive = {number for number in trace.events if number > 0} - {-number for number in trace.events if number < 0}
-    return [trace.blocks[number - 1] for number in sorted(alive)]
 
 
 def live_bytes(trace: Trace) -> int:
@@ -154,7 +150,7 @@ def test_resize_is_a_free_and_an_allocation() -> None:
         tensor = torch.zeros(N)
         tensor.resize_(2 * N)
         assert events(recorder) == [1, -1, 2]
-        assert [block.size_bytes for block in recorder.trace().blocks] == [N * FLOAT, 2 * N * FLOAT]
+        assert sizes(recorder.trace()) == [N * FLOAT, 2 * N * FLOAT]
         del tensor
         assert events(recorder) == [1, -1, 2, -2]
 
@@ -209,7 +205,7 @@ def test_a_tied_parameter_is_counted_once() -> None:
     model[1].weight = model[0].weight
     recorder = Recorder()
     recorder.adopt_model(model)
-    assert [block.size_bytes for block in recorder.trace().blocks] == [30 * 10 * FLOAT]
+    assert sizes(recorder.trace()) == [30 * 10 * FLOAT]
 
 
 def test_an_adopted_batch_is_other() -> None:
@@ -463,6 +459,7 @@ def test_a_device_is_asked_for_scratch_and_gets_it_back() -> None:
         x = torch.ones(256)
         x * x
         del x
+    assert live(recorder.trace()) == [Block(size_bytes=10 * KIB, owner=Owner.OTHER, module="handle")]
     assert device.allocated_bytes == 10 * KIB
     assert device.peak_bytes == 50 * KIB + 2 * KIB
 

@@ -8,6 +8,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traces import peak_bytes
 
 from autotrain_mem.rehearsal.trace.ledger import Ledger
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
@@ -95,14 +96,6 @@ def assert_lives(trace: Trace) -> None:
             alive.remove(-event)
 
 
-def peak(trace: Trace) -> int:
-    live = highest = 0
-    for _, sign, block in trace.walk():
-        live += sign * block.size_bytes
-        highest = max(highest, live)
-    return highest
-
-
 @pytest.mark.parametrize("skipped", [1, 2, 3, 10, 11])
 def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int) -> None:
     written, expected = Generation(skipped).jump_and_step(), Generation(skipped).all_steps()
@@ -137,7 +130,7 @@ def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_
 ) -> None:
     written = Generation(skipped, scores=scores).jump_and_step(events)
     assert_lives(written)
-    assert peak(written) == peak(Generation(skipped, scores=scores).all_steps())
+    assert peak_bytes(written) == peak_bytes(Generation(skipped, scores=scores).all_steps())
 
 
 def test_each_generation_takes_at_most_half_of_what_is_left() -> None:
