@@ -20,7 +20,7 @@ from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.errors import AutofitError, DatasetError
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.python_call.capture import tokenizer_of
+from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -68,7 +68,7 @@ class Setup:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The job's own, or its model's; None where none can be loaded, which counting tokens will say."""
-        tokenizer = tokenizer_of(self.job)
+        tokenizer = keyword_of(self.job, "processing_class")
         if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
             return None
         with contextlib.suppress(*UNFORESEEN):

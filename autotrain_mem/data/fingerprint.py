@@ -19,7 +19,7 @@ from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer
 from autotrain_mem.methods.configs import Configs, trusts_remote_code
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
-from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
+from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.versions import versions_key
 
@@ -82,7 +82,7 @@ def _data(job: Job, filled: Configs) -> Any:
 
 def _tokenizer(job: Job, filled: Configs, scratch: str) -> Any:
     """The model's own, or the one that a script hands over, written out."""
-    handed = tokenizer_of(job)
+    handed = keyword_of(job, "processing_class")
     return _model(job.model, filled, scratch) if handed is None else _written(handed, scratch)
 
 
@@ -145,7 +145,7 @@ def _formatting_function(job: Job) -> Any:
     The datasets library knows a module's function by its name alone (``datasets/utils/_dill.py: Pickler``), whatever
     becomes of its code. What cannot be told is another each time, and its rows are counted again.
     """
-    function = formatting_of(job)
+    function = keyword_of(job, "formatting_func")
     if function is None:
         return None
     from datasets.fingerprint import Hasher

@@ -18,7 +18,7 @@ from autotrain_mem.errors import (
     UsageError,
 )
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.rehearsal.python_call.capture import formatting_of, splits_of
+from autotrain_mem.rehearsal.python_call.capture import keyword_of, splits_of
 from autotrain_mem.spec.job import Job
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -223,7 +223,7 @@ def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
         raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
     columns = split.column_names
     _check_text_alone(columns, job, name)
-    if not columns_read(job.method, columns, filled) and formatting_of(job) is None:
+    if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
         trainer = job.method_facts.trainer
         raise DatasetFormatError(
             f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",

@@ -15,7 +15,7 @@ from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, u
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.planner.levers import SWITCHES
-from autotrain_mem.rehearsal.python_call.capture import formatting_of, tokenizer_of
+from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import DataProfile, Job
 
 
@@ -126,10 +126,11 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
 
 
 def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
-    formatting = formatting_of(job)
+    formatting = keyword_of(job, "formatting_func")
     if formatting is None or "input_ids" in rows.column_names:
         check_rows(rows, columns_read(job.method, rows.column_names, filled), name)
-    tokenizer = tokenizer_of(job) or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    tokenizer = keyword_of(job, "processing_class")
+    tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:

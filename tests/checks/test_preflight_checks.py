@@ -77,34 +77,34 @@ ELSEWHERE = "some-org/some-data"
 """A hub id; the tests run without network."""
 
 
-def test_a_plan_does_without_data_that_the_hub_does_not_give(model_folder: Folder) -> None:
-    (finding,) = found(model_folder("qwen2"), dataset=ELSEWHERE, max_length=64)
-    assert finding.kind == "warning"
-    assert f"{ELSEWHERE} could not be looked at" in finding.message
-    assert "rows that fill max_length, 64" in finding.message
-
-
-def test_for_prompts_it_takes_the_length_that_is_given(model_folder: Folder) -> None:
-    one = setup(model_folder("qwen2"), "grpo", dataset=ELSEWHERE)
-    assert [finding.kind for finding in collect(table.PREFLIGHT, one)] == ["error"]
-    (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=64)))
-    assert finding.kind == "warning"
-    assert "prompts of 64 tokens" in finding.message
-
-
-@pytest.mark.parametrize("words", [{}, {"max_length": "auto"}, {"max_length": None}, {"to_train": True}], ids=str)
-def test_nothing_does_without_them_where_they_say_the_length_or_are_trained_on(
-    words: dict[str, Any], model_folder: Folder
+@pytest.mark.parametrize(
+    ("method", "dataset", "prompt_length", "words", "does_without"),
+    [
+        ("sft", ELSEWHERE, None, {"max_length": 64}, "rows that fill max_length, 64"),
+        ("grpo", ELSEWHERE, 64, {}, "prompts of 64 tokens"),
+        ("grpo", ELSEWHERE, None, {}, ""),
+        ("sft", ELSEWHERE, None, {}, ""),  # they say the length
+        ("sft", ELSEWHERE, None, {"max_length": "auto"}, ""),
+        ("sft", ELSEWHERE, None, {"max_length": None}, ""),
+        ("sft", ELSEWHERE, None, {"max_length": 64, "to_train": True}, ""),  # or are trained on
+        ("sft", "./nowhere", None, {"max_length": 64}, ""),  # a path, where nothing lies
+        ("sft", "nowhere.jsonl", None, {"max_length": 64}, ""),
+    ],
+)
+def test_a_plan_does_without_data_that_the_hub_does_not_give_where_the_length_is_given(
+    method: str,
+    dataset: str,
+    prompt_length: int | None,
+    words: dict[str, Any],
+    does_without: str,
+    model_folder: Folder,
 ) -> None:
-    pinned = {"max_length": 64} if "to_train" in words else {}
-    (finding,) = found(model_folder("qwen2"), dataset=ELSEWHERE, **pinned, **words)
-    assert (finding.kind, finding.error) == ("error", "DatasetNotFoundError")
-
-
-@pytest.mark.parametrize("path", ["./nowhere", "nowhere.jsonl"])
-def test_a_path_where_nothing_lies_is_an_error_whatever_the_length(path: str, model_folder: Folder) -> None:
-    (finding,) = found(model_folder("qwen2"), dataset=path, max_length=64)
-    assert (finding.kind, finding.error) == ("error", "DatasetNotFoundError")
+    one = setup(model_folder("qwen2"), method, dataset=dataset, **words)
+    (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
+    assert (finding.kind, finding.error) == ("warning" if does_without else "error", "DatasetNotFoundError")
+    if does_without:
+        assert f"{dataset} could not be looked at" in finding.message
+        assert does_without in finding.message
 
 
 # -- the card ------------------------------------------------------------------------------------------------------

@@ -150,20 +150,26 @@ def test_a_reward_length_that_drops_every_pair_is_refused(model_folder: Folder, 
         profile(job_of(model_folder, data, "reward", max_length=1), str(tmp_path))
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(ROWS_PER_PROCESS, None), (2 * ROWS_PER_PROCESS, 2), (10**6, 4)])
-def test_more_processes_for_more_rows(monkeypatch: pytest.MonkeyPatch, rows: int, wanted: int | None) -> None:
-    monkeypatch.setattr(row_lengths, "cores", lambda: 4)
-    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
-    assert processes(rows, None) == wanted
-
-
-def test_the_users_own_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_lengths, "cores", lambda: 128)
-    assert processes(10**6, 1) == 1
-    assert processes(10, 3) == 3
-    assert processes(10**6, None) in (None, MOST_PROCESSES)
-
-
-def test_where_processes_are_not_forked_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    assert processes(10**6, None) is None
+@pytest.mark.parametrize(
+    ("rows", "given", "machine", "methods", "wanted"),
+    [
+        (ROWS_PER_PROCESS, None, 4, ["fork", "spawn"], None),
+        (2 * ROWS_PER_PROCESS, None, 4, ["fork", "spawn"], 2),
+        (10**6, None, 4, ["fork", "spawn"], 4),
+        (10**6, None, 128, ["fork", "spawn"], MOST_PROCESSES),
+        (10**6, None, 4, ["spawn"], None),  # where processes are not forked one counts
+        (10**6, 1, 128, ["fork", "spawn"], 1),  # the user's own number
+        (10, 3, 128, ["fork", "spawn"], 3),
+    ],
+)
+def test_more_processes_count_more_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    given: int | None,
+    machine: int,
+    methods: list[str],
+    wanted: int | None,
+) -> None:
+    monkeypatch.setattr(row_lengths, "cores", lambda: machine)
+    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: methods)
+    assert processes(rows, given) == wanted

@@ -201,15 +201,6 @@ def test_gradient_checkpointing_runs_each_layer_again_in_the_backward_pass(
     assert count == calls * micro_steps
 
 
-def test_the_cache_is_emptied_as_often_as_asked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import trainer as trainer_module
-
-    emptied: list[None] = []
-    monkeypatch.setattr(trainer_module, "clear_device_cache", lambda *_: emptied.append(None))
-    make(torch_empty_cache_steps=1).train()
-    assert emptied
-
-
 # -- loss, attention, rows -----------------------------------------------------------------------------------------
 
 

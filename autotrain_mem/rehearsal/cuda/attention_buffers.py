@@ -55,14 +55,12 @@ def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
 
 
 def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """``cuda/flash_attn/flash_api.cpp: mha_fwd``: out, the logsumexp of each query, the state of the generator."""
-    out = torch.empty_like(query)
-    return out, [torch.empty(query.shape[:3], dtype=torch.float32), torch.empty(2, dtype=torch.int64)]
+    """``cuda/flash_attn/flash_api.cpp: mha_fwd``: out, the logsumexp of each query, the state of the generator.
 
-
-def _flash3_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """flash-attention's ``hopper/flash_api.cpp: mha_fwd``."""
-    return torch.empty_like(query), [torch.empty(query.shape[:3], dtype=torch.float32)]
+    flash-attention 3 (``hopper/flash_api.cpp: mha_fwd``) has no such state.
+    """
+    out, logsumexp = torch.empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32)
+    return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
 
 
 def _flash_backward(
@@ -180,7 +178,7 @@ def _flash3_backward(
 
 _FORWARD = {
     Backend.FLASH: _flash_forward,
-    Backend.FLASH3: _flash3_forward,
+    Backend.FLASH3: _flash_forward,
     Backend.CUDNN: _cudnn_forward,
     Backend.EFFICIENT: _efficient_forward,
 }

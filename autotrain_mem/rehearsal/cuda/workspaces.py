@@ -40,7 +40,7 @@ def workspaces(compute_capability: tuple[int, int]) -> Workspace:
     """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used."""
     takings: dict[Any, Taking] = {
         **{operator: _given_back(row) for operator, row in _rows(compute_capability).items()},
-        **dict.fromkeys(_by_cublas(), _kept_by_cublas(_cublas_bytes(compute_capability))),
+        **dict.fromkeys(_BY_CUBLAS, _kept_by_cublas(_cublas_bytes(compute_capability))),
     }
 
     def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
@@ -71,7 +71,7 @@ def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
         _aten.multinomial.default: _multinomial,
         _aten._foreach_norm.Scalar: _foreach_norm,
         _aten.sort.default: _sort,
-        _aten.sort.stable: _sort_stable,
+        _aten.sort.stable: _sort,
         _aten.index.Tensor: _index,
         _aten._index_put_impl_.default: _index_put,
         _aten.index_put_.default: _index_put,
@@ -85,11 +85,10 @@ def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
 # -- cuBLAS ----------------------------------------------------------------------------------------------------------
 
 
-def _by_cublas() -> tuple[Any, ...]:
-    return (
-        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
-        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
-    )
+_BY_CUBLAS = (
+    *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+    *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
+)
 
 
 def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
@@ -295,19 +294,12 @@ _FEW_SEGMENTS = 128
 
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    return _sort_bytes(args[0], args[1] if len(args) > 1 else -1)
-
-
-def _sort_stable(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    return _sort_bytes(args[0], kwargs.get("dim", -1))
-
-
-def _sort_bytes(tensor: torch.Tensor, dim: int) -> int:
     """``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, from ``Sort.h: should_use_small_sort`` on.
 
     One row, or rows of a million: a row's indices and cub's copy. Fewer than 128 rows: two arrays of (row, index)
     pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``). More: indices and cub's copy.
     """
+    tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
     length = tensor.shape[dim] if tensor.dim() else 1
     if length <= _SMALL_SORT:
         return 0

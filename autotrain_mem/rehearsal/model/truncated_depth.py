@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from autotrain_mem.rehearsal.python_call.capture import adapter_of, model_of
+from autotrain_mem.rehearsal.python_call.capture import keyword_of, model_of
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import FEWEST_LOSS_CHUNKS, LayerPattern
 
@@ -119,7 +119,7 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     Args:
         config: The model's.
     """
-    adapter = adapter_of(job)
+    adapter = keyword_of(job, "peft_config")
     if tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
         return None
     model = model_of(job)

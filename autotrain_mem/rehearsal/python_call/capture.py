@@ -131,19 +131,14 @@ def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
     return {name: rows for name, rows in splits.items() if rows is not None}
 
 
-def formatting_of(job: Job) -> Callable[[Any], str] | None:
-    """Returns the function that a script hands over to make texts of its rows, which TRL's SFTTrainer alone takes."""
-    return None if job.python_call is None else read(job).keywords.get("formatting_func")
+def keyword_of(job: Job, name: str) -> Any:
+    """Returns what a script hands to TRL's constructor by this name; None where it hands over nothing, or is none.
 
-
-def adapter_of(job: Job) -> Any:
-    """PEFT's config that a script hands over; None where the arguments say it, or nothing is adapted."""
-    return None if job.python_call is None else read(job).keywords.get("peft_config")
-
-
-def tokenizer_of(job: Job) -> Any:
-    """The tokenizer that a script hands over; None where the model's own is taken."""
-    return None if job.python_call is None else read(job).keywords.get("processing_class")
+    Examples: ``formatting_func``, which makes texts of rows and which TRL's SFTTrainer alone takes; ``peft_config``,
+    in whose place the arguments may ask for an adapter; ``processing_class``, in whose place the model's own tokenizer
+    is taken.
+    """
+    return None if job.python_call is None else read(job).keywords.get(name)
 
 
 def model_of(job: Job) -> Any:

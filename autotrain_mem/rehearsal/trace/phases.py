@@ -56,9 +56,9 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     within the policy's ``generate`` (or vLLM's), and in what it makes of the completions before the next forward.
     """
     _adopt_models(trainer, recorder)
-    trainer.compute_loss = _entering(trainer.compute_loss, recorder, Phase.FORWARD)
-    trainer.evaluate = _within(trainer.evaluate, recorder, Phase.EVALUATE)
-    trainer._save_checkpoint = _within(trainer._save_checkpoint, recorder, Phase.SAVE)
+    trainer.compute_loss = _watched(trainer.compute_loss, recorder, Phase.FORWARD, Phase.FORWARD)
+    trainer.evaluate = _watched(trainer.evaluate, recorder, Phase.EVALUATE)
+    trainer._save_checkpoint = _watched(trainer._save_checkpoint, recorder, Phase.SAVE)
     _follow_backward(trainer, recorder)
     _follow_optimizer(trainer, recorder)
     if hasattr(trainer, "_generate_and_score_completions"):
@@ -93,12 +93,13 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     """GRPO and RLOO: one method generates and scores, the next forward ends it."""
-    trainer._generate_and_score_completions = _entering(trainer._generate_and_score_completions, recorder, Phase.SCORE)
+    score = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
-        engine.generate = _generating(engine.generate, recorder)
-        engine.sync_weights = _generating(engine.sync_weights, recorder)
+        engine.generate = _watched(engine.generate, recorder, Phase.GENERATE, Phase.SCORE)
+        engine.sync_weights = _watched(engine.sync_weights, recorder, Phase.GENERATE, Phase.SCORE)
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
@@ -117,13 +118,16 @@ def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
     for module in (model, model.policy, trainer.ref_model, *backbones):
         if module is not None:
             module.register_forward_pre_hook(tell)
-    trainer.generate_completions = _within(trainer.generate_completions, recorder, Phase.EVALUATE)
+    trainer.generate_completions = _watched(trainer.generate_completions, recorder, Phase.EVALUATE)
     _follow_generation(model.policy, recorder)
 
 
 def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
-    """Within ``generate``, what the cache holds before and after each forward is the KV cache."""
-    policy.generate = _generating(policy.generate, recorder)
+    """Within ``generate``, what the cache holds before and after each forward is the KV cache.
+
+    Scoring follows: it uses the completions, and PPO stacks the scores of all steps at once.
+    """
+    policy.generate = _watched(policy.generate, recorder, Phase.GENERATE, Phase.SCORE)
 
     def before(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if recorder.phase is Phase.GENERATE:
@@ -178,38 +182,24 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
         watch(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
 
 
-def _entering(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if recorder.phase is not Phase.EVALUATE:
-            recorder.enter_phase(phase)
-        return method(*args, **kwargs)
+def _watched(
+    method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
+) -> Callable[..., Any]:
+    """Wraps a method that begins a phase; within an evaluation everything belongs to that.
 
-    return watched
+    Args:
+        after: What follows, by an exception too; None for the phase that was before.
+    """
 
-
-def _within(method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase
-        recorder.enter_phase(phase if before is not Phase.EVALUATE else before)
+        if before is Phase.EVALUATE:
+            return method(*args, **kwargs)
+        recorder.enter_phase(phase)
         try:
             return method(*args, **kwargs)
         finally:
-            recorder.enter_phase(before)
-
-    return watched
-
-
-def _generating(method: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
-    """Begins scoring: what follows uses the completions, and PPO stacks the scores of all steps at once."""
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if recorder.phase is Phase.EVALUATE:
-            return method(*args, **kwargs)
-        recorder.enter_phase(Phase.GENERATE)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            recorder.enter_phase(Phase.SCORE)
+            recorder.enter_phase(after or before)
 
     return watched
 

@@ -30,7 +30,7 @@ class PhasePeaks:
     def enter_phase(self, phase: Phase) -> None:
         """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
 
-        Whoever is within a phase leaves it on the way of an exception, too (``rehearsal.phases: _within``).
+        Whoever is within a phase leaves it on the way of an exception, too (``rehearsal.trace.phases: _watched``).
         """
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):

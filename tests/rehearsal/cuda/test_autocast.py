@@ -203,28 +203,15 @@ def births(tensors: Callable[[], Any], step: Callable[[], Any]) -> list[int]:
 
 
 @REAL_AND_FAKE
-def test_layer_norm_of_bf16_makes_and_keeps_a_float32_copy(tensors: Callable[[], Any]) -> None:
-    elements = 1000
+def test_a_step_allocates_what_cudas_casts_do(tensors: Callable[[], Any]) -> None:
     with tensors():
-        x = torch.ones(1, elements, dtype=torch.bfloat16, requires_grad=True)
-    made = births(tensors, lambda: functional.layer_norm(x, (elements,)))
-    assert made.count(4 * elements) == 2, "the input in float32, and the result"
-
-
-@REAL_AND_FAKE
-def test_cat_of_mixed_dtypes_makes_no_copies_of_its_inputs(tensors: Callable[[], Any]) -> None:
-    with tensors():
-        low, wide = torch.ones(1000, dtype=torch.bfloat16), torch.ones(500)
-    assert births(tensors, lambda: torch.cat([low, wide])) == [1500 * 4]
-
-
-@REAL_AND_FAKE
-def test_a_weight_is_cast_once_for_all_its_uses(tensors: Callable[[], Any]) -> None:
-    with tensors():
+        low, wide = torch.ones(1, 1000, dtype=torch.bfloat16, requires_grad=True), torch.ones(1, 500)
         layer = torch.nn.Linear(100, 50, bias=False)
         x = torch.ones(3, 100, dtype=torch.bfloat16)
-    made = births(tensors, lambda: layer(x).sum() + layer(x).sum())
-    assert made.count(100 * 50 * 2) == 1
+    normed = births(tensors, lambda: functional.layer_norm(low, (1000,)))
+    assert normed.count(1000 * 4) == 2, "a float32 copy of the input, and the result"
+    assert births(tensors, lambda: torch.cat([low, wide], 1)) == [1500 * 4], "no copies of what is joined"
+    assert births(tensors, lambda: layer(x).sum() + layer(x).sum()).count(100 * 50 * 2) == 1, "one cast for all uses"
 
 
 @REAL_AND_FAKE

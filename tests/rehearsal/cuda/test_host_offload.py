@@ -115,8 +115,8 @@ REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, fake_tensors], i
 ELEMENTS = 1000
 
 
-def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> tuple[Trace, torch.Tensor]:
-    """``layers`` times sin, each of which saves its input; returns what was recorded, and the gradient."""
+def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> Trace:
+    """What is recorded of ``layers`` times sin, each of which saves its input."""
     recorder = Recorder()
     with host_offloading(recorder):
         model = torch.nn.Linear(2, 2)
@@ -127,8 +127,7 @@ def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> tuple[Trac
             for _ in range(layers):
                 out = (out * 1.5).sin()
             out.sum().backward()
-    assert x.grad is not None
-    return recorder.trace(), x.grad
+    return recorder.trace()
 
 
 @REAL_OR_FAKE
@@ -138,7 +137,7 @@ def test_few_activations_are_on_the_device_at_once_and_what_comes_back_is_born_a
     """TRL keeps the five last, whose copy may still run (``max_fwd_stash_size``), and copies on one stream of its own,
     beside the default one on which the rest of the training stays."""
     with tensors():
-        offloaded, kept = chain(40, offload=True)[0], chain(40, offload=False)[0]
+        offloaded, kept = (chain(40, offload=offload) for offload in (True, False))
     assert peak(kept) >= 40 * ELEMENTS * 4
     assert peak(offloaded) <= 10 * ELEMENTS * 4
     still_leaving = 5
@@ -226,24 +225,21 @@ def test_without_the_rules_a_cpu_run_needs_an_accelerator() -> None:
 def test_a_tensor_below_a_kibibyte_stays(tensors: Callable[[], Any]) -> None:
     """``min_offload_size``, TRL's default."""
     with tensors():
-        offloaded, kept = (chain(40, offload=offload, elements=255)[0] for offload in (True, False))
+        offloaded, kept = (chain(40, offload=offload, elements=255) for offload in (True, False))
     assert peak(offloaded) == peak(kept)
-
-
-def test_an_offloaded_gradient_is_the_same_to_the_bit() -> None:
-    assert torch.equal(chain(40, offload=True)[1], chain(40, offload=False)[1])
 
 
 @pytest.mark.parametrize(
     "view",
     [
+        lambda x: x,
         lambda x: x.t(),
         lambda x: x[1:],
         lambda x: x[:, ::2],
         lambda x: x[:, :1].expand(-1, 64),
         lambda x: x[0].expand(32, 64),
     ],
-    ids=["transposed", "offset", "strided", "broadcast-columns", "broadcast-rows"],
+    ids=["whole", "transposed", "offset", "strided", "broadcast-columns", "broadcast-rows"],
 )
 def test_a_view_comes_back_as_it_left(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def gradient(offload: bool) -> torch.Tensor:

@@ -51,20 +51,17 @@ def test_a_norm_keeps_one_number_per_row_and_overwrites_its_gradient(in_place: b
     assert births(run, shape, (HIDDEN,), shape) == forward + partial_sums
 
 
-def test_a_gated_product_makes_its_result_and_no_gradient() -> None:
-    def run(gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> None:
+def test_a_gated_product_makes_its_result_alone_and_a_rotation_works_where_queries_and_keys_lie() -> None:
+    def gate(gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> None:
         torch.autograd.grad(liger.GatedProduct.apply(gate, up), (gate, up), grad.detach())
 
-    shape = (ROWS, TOKENS, 192)
-    assert births(run, shape, shape, shape) == [ROWS * TOKENS * 192 * 2]
-
-
-def test_a_rotation_works_where_queries_and_keys_lie() -> None:
-    def run(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor) -> None:
+    def rotate(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor) -> None:
         rows_first = [tensor.transpose(1, 2) for tensor in (query, key)]
         liger.Rotation.apply(*rows_first, cos.detach(), cos.detach())
 
-    assert births(run, (ROWS, TOKENS, 4, 16), (ROWS, TOKENS, 2, 16), (1, TOKENS, 16)) == []
+    shape = (ROWS, TOKENS, 192)
+    assert births(gate, shape, shape, shape) == [ROWS * TOKENS * 192 * 2], "and no gradient"
+    assert births(rotate, (ROWS, TOKENS, 4, 16), (ROWS, TOKENS, 2, 16), (1, TOKENS, 16)) == []
 
 
 @pytest.mark.parametrize(
@@ -107,14 +104,9 @@ def test_a_frozen_head_gets_no_gradient_and_an_evaluation_makes_logits_alone() -
     assert max(evaluated) <= 2 * max(trained)
 
 
-def test_float32_weights_under_autocast_are_cast_for_every_chunk() -> None:
+def test_every_chunk_casts_float32_weights_under_autocast_and_makes_a_second_gradient_of_them_without() -> None:
     chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
-    made = head(weight_trains=True, dtype=FP32, autocast=True)
-    assert made.count(VOCABULARY * HIDDEN * 2) >= chunks
-
-
-def test_float32_without_autocast_makes_a_second_gradient_of_the_head_for_every_chunk() -> None:
-    chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
+    assert head(weight_trains=True, dtype=FP32, autocast=True).count(VOCABULARY * HIDDEN * 2) >= chunks
     assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
 
 
@@ -188,22 +180,15 @@ def test_each_kernel_can_be_switched_off(switch: str) -> None:
     assert len(without) > len(everything)
 
 
-def test_a_model_that_is_not_imitated_is_refused() -> None:
+def test_a_model_that_is_not_imitated_and_a_real_one_are_refused() -> None:
     from transformers import AutoModelForCausalLM, GPT2Config, trainer
 
-    with FakeTensorMode(), liger_stand_ins():
-        model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=64, n_head=4))
-        with pytest.raises(UsageError, match="not for gpt2"):
-            trainer.apply_liger_kernel(model, None)
-
-
-def test_a_real_model_is_refused() -> None:
-    from transformers import AutoModelForCausalLM, trainer
-
-    with liger_stand_ins():
-        model = AutoModelForCausalLM.from_config(config("llama"))
-        with pytest.raises(UsageError, match="GPU only"):
-            trainer.apply_liger_kernel(model, None)
+    gpt2 = GPT2Config(n_layer=1, n_embd=64, n_head=4)
+    for mode, one, reason in ((FakeTensorMode(), gpt2, "not for gpt2"), (nullcontext(), config("llama"), "GPU only")):
+        with mode, liger_stand_ins():
+            model = AutoModelForCausalLM.from_config(one)
+            with pytest.raises(UsageError, match=reason):
+                trainer.apply_liger_kernel(model, None)
 
 
 @pytest.mark.parametrize(

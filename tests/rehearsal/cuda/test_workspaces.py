@@ -149,30 +149,29 @@ def test_a_card_with_more_multiprocessors_splits_a_wide_sum_further(card: tuple[
     assert taken == [shares * 32 * 4 * 11_008 * 4]
 
 
-def test_a_sums_threads_load_as_many_columns_at_once_as_divide_a_row() -> None:
-    operator = torch.ops.aten.sum.dim_IntList
-    by_two, one_by_one = fake(4096, 130), fake(4096, 131)
-    assert asked(operator, by_two, [0], card=HOPPER) == [4096 // 8 // 16 * 32 * 2 * 130 * 4]
-    assert asked(operator, one_by_one, [0], card=HOPPER) == [4096 // 16 // 16 * 32 * 131 * 4]
+SUMS: dict[str, tuple[Callable[[], torch.Tensor], list[int] | None, list[int]]] = {
+    "threads load two columns at once": (fake(4096, 130), [0], [4096 // 8 // 16 * 32 * 2 * 130 * 4]),
+    "as many as divide a row": (fake(4096, 131), [0], [4096 // 16 // 16 * 32 * 131 * 4]),
+    "of each row": (fake(4096, 896), [1], []),
+    "of all": (fake(4096, 896), None, []),
+    "few rows": (fake(800, 896), [0], []),
+    "grouped heads": (fake(2, 2, 7, 512, 64), [2], []),
+    "a scalar": (fake(), [0], []),
+    "nothing": (fake(0, 4), [0], []),
+    "along memory, whatever the order of dimensions": (lambda: torch.empty(896, 4096).T, [0], []),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_holds_parts_over_rows_alone(name: str) -> None:
+    tensor, dims, expected = SUMS[name]
+    assert asked(torch.ops.aten.sum.dim_IntList, tensor, dims, card=HOPPER) == expected
 
 
 def test_a_sum_beyond_two_gibibytes_is_made_by_halves() -> None:
     operator, columns = torch.ops.aten.sum.dim_IntList, 151_936
     whole, eighth = fake(4 * 4096, columns), fake(2048, columns)
     assert asked(operator, whole, [0], card=HOPPER) == asked(operator, eighth, [0], card=HOPPER)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dims"),
-    [((4096, 896), [1]), ((4096, 896), None), ((800, 896), [0]), ((2, 2, 7, 512, 64), [2]), ((), [0]), ((0, 4), [0])],
-    ids=["of each row", "of all", "few rows", "grouped heads", "scalar", "nothing"],
-)
-def test_other_sums_hold_nothing(shape: tuple[int, ...], dims: list[int] | None) -> None:
-    assert asked(torch.ops.aten.sum.dim_IntList, fake(*shape), dims) == []
-
-
-def test_sums_along_memory_hold_nothing_whatever_the_order_of_dimensions() -> None:
-    assert asked(torch.ops.aten.sum.dim_IntList, lambda: torch.empty(896, 4096).T, [0]) == []
 
 
 def test_a_mask_is_counted_as_int64() -> None:

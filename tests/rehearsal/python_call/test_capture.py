@@ -198,16 +198,11 @@ def test_layers_repeat_where_the_adapter_is_for_all_of_them(
 
     config = tiny_config("qwen2")
     config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
-    found = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
-    assert (found is not None) is repeats
-
-
-def test_flags_may_ask_for_some_layers_too(model_folder: Folder) -> None:
-    config = tiny_config("qwen2")
-    config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
     asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
-    assert pattern_of(Job(method="sft", model="a model", dataset=None), config) is not None
-    assert pattern_of(Job(method="sft", model="a model", dataset=None, arguments=asked), config) is None
+    by_flags = [Job(method="sft", model="a model", dataset=None, arguments=given) for given in ({}, asked)]
+    in_python = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
+    assert (in_python is not None) is repeats
+    assert [pattern_of(job, config) is not None for job in by_flags] == [True, False]
 
 
 # -- the file ------------------------------------------------------------------------------------------------------

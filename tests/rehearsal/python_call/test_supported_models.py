@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 from tiny import tiny_config
@@ -19,29 +20,23 @@ def tiny() -> Any:
     return AutoModelForCausalLM.from_config(tiny_config("qwen2"))
 
 
-def changed(model: Any, change: Callable[[Any], Any]) -> Any:
-    change(model)
-    return model
+def changed(change: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Makes a model to which something was done."""
+
+    def make() -> Any:
+        model = tiny()
+        change(model)
+        return model
+
+    return make
 
 
-def on_meta() -> Any:
-    return changed(tiny(), lambda model: model.model.layers[1].to("meta"))
+def placed(**places: Any) -> Callable[[], Any]:
+    return changed(lambda model: setattr(model, "hf_device_map", places))
 
 
-def compiled_in_place() -> Any:
-    return changed(tiny(), lambda model: model.compile())
-
-
-def placed(**places: Any) -> Any:
-    return changed(tiny(), lambda model: setattr(model, "hf_device_map", places))
-
-
-def quantized_by_another() -> Any:
-    return changed(tiny(), lambda model: setattr(model.config, "quantization_config", {"quant_method": "gptq"}))
-
-
-def lazy() -> Any:
-    return changed(tiny(), lambda model: model.register_module("more", torch.nn.LazyLinear(2)))
+def with_more(layer: Callable[[], torch.nn.Module]) -> Callable[[], Any]:
+    return changed(lambda model: model.register_module("more", layer()))
 
 
 class DDP(torch.nn.Module):
@@ -56,18 +51,6 @@ class Engine(torch.nn.Module):
 
 class Sharded(torch.nn.Module):
     __module__ = "torch.distributed.fsdp._fully_shard._fully_shard"
-
-
-def not_quantized_yet() -> Any:
-    import bitsandbytes
-
-    return changed(tiny(), lambda model: model.register_module("more", bitsandbytes.nn.Linear4bit(8, 8)))
-
-
-def keeps_float16() -> Any:
-    import bitsandbytes
-
-    return changed(tiny(), lambda model: model.register_module("more", bitsandbytes.nn.Linear8bitLt(8, 8)))
 
 
 class Wrapped(torch.Tensor):
@@ -92,29 +75,36 @@ class Wrapped(torch.Tensor):
         return cls(args[0].inner) if function is torch.ops.aten.detach.default else NotImplemented
 
 
-def of_a_form_of_its_own() -> Any:
-    weight = torch.nn.Parameter(Wrapped(torch.zeros(2)))
-    return changed(tiny(), lambda model: model.register_parameter("more", weight))
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no module": (dict, "is not a torch.nn.Module"),
-    "on meta": (on_meta, r"has no weights: model.layers.1.\S+ is on the meta device"),
+    "on meta": (
+        changed(lambda model: model.model.layers[1].to("meta")),
+        r"has no weights: model.layers.1.\S+ is on the meta device",
+    ),
     "compiled": (lambda: torch.compile(tiny()), "OptimizedModule is compiled"),
-    "compiled in place": (compiled_in_place, "is compiled"),
-    "offloaded": (lambda: placed(a=0, b="disk"), "device_map over 0, disk"),
-    "on the host by a map": (lambda: placed(a="cpu"), "device_map over cpu"),
-    "two cards": (lambda: placed(a=0, b=1), "device_map over 0, 1"),
-    "gptq": (quantized_by_another, "quantized with gptq"),
-    "lazy": (lazy, r"lazy parameter without a shape: more.weight"),
+    "compiled in place": (changed(lambda model: model.compile()), "is compiled"),
+    "offloaded": (placed(a=0, b="disk"), "device_map over 0, disk"),
+    "on the host by a map": (placed(a="cpu"), "device_map over cpu"),
+    "two cards": (placed(a=0, b=1), "device_map over 0, 1"),
+    "gptq": (
+        changed(lambda model: setattr(model.config, "quantization_config", {"quant_method": "gptq"})),
+        "quantized with gptq",
+    ),
+    "lazy": (with_more(lambda: torch.nn.LazyLinear(2)), r"lazy parameter without a shape: more.weight"),
     "ddp": (DDP, r"wrapped for several devices \(DistributedDataParallel\)"),
     "data parallel": (lambda: torch.nn.DataParallel(tiny()), r"several devices \(DataParallel\)"),
     "deepspeed": (Engine, r"several devices \(DeepSpeed\)"),
     "fsdp2 within": (lambda: torch.nn.Sequential(Sharded()), r"several devices \(FSDP\)"),
-    "4 bits to be": (not_quantized_yet, "not quantized yet: more.weight"),
-    "float16 beside 8 bits": (keeps_float16, "keeps the float16 weights of 8-bit layers: more.weight"),
-    "a tensor subclass": (of_a_form_of_its_own, "keeps more as a Wrapped"),
-    "frozen": (lambda: tiny().requires_grad_(False), "all its parameters are frozen"),
+    "4 bits to be": (with_more(lambda: bitsandbytes.nn.Linear4bit(8, 8)), "not quantized yet: more.weight"),
+    "float16 beside 8 bits": (
+        with_more(lambda: bitsandbytes.nn.Linear8bitLt(8, 8)),
+        "keeps the float16 weights of 8-bit layers: more.weight",
+    ),
+    "a tensor subclass": (
+        changed(lambda model: model.register_parameter("more", torch.nn.Parameter(Wrapped(torch.zeros(2))))),
+        "keeps more as a Wrapped",
+    ),
+    "frozen": (changed(lambda model: model.requires_grad_(False)), "all its parameters are frozen"),
 }
 
 
