@@ -426,36 +426,20 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
 # -- processes that a child starts -------------------------------------------------------------------------------------
 
 
-def leave_one(child: Child) -> int:
+def killed_from_outside(child: Child) -> None:
+    """As by the host that runs out of memory: the death is told though one of its own holds its stdout."""
+    os.kill(child.pid, signal.SIGKILL)
+    death_of(child)
+
+
+@pytest.mark.parametrize("end", [Child.kill, Child.stop, killed_from_outside], ids=lambda end: end.__name__)
+def test_a_child_that_ends_takes_its_own_children_with_it(end: Callable[[Child], None], make: Make) -> None:
+    child = make(has_children=True)
     left: int = ask(child, do="leave")["left"]
     assert is_running(left)
-    return left
-
-
-def test_a_child_that_is_killed_takes_its_own_children_with_it(make: Make) -> None:
-    child = make(has_children=True)
-    left = leave_one(child)
-    child.kill()
-    assert ends(left)
-
-
-def test_a_child_whose_stdin_closes_takes_its_own_children_with_it(make: Make) -> None:
-    child = make(has_children=True)
-    left = leave_one(child)
-    child.stop()
-    assert ends(left)
-
-
-def test_the_death_of_a_child_is_told_though_one_of_its_own_lives_on_and_holds_its_stdout(make: Make) -> None:
-    child = make(has_children=True)
-    left = leave_one(child)
-    os.kill(child.pid, signal.SIGKILL)  # as the host does that runs out of memory
-    with pytest.raises(ChildDied):
-        child.receive(SOON)
+    end(child)
     assert ends(left)
 
 
 def test_a_fork_of_a_child_does_not_wait_for_the_thread_that_reads(make: Make) -> None:
-    child = make()
-    child.send({"do": "fork"})
-    assert child.receive(2 * SOON) == {"code": 0}
+    assert ask(make(), do="fork") == {"code": 0}

@@ -254,16 +254,14 @@ def completions(run: Run, prompt: int) -> list[list[int]]:
         return [row[prompt:] for row in run.sequences.tolist()]
 
 
-def test_the_prompt_is_still_known() -> None:
-    rows = completions(rehearsed("qwen2", 2, 8, 20, do_sample=True), 0)
-    assert [row[:8] for row in rows] == prompts(2, 8, padded=True)["input_ids"].tolist()
-
-
-def test_the_first_completion_has_full_length_and_the_others_end_a_token_early() -> None:
-    first, *others = completions(rehearsed("qwen2", 3, 8, 20, do_sample=True), 8)
+def test_after_the_known_prompt_the_first_completion_has_full_length_and_the_others_end_a_token_early() -> None:
+    rows = completions(rehearsed("qwen2", 3, 8, 20, do_sample=True), 0)
+    assert [row[:8] for row in rows] == prompts(3, 8, padded=True)["input_ids"].tolist()
+    first, *others = (row[8:] for row in rows)
     assert len(first) == 20
     assert not {EOS, PAD, BOS} & set(first)
     assert others == [[*first[:18], EOS, PAD]] * 2
+    assert stub_tokenizer().decode(first).split() == [f"t{ORDINARY_TOKEN}"] * 20, "what a rehearsal's tokenizer reads"
 
 
 @pytest.mark.parametrize(
@@ -274,22 +272,17 @@ def test_a_sequence_ends_early_where_a_token_ends_one_and_another_pads(eos: Any,
     assert generation.end_of_sequence(GenerationConfig(eos_token_id=eos, pad_token_id=pad)) == end
 
 
-def test_the_completions_are_of_the_token_that_the_rehearsals_tokenizer_reads() -> None:
-    first, *_ = completions(rehearsed("qwen2", 2, 8, 20), 8)
-    assert stub_tokenizer().decode(first).split() == [f"t{ORDINARY_TOKEN}"] * 20
-
-
 @pytest.mark.parametrize(("special", "expected"), [(256, ORDINARY_TOKEN), (ORDINARY_TOKEN, 256), ([5, 256, 257], 259)])
 def test_a_special_token_is_avoided(special: Any, expected: int) -> None:
     token = generation._ordinary_token(GenerationConfig(eos_token_id=special, pad_token_id=258), 512)
     assert token == expected
 
 
-@pytest.mark.parametrize("name", ["scores", "logits"])
-def test_there_are_scores_and_logits_for_every_token(name: str) -> None:
+def test_there_are_scores_and_logits_for_every_token() -> None:
     output = rehearsed("qwen2", 2, 8, 20, **HOW["logits"]).output
-    assert len(output[name]) == 20
-    assert {(tuple(score.shape), score.dtype) for score in output[name]} == {((2, 2048), torch.float32)}
+    for made in (output.scores, output.logits):
+        assert len(made) == 20
+        assert {(tuple(score.shape), score.dtype) for score in made} == {((2, 2048), torch.float32)}
 
 
 def test_decoding_copies_the_chosen_experts_for_every_token_as_on_cuda() -> None:
