@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS as TRL
 
-from autotrain_mem.planner.precision import can_scale, lacks_bf16, precise_for
+from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
 
 T4, V100, A100 = (7, 5), (7, 0), (8, 0)
 
@@ -39,3 +39,8 @@ def test_a_card_before_ampere_trains_in_fp16_unless_the_user_chose(
 )
 def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: bool, dtype: str, scales: bool) -> None:
     assert can_scale(replace(TRL, fp16=fp16, use_peft=use_peft, dtype=dtype)) is scales
+
+
+def test_half_precision_is_that_of_the_products_and_the_reason_names_the_card() -> None:
+    assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
+    assert "7.5" in why_fp16(T4)
