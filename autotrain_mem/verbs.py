@@ -137,14 +137,14 @@ def fit(
     output folder.
 
     >>> from autotrain_mem import AutoFit, fit
-    >>> heard = []
+    >>> events = []
     >>> report = fit(
     ...     "sft",
     ...     "Qwen/Qwen2.5-0.5B",
     ...     dataset="data.jsonl",
     ...     autofit=AutoFit(gpu="rtx3060", fit="lossless"),
     ...     simulate=True,
-    ...     on_event=heard.append,
+    ...     on_event=events.append,
     ...     per_device_train_batch_size=2,
     ...     max_length=64,
     ...     max_steps=2,
@@ -152,7 +152,7 @@ def fit(
     ... )
     >>> report.steps, report.measured.peak_reserved_bytes <= 12 * 2**30
     (2, True)
-    >>> [event["step"] for event in heard if event["event"] == "step"]
+    >>> [event["step"] for event in events if event["event"] == "step"]
     [1, 2]
 
     Args:

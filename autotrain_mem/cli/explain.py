@@ -1,4 +1,4 @@
-"""``autofit explain``: a plan told from its file alone. Rehearses nothing, looks at no card and needs no network."""
+"""``autofit explain``: shows a plan from its file alone. Rehearses nothing, looks at no card and needs no network."""
 
 from __future__ import annotations
 

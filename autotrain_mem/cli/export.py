@@ -11,6 +11,7 @@ from rich.console import Console
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
+from autotrain_mem.cli.plan_files import check_one_card
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
@@ -33,11 +34,7 @@ def check(wish: api.Wish, output: Output) -> None:
     if not stops(output):
         return
     asked = "--dry_run" if output.export is None else f"--export {output.export}"
-    if api.several(wish.autofit.gpu or ""):
-        raise UsageError(
-            f"{asked} writes one plan, and --gpu {wish.autofit.gpu} asks for many.",
-            hint="Give --gpu one card (autofit gpus).",
-        )
+    check_one_card(f"{asked} writes", wish)
     if output.export is None:
         return
     if output.dry_run:

@@ -37,11 +37,8 @@ def check_files(wish: api.Wish, output: Output) -> None:
     """
     plan, out = wish.autofit.plan, output.out
     given = "--plan" if plan is not None else "--out" if out is not None else ""
-    if given and api.several(wish.autofit.gpu or ""):
-        raise UsageError(
-            f"{given} is about one plan, and --gpu {wish.autofit.gpu} asks for many.",
-            hint="Give --gpu one card (autofit gpus).",
-        )
+    if given:
+        check_one_card(f"{given} is about", wish)
     if out == STDIN:
         raise UsageError("--out takes a file, and - is none.", hint="--json prints the plan on standard output.")
     if plan == STDIN:
@@ -51,6 +48,15 @@ def check_files(wish: api.Wish, output: Output) -> None:
         )
     if out is not None:
         check_place(out, OUT)
+
+
+def check_one_card(what_is: str, wish: api.Wish) -> None:
+    """Refuses many cards for what is of one plan. Raises UsageError, which begins ``--out is about``."""
+    if api.several(wish.autofit.gpu or ""):
+        raise UsageError(
+            f"{what_is} one plan, and --gpu {wish.autofit.gpu} asks for many.",
+            hint="Give --gpu one card (autofit gpus).",
+        )
 
 
 def write(plan: Plan, out: str) -> None:

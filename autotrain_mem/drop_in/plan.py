@@ -208,7 +208,7 @@ def _rewards(rewards: Any) -> Any:
 
 
 def _text_of(value: Any) -> str | None:
-    """What a value is, in full; None where that cannot be told."""
+    """What a value is, in full; None where that is not known."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):

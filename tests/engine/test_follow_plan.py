@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nouns import TRL_DEFAULTS
-from test_cards import ADA, LARGE, SMALL, FakeWorker
+from test_compare_gpus import ADA, LARGE, SMALL, FakeWorker
 
 from autotrain_mem import api
 from autotrain_mem.engine.rehearsals import NOWHERE, Rehearsals, job_key
@@ -89,10 +89,10 @@ def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same
 
 
 def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, worker, heard = made(), Counting(), list[Candidate]()
+    plan, worker, attempts = made(), Counting(), list[Candidate]()
     monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
-    again = api.plan(rehearsals(worker), heard.append, earlier=plan)
-    assert [knobs for knobs, _ in worker.asked] == [attempt.knobs for attempt in heard] == [plan.knobs]
+    again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
+    assert [knobs for knobs, _ in worker.asked] == [attempt.knobs for attempt in attempts] == [plan.knobs]
     assert again.warnings == (
         "The plan was made before and rehearsed once more, since this has changed: "
         f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0.",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
-from test_recheck import Counting
+from test_follow_plan import Counting
 
 from autotrain_mem import api
 from autotrain_mem.engine.probe.calibration import Correction, Line
@@ -95,23 +95,23 @@ CHOSEN = plan(of(4))
 
 
 def test_a_plan_that_fits_is_confirmed_as_it_is() -> None:
-    ways, heard = FakeWays(as_predicted), list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, ways, heard.append)
+    ways, events = FakeWays(as_predicted), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, events.append)
     assert made == replace(CHOSEN, experience=made.experience)
     assert [(each.knobs, each.fits) for each in made.experience.probes] == [(rows(4), True)]
-    assert [event["event"] for event in heard] == ["probing", "probe"]
-    assert (heard[1]["predicted_bytes"], heard[1]["budget_bytes"]) == (60 * MIB, BUDGET)
+    assert [event["event"] for event in events] == ["probing", "probe"]
+    assert (events[1]["predicted_bytes"], events[1]["budget_bytes"]) == (60 * MIB, BUDGET)
     assert not ways.corrections
 
 
 def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
     """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
-    heard = list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), heard.append)
+    events = list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), events.append)
     assert made.knobs == rows(2)
     assert [each.fits for each in made.experience.probes] == [False, True]
-    assert [event["event"] for event in heard] == ["probing", "probe", "replanned", "probing", "probe"]
-    assert codec.from_json(Plan, heard[2]["plan"]).knobs == rows(2)
+    assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
+    assert codec.from_json(Plan, events[2]["plan"]).knobs == rows(2)
     assert made.warnings == CHOSEN.warnings
 
 
@@ -191,9 +191,9 @@ def test_a_plan_that_was_confirmed_before_is_not_probed_again() -> None:
 
 
 def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
-    ways, heard = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, ways, heard.append)
-    assert heard[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
+    ways, events = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, events.append)
+    assert events[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
     assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_recheck import JOB, Counting, made, rehearsals
+from test_follow_plan import JOB, Counting, made, rehearsals
 
 from autotrain_mem.engine.recover.replan import MOVABLE, flags_of, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.recover.supervised import SupervisedRun, as_begun

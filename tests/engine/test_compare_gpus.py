@@ -98,13 +98,13 @@ def _work(knobs: Knobs) -> Workload:
 
 
 def compared(
-    worker: FakeWorker, *cards: Hardware, heard: list[tuple[str, Candidate]] | None = None, fit: str = "all"
+    worker: FakeWorker, *cards: Hardware, attempts: list[tuple[str, Candidate]] | None = None, fit: str = "all"
 ) -> Cards:
     workers = api.Workers.holding(worker)  # type: ignore[arg-type]
     job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512}, fit=fit)  # type: ignore[arg-type]
     rehearsals = api.Rehearsals(workers=workers, job=job, defaults=TRL_DEFAULTS, hardware=cards[0])
-    told: list[tuple[str, Candidate]] = [] if heard is None else heard
-    return api.cards(rehearsals, cards, lambda card, attempt: told.append((card.name, attempt)))
+    reported: list[tuple[str, Candidate]] = [] if attempts is None else attempts
+    return api.cards(rehearsals, cards, lambda card, attempt: reported.append((card.name, attempt)))
 
 
 def levels(cards: Cards) -> dict[str, str]:
@@ -175,16 +175,16 @@ def test_nothing_is_rehearsed_for_a_suggestion_where_nothing_fits() -> None:
 
 
 def test_whoever_listens_hears_of_each_card_in_turn() -> None:
-    heard: list[tuple[str, Candidate]] = []
-    compared(FakeWorker(), TINY, heard=heard)
-    assert _budgets(heard, "tiny") == {TINY.total_bytes - 400 * MIB}, "the least headroom"
-    heard.clear()
-    compared(FakeWorker(), LARGE, SMALL, heard=heard)
-    names = [name for name, _ in heard]
+    attempts: list[tuple[str, Candidate]] = []
+    compared(FakeWorker(), TINY, attempts=attempts)
+    assert _budgets(attempts, "tiny") == {TINY.total_bytes - 400 * MIB}, "the least headroom"
+    attempts.clear()
+    compared(FakeWorker(), LARGE, SMALL, attempts=attempts)
+    names = [name for name, _ in attempts]
     assert names == sorted(names, reverse=True)
     assert set(names) == {"small", "large"}
-    assert _budgets(heard, "small") == {SMALL.total_bytes - int(0.04 * SMALL.total_bytes)}
+    assert _budgets(attempts, "small") == {SMALL.total_bytes - int(0.04 * SMALL.total_bytes)}
 
 
-def _budgets(heard: Sequence[tuple[str, Candidate]], name: str) -> set[int]:
-    return {attempt.budget_bytes for each, attempt in heard if each == name}
+def _budgets(attempts: Sequence[tuple[str, Candidate]], name: str) -> set[int]:
+    return {attempt.budget_bytes for each, attempt in attempts if each == name}
