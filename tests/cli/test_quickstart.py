@@ -24,7 +24,7 @@ def said(autofit_once: Autofit) -> str:
         patch.setattr(quickstart, "ROWS", ROWS)
         patch.setattr(quickstart, "STEPS", STEPS)
         patch.setattr(quickstart, "FLAGS", flags.replace("--logging_steps 5", "--logging_steps 2").split())
-        ran = autofit_once("quickstart", "--folder", "first-run")
+        ran = autofit_once("quickstart", "--folder", "quickstart-tried")
     assert ran.code == 0, ran.err
     return " ".join(ran.out.split())
 
