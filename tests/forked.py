@@ -7,6 +7,7 @@ that start a command as a user does (``test_processes``, ``cli/test_training``, 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -193,7 +194,7 @@ class _Attached(Forge):
 
 
 def serve() -> None:
-    """Fork at every connection until stdin closes. In a child this returns when the child is done."""
+    """Fork at every connection until stdin closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever runs the tests
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     address = sys.argv[1]
@@ -235,13 +236,17 @@ def serve() -> None:
 
 
 def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], files: list[int]) -> None:
-    """Fork the child, and tell its number and how it ended. Returns in the child."""
+    """Fork the child, and tell its number and how it ended."""
     child = os.fork()
     if child == 0:
         connection.close()
+        code: Any = 0
         with contextlib.nullcontext() if request["alone"] else _Attached(address).children():
-            _become(request, files)
-        return
+            try:
+                _become(request, files)
+            except SystemExit as end:
+                code = end.code
+        _exit(code)
     null = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, *files):
         os.dup2(null, each)
@@ -250,6 +255,17 @@ def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], f
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
+
+
+def _exit(code: Any) -> None:
+    """Ends as the interpreter does, except that it takes nothing down, which takes half a second of the processor."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _become(request: Mapping[str, Any], files: list[int]) -> None:

@@ -32,7 +32,7 @@ from gpu_records.record import Levels, read_records, write
 from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
-from survival_cases import against, command, faults, material
+from survival_cases import against, command, faults, jobs, material
 
 from autotrain_mem.recipe_files import recipe
 from autotrain_mem.rehearsal.rehearse import rehearse
@@ -305,16 +305,17 @@ def test_recipes(
 def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is imported here, so each command takes many times as long as the import."""
     speed = script("speed")
-    models_of = ("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
+    for figures in ("estimates", "plans"):
+        smallest = getattr(speed.names, figures)
+        monkeypatch.setattr(speed.names, figures, lambda options, smallest=smallest: smallest(options)[:1])
     monkeypatch.setattr(speed.names, "FREE", ["--max_length", "64", "--effective_batch_size", "2", "--json"])
     monkeypatch.setattr(speed.names, "_cpu", time.process_time)  # of children that another process waits for
     with forge.commands(speed.names):
-        asked = speed.run(*models_of, "--only", "sft")
-        planned = speed.run(*models_of, "--only", "plan-0.5b")
-    assert (asked.code, planned.code) == (1, 1)
-    assert "estimate sft Llama-3.1-8B LoRA 2 x 4096" in asked.out
-    assert "  warm, and beyond start-up" in planned.out
-    assert " rehearsals" in planned.out
+        ran = speed.run("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
+    assert ran.code == 1
+    assert "estimate sft Llama-3.1-8B LoRA 2 x 4096" in ran.out
+    assert "  warm, and beyond start-up" in ran.out
+    assert " rehearsals" in ran.out
 
 
 def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,23 +337,38 @@ def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in the watch" in ran.out
 
 
-def test_survival(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps on a card that they fill; a run that is killed; a training in plain TRL, which ends at the long row."""
-    monkeypatch.setattr(material, "rows", partial(material.rows, count=80))
+@pytest.mark.parametrize(
+    ("section", "only", "outcome"),
+    [
+        ("runs", "sft full 1.0", "finished"),
+        ("faults", "kill", "survived"),
+        ("against", "sft, from the start, TRL", "OutOfMemoryError"),
+    ],
+)
+def test_survival(
+    section: str,
+    only: str,
+    outcome: str,
+    script: Load,
+    tmp_path: pathlib.Path,
+    forge: Forge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps of 8 rows: on a card that they fill, killed in one of them, and in plain TRL on a card too small."""
+    monkeypatch.setattr(material, "rows", partial(material.rows, count=16))
     monkeypatch.setattr(material, "SHORT_ROWS", 16)
+    monkeypatch.setattr(jobs, "ROWS_PER_STEP", 8)
+    monkeypatch.setattr(against, "MICRO_BATCH", 4)
     monkeypatch.setattr(faults, "FAULTS", {"kill": ("sft",), "oom:evaluate": ()})
     monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
     monkeypatch.setattr(faults, "MOMENTS", 1)
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
     monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
-    survival = script("survival")
     with forge.commands(command, against):
-        for section, only in (("runs", "sft full 1.0"), ("faults", "kill"), ("against", "sft, the long row, TRL")):
-            ran = survival.run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
-            assert ran.code == 0, ran.out
-    rows = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("runs", "faults", "against")]
-    outcomes = [row["outcome"].partition(":")[0] for (row,) in map(dict.values, rows)]
-    assert outcomes == ["finished", "survived", "OutOfMemoryError"]
+        ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
+    assert ran.code == 0, ran.out
+    (row,) = json.loads((tmp_path / f"{section}.json").read_text()).values()
+    assert row["outcome"].partition(":")[0] == outcome
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:
