@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import peak_bytes, sizes
+from trace_reading import peak_bytes, sizes
 
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder

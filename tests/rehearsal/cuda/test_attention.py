@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import REAL_AND_FAKE, live, sizes
+from trace_reading import REAL_AND_FAKE, live, sizes
 
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from traces import REAL_AND_FAKE, sizes
+from trace_reading import REAL_AND_FAKE, sizes
 
 from autotrain_mem.rehearsal.cuda import autocast as rules
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast

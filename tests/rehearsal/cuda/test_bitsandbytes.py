@@ -13,7 +13,7 @@ import torch
 from object_trainer import rehearsed, sft_trainer, trained
 from real_run import births, first_difference
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import sizes
+from trace_reading import sizes
 
 from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.quickstart.model import VOCABULARY_SIZE

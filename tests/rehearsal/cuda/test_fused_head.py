@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import sizes
+from trace_reading import sizes
 
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value

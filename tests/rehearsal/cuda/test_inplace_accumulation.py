@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from traces import peak_bytes
+from trace_reading import peak_bytes
 
 from autotrain_mem.rehearsal.cuda import inplace_accumulation
 from autotrain_mem.rehearsal.trace.recorder import Recorder

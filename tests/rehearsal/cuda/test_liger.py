@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import peak_bytes, sizes
+from trace_reading import peak_bytes, sizes
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda import liger

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from traces import REAL_AND_FAKE, live, peak_bytes
+from trace_reading import REAL_AND_FAKE, live, peak_bytes
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
 from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated

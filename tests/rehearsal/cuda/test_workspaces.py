@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traces import REAL_AND_FAKE, sizes
+from trace_reading import REAL_AND_FAKE, sizes
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.machine.simulated import SimulatedGpu

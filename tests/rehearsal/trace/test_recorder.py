@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_card import SmallCard
-from traces import live, sizes
+from trace_reading import live, sizes
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
 from autotrain_mem.spec import Block, Owner, Phase, Trace

@@ -8,7 +8,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import peak_bytes
+from trace_reading import peak_bytes
 
 from autotrain_mem.rehearsal.trace.ledger import Ledger
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
