@@ -97,7 +97,7 @@ def test_help_of_a_method_that_is_not_installed_prints_no_half(
     assert (ran.code, ran.out) == (3, "")
 
 
-@pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("--version",)])
+@pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("explain", "--help"), ("--version",)])
 def test_short_help_is_there_at_once(argv: tuple[str, ...], autofit: Autofit) -> None:
     ran = autofit(*argv)
     assert (ran.code, ran.err) == (0, "")

@@ -12,7 +12,7 @@ from tests.place import Autofit
 pytestmark = pytest.mark.slow
 
 ROWS = 300
-STEPS = 4
+STEPS = 3
 """TRL's defaults draw the first long one of these rows in their second step, of 600 rows in their 17th."""
 
 
@@ -23,7 +23,9 @@ def said(autofit_once: Autofit) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "ROWS", ROWS)
         patch.setattr(quickstart, "STEPS", STEPS)
-        patch.setattr(quickstart, "FLAGS", flags.replace("--logging_steps 5", "--logging_steps 2").split())
+        # without the levels that round
+        shorter = flags.replace("--logging_steps 5", "--logging_steps 1 --dtype float32 --optim adamw_torch_fused")
+        patch.setattr(quickstart, "FLAGS", shorter.split())
         ran = autofit_once("quickstart", "--folder", "quickstart-tried")
     assert ran.code == 0, ran.err
     return " ".join(ran.out.split())

@@ -59,6 +59,7 @@ VIEWS = {
     "plan_grpo": plan_view(examples.GRPO_PLAN),
     "plan_ppo": plan_view(examples.PPO_PLAN),
     "plan_dpo": plan_view(examples.DPO_PLAN),
+    "plan_reward": plan_view(examples.REWARD_PLAN),
     "attempts_many": attempts_view(examples.LONG_SEARCH),
     "plan": plan_view(examples.PLAN),
     "plan_unchanged": plan_view(examples.UNCHANGED_PLAN),
