@@ -24,7 +24,6 @@ import hollow_cuda.child
 import hollow_cuda.runs
 import hollow_cuda.values
 import pytest
-from conftest import SCRIPTS, Script
 from gpu_records.card import CudaCard
 from gpu_records.cases import make, small
 from gpu_records.native import native_path
@@ -32,6 +31,7 @@ from gpu_records.record import Levels, read_records, write
 from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
+from script_runner import SCRIPTS, Script
 from survival_cases import against, command, faults, jobs, material
 
 from autotrain_mem.recipe_files import recipe
