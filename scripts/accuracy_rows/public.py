@@ -15,8 +15,8 @@ from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Estimate, Phase
+from autotrain_mem.units import GIB
 
-GIB = 2**30
 SMI_MODEL = "Mistral-7B"
 """The family of runs whose nvidia-smi figure stands for one process on one card, idle memory subtracted."""
 

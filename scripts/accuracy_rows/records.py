@@ -10,15 +10,14 @@ from gpu_records.record import Record, read_failures, read_records
 from gpu_records.replay import replay
 from gpu_records.sequences import Birth, births_of_history, births_of_trace, differences, summary
 
-from accuracy_rows.public import GIB
 from autotrain_mem import api
 from autotrain_mem.engine.predict.predictions import judge_trace
 from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.spec import Hardware, Trace, codec
+from autotrain_mem.units import GIB, MIB
 
-MIB = 2**20
 MOST_LINES = 12
 
 

@@ -111,6 +111,7 @@ def core_cases() -> Iterator[GpuCase]:
     yield make("grpo", "lora", 256, True, core=True, per_device_train_batch_size=8)
     yield make("dpo", "lora", 512, True, core=True, expandable_segments=True)
     yield make("reward", "lora", 512, False, core=True)
+    yield make("kto", "lora", 512, True, core=True)
     yield make("ppo", "full", 256, False, core=True)
     yield make("rloo", "lora", 256, True, core=True, per_device_train_batch_size=8, expandable_segments=True)
     yield make("grpo", "4bit", 256, True, core=True, per_device_train_batch_size=8)

@@ -12,14 +12,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from autotrain_mem.spec import codec
 from gpu_records.cases import SEED, GpuCase
 from gpu_records.record import Record, versions, write
+
+if TYPE_CHECKING:
+    from gpu_records.card import Card  # which needs torch
 
 SETTING = "PYTORCH_ALLOC_CONF"
 
@@ -51,7 +54,28 @@ def import_all(case: GpuCase) -> None:
         import bitsandbytes  # noqa: F401
 
 
-def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
+Complete = Callable[[Any, Any, Sequence[int]], None]
+"""Makes sampled completions those of a rehearsal: ``complete(ids, prompt, end)``, with all ids, those of the
+prompts, and the tokens that end a sequence."""
+
+
+def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
+    """An ordinary token, and ends where a rehearsal has them.
+
+    The first of a batch has its full length, the others end one token before (``rehearsal/generation.py``). Written in
+    place, without an allocation.
+    """
+    import torch
+
+    from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
+
+    with torch._C._DisableTorchDispatch():
+        ids[:, prompt.shape[1] :].fill_(ORDINARY_TOKEN)
+        for place, token in enumerate(reversed(end), start=1):
+            ids[1:, -place].fill_(token)
+
+
+def record(case: GpuCase, card: Card, model: Path, scratch: str, complete: Complete = complete_as_rehearsed) -> Record:
     """Build the trainer as a rehearsal does, with true weights, and train its two steps on the same worst batch."""
     import torch
 
@@ -61,7 +85,7 @@ def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
     started = time.perf_counter()
     card.open()
     spec = real_trainer_spec(case, model, scratch, on_host=card.on_host)
-    with card.cuda_semantics(), completions_as_rehearsed():
+    with card.cuda_semantics(), sampled(complete):
         trainer = spec.build()
         loaded, built = card.levels(), time.perf_counter()
         with spec.patches(trainer):
@@ -85,7 +109,7 @@ def record(case: GpuCase, card: Any, model: Path, scratch: str) -> Record:
 
 
 def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
-    """The play of a rehearsal, whose trainer may use the card: the same configs, the same worst batch.
+    """Specifies the trainer of a rehearsal, except that it may use the card: the same configs, the same worst batch.
 
     ``trainer_spec`` keeps a rehearsal on the CPU by one argument, which is taken back here.
 
@@ -104,34 +128,25 @@ def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool
 
 
 @contextlib.contextmanager
-def completions_as_rehearsed() -> Iterator[None]:
-    """Completions are sampled for real, and then are what a rehearsal has: an ordinary token, ends where it has them.
-
-    The first of a batch has its full length, the others end one token before (``rehearsal/generation.py``); and no
-    generation is shuffled, so that the same completions are together. Written in place, without an allocation.
-    """
+def sampled(complete: Complete) -> Iterator[None]:
+    """Completions are sampled for real and then completed; none are shuffled, so that the same ones are together."""
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 
-    from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
     from autotrain_mem.rehearsal.generation import end_of_sequence
 
     sample = GenerationMixin._sample
 
-    def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
+    def sample_and_complete(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
         import torch
 
         result = sample(model, prompt, *args, generation_config=generation_config, **options)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end = end_of_sequence(generation_config)
-        with torch._C._DisableTorchDispatch():
-            ids[:, prompt.shape[1] :].fill_(ORDINARY_TOKEN)
-            for place, token in enumerate(reversed(end), start=1):
-                ids[1:, -place].fill_(token)
+        complete(ids, prompt, end_of_sequence(generation_config))
         return result
 
     with (
-        patch.object(GenerationMixin, "_sample", sample_and_end),
+        patch.object(GenerationMixin, "_sample", sample_and_complete),
         patch.object(grpo_trainer, "shuffle_sequence_dict", dict),
         patch.object(rloo_trainer, "shuffle_sequence_dict", dict),
     ):

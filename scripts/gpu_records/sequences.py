@@ -113,9 +113,10 @@ def _kind(difference: Difference, names: tuple[str, str]) -> str:
 
 
 def _sizes(births: Sequence[Birth], most: int = 6) -> str:
-    shown = [f"{birth.size_bytes:,} in {_any_layer(birth.label)}" for birth in births[:most]]
+    shown = [f"{birth.size_bytes:,} in {any_layer(birth.label)}" for birth in births[:most]]
     return ", ".join(shown) + (f" ... {len(births)} in all" if len(births) > most else "")
 
 
-def _any_layer(label: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".*", label)
+def any_layer(label: str) -> str:
+    """The label of all layers that are alike: ``model.layers.*.mlp``."""
+    return re.sub(r"\.\d+(?=\.|$|\s)", ".*", label)

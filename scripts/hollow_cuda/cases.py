@@ -36,6 +36,7 @@ def small_cases() -> list[GpuCase]:
         _make("dpo", "lora", SMALL_LENGTH, True, expandable_segments=True),
         _make("reward", "full", SMALL_LENGTH, True),
         _make("grpo", "lora", PROMPT, True, expandable_segments=True),
+        _make("kto", "lora", SMALL_LENGTH, True),
     ]
     return [replace(case, name=f"small-{case.name}", model=SMALL) for case in made]
 

@@ -6,16 +6,14 @@ where in Python each block was asked for.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from gpu_records import child as gpu_child
 from gpu_records.card import CudaCard
@@ -40,11 +38,8 @@ def run(request: Mapping[str, Any]) -> None:
     """Train the case, and leave its record and its frames."""
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
     card = HollowCard("all" if request["functions"] else "python")
-    with (
-        tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch,
-        patch.object(gpu_child, "completions_as_rehearsed", completions_as_rehearsed),
-    ):
-        record = gpu_child.record(case, card, Path(request["model"]), scratch)
+    with tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch:
+        record = gpu_child.record(case, card, Path(request["model"]), scratch, complete_as_rehearsed)
     card.frames.write(out, case.name)
     write(out, record)
 
@@ -102,37 +97,22 @@ class HollowCard(CudaCard):
         return History.of_trace(entries)
 
 
-@contextlib.contextmanager
-def completions_as_rehearsed() -> Iterator[None]:
-    """As of ``gpu_records.child``: no sequence ends before its full length, and then all but the first end one token
+def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
+    """As in ``gpu_records.child``: no sequence ends before its full length, and then all but the first end one token
     before it. Here the ids are not written, but known.
     """
     import torch
-    from transformers import GenerationMixin
-    from trl.trainer import grpo_trainer, rloo_trainer
 
     from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
-    from autotrain_mem.rehearsal.generation import end_of_sequence
     from hollow_cuda.values import know, known_value
 
-    sample = GenerationMixin._sample
-
-    def sample_and_end(model: Any, prompt: Any, *args: Any, generation_config: Any, **options: Any) -> Any:
-        result = sample(model, prompt, *args, generation_config=generation_config, **options)
-        ids = result if isinstance(result, torch.Tensor) else result.sequences
-        end, begun = end_of_sequence(generation_config), known_value(prompt)
-        if begun is not None:
-            sampled = torch.full((ids.shape[0], ids.shape[1] - begun.shape[1]), ORDINARY_TOKEN, dtype=ids.dtype)
-            if end:
-                sampled[1:, -len(end) :] = torch.tensor(end)
-            know(ids, torch.cat([begun, sampled], dim=1))
-        return result
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(GenerationMixin, "_sample", sample_and_end))
-        for trainer in (grpo_trainer, rloo_trainer):
-            stack.enter_context(patch.object(trainer, "shuffle_sequence_dict", dict))
-        yield
+    begun = known_value(prompt)
+    if begun is None:
+        return
+    completions = torch.full((ids.shape[0], ids.shape[1] - begun.shape[1]), ORDINARY_TOKEN, dtype=ids.dtype)
+    if end:
+        completions[1:, -len(end) :] = torch.tensor(end)
+    know(ids, torch.cat([begun, completions], dim=1))
 
 
 if __name__ == "__main__":

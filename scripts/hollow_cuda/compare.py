@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,17 +9,17 @@ from itertools import islice
 from pathlib import Path
 
 from gpu_records.history import History
+from gpu_records.native import apart
 from gpu_records.record import Record
-from gpu_records.sequences import Birth, Difference, differences
+from gpu_records.sequences import Birth, any_layer, births_of_trace, differences, summary
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.replay import Replay, Room
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Trace
+from autotrain_mem.units import MIB
 from hollow_cuda.frames import Frames
 
-MIB = 2**20
 SMALLEST_BYTES = 64 << 10
 """Of sequences, smaller allocations are left out: there are many, and they move no peak."""
 SHOWN_FRAMES = 10
@@ -115,41 +114,23 @@ def _live_at_our_peak(trace: Trace) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for number in live:
         block = trace.blocks[number - 1]
-        found[round_size(block.size_bytes)].append(f"{block.owner.value} {_any_layer(block.module)}".rstrip())
+        found[round_size(block.size_bytes)].append(f"{block.owner.value} {any_layer(block.module)}".rstrip())
     return found
 
 
 def sequence_differences(record: Record, trace: Trace, folder: Path, most: int) -> Iterator[str]:
     """Lines: what only one of the two sequences of allocations has, and the real one's line; loading left out."""
     frames = Frames.read(folder, record.case.name)
-    apart = {"load", "generate", "evaluate"} if METHODS[record.case.method].is_online else {"load"}
+    left_out = apart(record.case)
     real = [
         Birth(size, f"{event.label} [{'; '.join(frames.at(index)[:2])}]")
         for index, event in enumerate(record.history)
         if event.action == "alloc"
         and (size := round_size(event.size_bytes)) >= SMALLEST_BYTES
-        and event.label.partition(" ")[0] not in apart
+        and event.label.partition(" ")[0] not in left_out
     ]
-    ours = [
-        Birth(size, f"{phase.value} {block.module}".rstrip())
-        for phase, sign, block in trace.walk()
-        if sign > 0 and (size := round_size(block.size_bytes)) >= SMALLEST_BYTES and phase.value not in apart
-    ]
+    ours = births_of_trace(trace, left_out, SMALLEST_BYTES)
     found = differences(real, ours)
-    kinds = Counter(_kind(one) for one in found)
     counts = f"{len(real)} real, {len(ours)} rehearsed allocations"
     yield f"{counts} from {SMALLEST_BYTES >> 10} KiB on, {len(found)} differences"
-    yield from (f"{count:5} x {kind}" for kind, count in kinds.most_common(most))
-
-
-def _kind(difference: Difference) -> str:
-    sides = [
-        f"only {name}: " + ", ".join(f"{one.size_bytes:,} in {_any_layer(one.label)}" for one in births[:4])
-        for name, births in (("real", difference.first), ("rehearsed", difference.second))
-        if births
-    ]
-    return "; ".join(sides) + (" (and they never meet again)" if difference.is_end else "")
-
-
-def _any_layer(label: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$|\s)", ".*", label)
+    yield from summary(found, ("real", "rehearsed"), most)

@@ -1,1 +1,1 @@
-"""What ``scripts/throughput`` is made of: public rows, the older TRL that some of them ran, and records of a GPU."""
+"""What ``scripts/throughput`` is made of: measured speeds beside predicted ones, and their order."""

@@ -49,6 +49,6 @@ def test_a_rehearsal_takes_what_the_cuda_build_took(
 
 
 def test_the_recording_covers_both_allocator_modes_and_the_methods_it_claims() -> None:
-    assert {case["method"] for case in CASES} == {"sft", "dpo", "reward", "grpo"}
+    assert {case["method"] for case in CASES} == {"sft", "dpo", "reward", "grpo", "kto"}
     assert {case["allocator"] for case in CASES} == {"", "expandable_segments:True"}
     assert any(case["knobs"]["load_in_4bit"] for case in CASES)
