@@ -82,7 +82,6 @@ def test_levels_climb_from_time_to_data() -> None:
         ({"use_bnb_nested_quant": False}, {"use_bnb_nested_quant"}, {"load_in_4bit"}),
         *(({"optim": optim}, {"optimizer_offload"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor", "lion_8bit")),
     ],
-    ids=str,
 )
 def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], never: set[str], still: set[str]) -> None:
     changed = {name for setting in every(**words) for name in setting}
