@@ -104,7 +104,7 @@ def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
     if not failed:
         return ""
     least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
-    return f"{_rows(space, least)} at once need {_against(least.required_bytes, least.budget_bytes)}"
+    return f"{_rows_need(space, least)} {_against(least.required_bytes, least.budget_bytes)}"
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
@@ -114,8 +114,10 @@ def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
     return replace(one, **kept) == other
 
 
-def _rows(space: Space, estimate: Estimate) -> str:
-    return f"{estimate.knobs.per_device_train_batch_size} {METHODS[space.method].row_noun}"
+def _rows_need(space: Space, estimate: Estimate) -> str:
+    """``4 pairs at once need``, ``1 pair at once needs``."""
+    rows, noun = estimate.knobs.per_device_train_batch_size, METHODS[space.method].row_noun
+    return f"{rows} {noun} at once need" if rows > 1 else f"1 {noun.removesuffix('s')} at once needs"
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
@@ -146,7 +148,7 @@ def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo)
         return ""
     least = min(alike, key=lambda estimate: estimate.required_bytes)
     what = "it" if _pulled(least.knobs).intersection(OFFLOADING) else "offloading"
-    return f"without {what} {_rows(space, least)} at once need {_against(least.required_bytes, least.budget_bytes)}"
+    return f"without {what} {_rows_need(space, least)} {_against(least.required_bytes, least.budget_bytes)}"
 
 
 def _pulled(knobs: Knobs) -> frozenset[str]:

@@ -26,17 +26,14 @@ RELEVANT = ("allocator", "estimator", "rehearsal", "spec", "trainers")
 """Packages that a rehearsal and its replay are made by."""
 
 
-class RehearsalStore:
+class RehearsalStore(Store):
     """A store of rehearsals whose keys do not change with the planner."""
 
-    def __init__(self, folder: pathlib.Path | None) -> None:
-        self._store = Store(folder, on_damage=print)
-
     def get(self, kind: str, key: Mapping[str, Any]) -> Any | None:
-        return self._store.get(kind, _relevant(key))
+        return super().get(kind, _relevant(key))
 
     def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
-        self._store.put(kind, _relevant(key), value)
+        super().put(kind, _relevant(key), value)
 
 
 @dataclass(slots=True)
@@ -51,7 +48,9 @@ class Kept:
     @classmethod
     def under(cls, folder: pathlib.Path | None) -> Kept:
         """In a folder of each kind; on no disk where there is no folder."""
-        few_layers, whole = (RehearsalStore(folder and folder / kind) for kind in ("few_layers", "whole"))
+        few_layers, whole = (
+            RehearsalStore(folder and folder / kind, on_damage=print) for kind in ("few_layers", "whole")
+        )
         return cls(few_layers=few_layers, whole=whole)
 
 
@@ -59,7 +58,7 @@ class Cold:
     """The ``Predictor`` of a first run."""
 
     def __init__(self, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, kept: Kept) -> None:
-        few, whole = (replace(rehearsals, store=store) for store in (kept.few_layers, kept.whole))  # type: ignore[arg-type]
+        few, whole = (replace(rehearsals, store=store) for store in (kept.few_layers, kept.whole))
         self._few = Predictions(few, facts, lengths, kept.footprints_of_few, confirms=False)
         self._whole = Predictions(whole, facts, lengths, kept.footprints_of_whole)
         self._confirmed: set[Knobs] = set()
