@@ -32,12 +32,12 @@ EXPORTERS = {
     "axolotl": Exporter(
         methods=[name for name, method in METHODS.items() if method.axolotl is not None],
         write=axolotl.axolotl,
-        lacks="Axolotl has no",
+        lacks="No file for Axolotl is written yet for",
     ),
     "llamafactory": Exporter(
         methods=[name for name, method in METHODS.items() if method.llamafactory is not None],
         write=llamafactory.llamafactory,
-        lacks="LLaMA-Factory has no",
+        lacks="No file for LLaMA-Factory is written yet for",
     ),
 }
 

@@ -123,9 +123,9 @@ class MethodFacts:
     lighter_methods: Mapping[str, str] = field(default_factory=dict)
     """Methods that learn from the same rewards with fewer models -> which ones they do without."""
     axolotl: AxolotlFacts | None = None
-    """None where Axolotl lacks the method."""
+    """None where no file for Axolotl is written."""
     llamafactory: LlamaFactoryFacts | None = None
-    """None where LLaMA-Factory lacks the method."""
+    """None where no file for LLaMA-Factory is written."""
 
     @property
     def trainer(self) -> str:

@@ -36,7 +36,7 @@ def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofi
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("plan ppo --export axolotl", "Axolotl has no PPO"),
+        ("plan ppo --export axolotl", "No file for Axolotl is written yet for PPO"),
         ("plan sft --export trl --json", "--export trl and --json"),
         ("plan sft --export trl --dry_run", "--export trl and --dry_run"),
         ("plan sft --dry_run --gpu all", "--gpu all"),
