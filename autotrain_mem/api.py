@@ -333,7 +333,7 @@ def _check_can_train(rehearsals: Rehearsals, *, simulate: bool, overwrite: bool)
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
-    """What would be set for the training process; for a card that is not here, as if it were the first of a machine."""
+    """Returns what is set for the training process; a card that is not here counts as the first of a machine."""
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):
         device = replace(device, uuid="0")

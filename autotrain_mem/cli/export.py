@@ -74,7 +74,7 @@ def _spelled_out(rehearsals: api.Rehearsals, chosen: Plan) -> Job:
 
 
 def _named(targets: str | tuple[str, ...] | None) -> list[str]:
-    """As a flag takes them, which makes a regular expression for whole names of a single one."""
+    """Writes names as a flag takes them, which makes a regular expression for whole names of a single one."""
     if targets is None or isinstance(targets, str):
         return [targets or "all-linear"]
     return [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)

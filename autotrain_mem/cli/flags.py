@@ -22,7 +22,7 @@ from autotrain_mem.spec.knobs import OWN_KNOBS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """What a command prints and writes beside what the wish asks for."""
+    """Holds what a command prints and writes beside what the wish asks for."""
 
     help: bool = False
     json: bool = False
@@ -207,7 +207,7 @@ _NOT_GIVEN = (None, False)
 
 
 def _given(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What the user said. By identity: 0 is an answer, though it equals False."""
+    """Collects what the user said. By identity: 0 is an answer, though it equals False."""
     return {name: value for name, value in vars(namespace).items() if not any(value is each for each in _NOT_GIVEN)}
 
 
@@ -300,7 +300,7 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _refuse(prog: str, message: str) -> NoReturn:
-    """What argparse would have printed, in our words."""
+    """Raises what argparse would have printed, in our words."""
     reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
     hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
     raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)

@@ -1,4 +1,4 @@
-"""Where the command prints."""
+"""Makes the consoles that the command prints to."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def default_config(config_class: type, keywords: Keywords, name: str) -> Any:
 
 
 def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) -> dict[str, Any]:
-    """What of a trainer's keywords counts as given, under TRL's names for flags, as JSON has it.
+    """Returns what of a trainer's keywords counts as given, under TRL's names for flags, as JSON has it.
 
     Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4,
     "max_length": 1024}``.
@@ -105,7 +105,7 @@ def _precision(config: Any) -> dict[str, Any]:
 
 
 def _derived(config: Any) -> frozenset[str]:
-    """Of the sizes of a generation, those that follow from the others.
+    """Names the sizes of a generation that follow from the others.
 
     Where a generation is not one optimizer step's, its size is what the script asked for, in whichever way: with
     another micro-batch its steps are others, and its rows stay.
@@ -202,7 +202,7 @@ def _check_names(autofit: AutoFit) -> None:
 
 
 def _value_of(name: str, keywords: Keywords) -> Any:
-    """What a setting is where the script leaves it alone."""
+    """Returns the value of a setting that the script leaves alone."""
     if hasattr(keywords["args"], name):
         return getattr(keywords["args"], name)
     return _of_model(keywords).get(name, Knobs.__dataclass_fields__[name].default if name != "dtype" else "float32")
@@ -213,7 +213,7 @@ def _names(config_class: type) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: an enumeration's value, a dtype's name, a dataclass's fields."""
+    """Returns a value as JSON has it: an enumeration's value, a dtype's name, a dataclass's fields."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -120,7 +120,7 @@ def _is_ours(function: Any) -> bool:
 
 
 def _owners(trainer: Any) -> list[Any]:
-    """Whose methods a guard stands in for."""
+    """Lists the objects whose methods a guard stands in for."""
     import torch
 
     policy = trainer.accelerator.unwrap_model(trainer.model)

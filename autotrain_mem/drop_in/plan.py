@@ -150,7 +150,7 @@ def _keeping_the_batch(autofit: AutoFit, config: Any) -> AutoFit:
 
 
 def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
-    """Of rows that nobody has seen only a limit is known."""
+    """Asks for a limit on the length of rows that nobody has seen."""
     if not _streams(asked.call):
         return
     if METHODS[asked.method].is_online and asked.autofit.prompt_length is None:
@@ -180,7 +180,7 @@ def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
 
 
 def _streams(call: Call) -> list[Any]:
-    """Of the rows to train on and to evaluate, those that nobody can count beforehand."""
+    """Names the rows, of training and evaluation, that nobody can count beforehand."""
     from datasets import Dataset
 
     evaluated = call.keywords.get("eval_dataset")
@@ -191,7 +191,7 @@ def _streams(call: Call) -> list[Any]:
 
 
 def _digest(asked: Asked) -> str:
-    """Of what a rehearsal depends on beside the arguments; empty where code or a model of the user's own is in it."""
+    """Digests what a rehearsal depends on beside the arguments; empty where the user's own code or model is in it."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     relevant["reward_funcs"] = _rewards(relevant.get("reward_funcs"))
     relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
@@ -208,7 +208,7 @@ def _rewards(rewards: Any) -> Any:
 
 
 def _text_of(value: Any) -> str | None:
-    """What a value is, in full; None where that is not known."""
+    """Writes out a value in full; None where that is not known."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):
@@ -230,7 +230,7 @@ def _is_known(kind: Any) -> bool:
 
 
 def _name(model: Any) -> str:
-    """What a model object is called: where it came from, or its class."""
+    """Names a model object: where it came from, or its class."""
     return model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
 
 
@@ -243,7 +243,7 @@ _UNREHEARSED = {
 
 
 def _check_words(autofit: AutoFit) -> None:
-    """What a search would refuse as well, once workers are up."""
+    """Refuses what a search would refuse as well, once workers are up."""
     check_forbid(autofit.forbid)
     for name in ("effective_batch_size", "prompt_length"):
         value = getattr(autofit, name)
@@ -276,7 +276,7 @@ def _check_models(asked: Asked) -> None:
 
 
 def _of_process(asked: Asked) -> Iterator[str]:
-    """What this process cannot do any more, and what a plan for one device leaves out."""
+    """Says what this process cannot do any more, and what a plan for one device leaves out."""
     yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
     if (count := ranks.processes()) > 1:
         yield (

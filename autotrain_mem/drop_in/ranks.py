@@ -51,7 +51,7 @@ def is_first() -> bool:
 
 
 def smallest(find: Callable[[], Hardware]) -> Hardware:
-    """Of all processes' devices the one with the least budget; every process must ask.
+    """Finds the device with the least budget among those of all processes; every process must ask.
 
     Raises:
         AutofitError: what one of them met as it looked for its own; the others would wait for it.

@@ -16,7 +16,7 @@ RESUME = "resume_from_checkpoint"
 
 
 def output_dir(job: Job) -> str:
-    """Where the run goes: as given, or named after the model and the method as TRL names it."""
+    """Returns the folder of the run: as given, or named after the model and the method as TRL names it."""
     return str(job.arguments.get("output_dir") or default_dir(job.method, job.model))
 
 
@@ -27,7 +27,7 @@ def default_dir(method: str, model: str) -> str:
 
 
 def plan_of_own_run(folder: str) -> Plan | None:
-    """What the run that is in an output folder went by; None where there is none, or a version of old wrote it."""
+    """Reads the plan of the run in an output folder; None where there is none, or another version wrote it."""
     try:
         return Plan.load(folder)
     except PlanFileError:

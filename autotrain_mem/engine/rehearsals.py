@@ -65,18 +65,18 @@ class Rehearsals:
 
     @property
     def budget_bytes(self) -> int:
-        """What a run may take of the device; less where the environment lets the allocator have only a fraction."""
+        """Returns what a run may take of the device; less where the environment leaves the allocator a fraction."""
         allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes)
 
     @property
     def outside_bytes(self) -> int:
-        """What the run holds outside the trainer's own allocator."""
+        """Sums what the run holds outside the trainer's own allocator."""
         return self.hardware.non_torch_bytes + self.vllm_share_bytes
 
     @property
     def vllm_share_bytes(self) -> int:
-        """What a vLLM engine on the same card takes for itself."""
+        """Computes what a vLLM engine on the same card takes for itself."""
         return vllm_share_bytes(self.job, self.hardware)
 
     @property
@@ -86,12 +86,12 @@ class Rehearsals:
 
     @property
     def settings(self) -> AllocatorSettings:
-        """What the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
+        """Reads what the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
         return environment_settings(self.job.environment)
 
     @property
     def room(self) -> Room:
-        """What the trainer's allocator can have of the budget."""
+        """Returns what the trainer's allocator can have of the budget."""
         return Room(
             capacity_bytes=max(0, self.budget_bytes - self.outside_bytes),
             total_bytes=self.hardware.total_bytes,
@@ -122,7 +122,7 @@ class Rehearsals:
         return replace(self, workers=Workers.holding(worker))
 
     def describe(self) -> ModelFacts:
-        """What the model's config says. Raises ModelError, and UsageError for what does not go with it."""
+        """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
         return self.workers.first.describe(self.job, self.compute_capability)
 
     def rehearse(self, knobs: Knobs, lengths: Lengths) -> Trace:
@@ -145,7 +145,7 @@ class Rehearsals:
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
 
     def lengths_to_estimate(self) -> Lengths:
-        """What an estimate counts: tokens where it is asked to, and prompts, whose length nothing else says."""
+        """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
         job = self.job
         counts = is_wish(job.arguments.get(MAX_LENGTH))
         if job.is_online:
@@ -163,7 +163,7 @@ class Rehearsals:
         return profile
 
     def space(self, facts: ModelFacts, lengths: Lengths) -> Space:
-        """What a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
+        """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
         profile = lengths.profile
         wished = None if profile is None else profile.asked_length(wished_share(self.job.arguments.get(MAX_LENGTH)))
         shortest = None if profile is None else profile.shortest
@@ -182,7 +182,7 @@ class Rehearsals:
         return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})
 
     def step_time(self, work: Workload, knobs: Knobs, lengths: Lengths, *, ratio: float = 1.0) -> StepTime:
-        """Of one optimizer step on this device, on average over the data.
+        """Computes the time of one optimizer step on this device, on average over the data.
 
         Args:
             ratio: Rows of these knobs' micro-batch over those that the work is of.
@@ -226,7 +226,7 @@ def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
 
 
 def padded_share(job: Job, knobs: Knobs, lengths: Lengths) -> float:
-    """Of the longest micro-batch, what one is on average: padded to the longest of the rows that it drew."""
+    """Returns the share of the longest micro-batch that one has on average, padded to the longest row that it drew."""
     profile = lengths.profile
     if profile is None or knobs.packing:
         return 1.0
@@ -260,7 +260,7 @@ them: optimizers that add it to the gradients hold a copy of these."""
 
 
 def job_key(job: Job) -> dict[str, Any]:
-    """What a rehearsal depends on of a job's own words."""
+    """Returns what of a job's own words a rehearsal depends on."""
     seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
     call = None if job.python_call is None else [job.python_call.digest, job.python_call.processes > 1]
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}

@@ -110,7 +110,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanHints:
-    """What one face advises where a plan cannot be followed: texts for ``str.format``.
+    """Holds what one face advises where a plan cannot be followed: texts for ``str.format``.
 
     They may name ``plan``, its file; ``made_for`` and ``model``, its method and model; ``method``, the one asked for.
     """

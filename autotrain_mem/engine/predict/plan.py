@@ -96,7 +96,7 @@ def _flash(facts: ModelFacts) -> str | None:
 
 
 def _cut_by_context(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[str, ...]:
-    """What no setting can keep of the data, where the length was left to us."""
+    """Says what no setting can keep of the data, where the length was left to us."""
     if profile is None or job.pins_length or job.is_online:
         return ()
     cut = context_cut(profile, facts.context_length, job.method)

@@ -1,4 +1,4 @@
-"""What the planner asks, answered: rehearsals by two workers, of few layers where that is enough, kept on disk."""
+"""Answers what the planner asks: rehearsals by two workers, of few layers where that is enough, kept on disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Predictions:
         self._kernels = kernel_class(rehearsals.compute_capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        """What these points need, each in the order of asking. Raises RehearsalError."""
+        """Returns what these points need, each in the order of asking. Raises RehearsalError."""
         whole = whole and self._confirms
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
         few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
@@ -84,7 +84,7 @@ class Predictions:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
-        """Of the whole model, or of few layers where these will do, from this run or one before."""
+        """Finds a footprint from this run or one before: of the whole model, or of few layers where these will do."""
         depths = self._facts.depths_for(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
@@ -118,7 +118,7 @@ class Predictions:
         }
 
     def _depths(self, knobs: Knobs) -> Depths | None:
-        """Of the copies with few layers that tell what the whole does; None where it must be rehearsed itself."""
+        """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
         return None if _kind(knobs) in self._unclear else self._facts.depths_for(knobs)
 
     def _tokens(self, knobs: Knobs) -> int:

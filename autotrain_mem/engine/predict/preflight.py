@@ -1,4 +1,4 @@
-"""What is looked at before the first rehearsal, and the room that a plan needs beside the card."""
+"""Looks at all that can be wrong before the first rehearsal, and at the room that a plan needs beside the card."""
 
 from __future__ import annotations
 

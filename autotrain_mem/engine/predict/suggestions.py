@@ -1,4 +1,4 @@
-"""Where a run would fit that does not fit here: on a larger card, on two of these, or with another method."""
+"""Suggests where a run would fit that does not fit here: a larger card, two of these, or another method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate) -> tuple[str, ...]:
-    """Where a run that does not fit here would: the next larger cards, and two of this one.
+    """Names what a run that does not fit here would fit: the next larger cards, and two of this one.
 
     On another card by what this one's rehearsal reserves; cards with other kernels may need a few percent more or less.
     """

@@ -59,7 +59,7 @@ def estimate_all(
     share_out: Callable[[Sequence[Call[Worker]]], Iterable[SweepPoint]],
     on_point: OnPoint = lambda point: None,
 ) -> Sweep:
-    """What every point needs; one that is refused does not end the others.
+    """Estimates every point; one that is refused does not end the others.
 
     Args:
         axes: Their combinations are the points.

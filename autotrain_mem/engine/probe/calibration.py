@@ -63,13 +63,13 @@ class Line:
     scale: float = 1.0
 
     def at(self, predicted_bytes: int) -> int:
-        """What a prediction for other settings becomes."""
+        """Returns the corrected prediction for other settings."""
         return max(0, self.measured_bytes + round(self.scale * (predicted_bytes - self.predicted_bytes)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """What turns a prediction into one that agrees with what was measured.
+    """Turns a prediction into one that agrees with what was measured.
 
     Example: forward was predicted at 80 MiB on 20 MiB of weights, and measured at 92 on 24. Then 4 MiB are offset, the
     scale is 68 / 60, and half the batch, predicted at 50 MiB, becomes 92 - 34 = 58.
@@ -118,7 +118,7 @@ class Correction:
 
 
 def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
-    """What the probes so far say, the last one above all."""
+    """Makes the correction that the probes so far call for, the last one above all."""
     last = points[-1]
     correction = Correction(lines=_lines(points), cached_bytes=_cached_bytes(last))
     if last.probe.fits:
@@ -132,7 +132,7 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
 
 
 def asked_bytes(refused: str) -> int:
-    """What was asked for in vain, by torch's own words; 0 where they do not say.
+    """Reads from torch's message how much was asked for in vain; 0 where it does not say.
 
     >>> asked_bytes("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 104.00 MiB")
     16777216
@@ -218,7 +218,7 @@ _NOT_STATIC = (Owner.OTHER, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)
 
 
 def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
-    """What is more is of the others; what is less is taken from what is least certain first."""
+    """Adds what is more to the others, and takes what is less from what is least certain first."""
     owned = dict(owners)
     if moved_bytes >= 0:
         owned[Owner.OTHER] = owned.get(Owner.OTHER, 0) + moved_bytes

@@ -33,13 +33,13 @@ class Replanned:
 
 
 class Ways(Protocol):
-    """What confirming a plan needs of the machine."""
+    """Bundles what confirming a plan needs of the machine."""
 
     def look(self) -> Hardware:
         """The device that is planned for, with what is free of it now."""
 
     def budget_bytes(self, hardware: Hardware) -> int:
-        """What a run may take of it."""
+        """Returns what a run may take of it."""
 
     def probe(self, plan: Plan) -> Probe:
         """Try the plan's settings; ``fits`` says only that nothing was refused and no cache given back."""
@@ -150,7 +150,7 @@ def _probe(course: _Course) -> Probe:
 
 
 def _judged(probe: Probe, course: _Course) -> Probe:
-    """What must fit the budget is what is reserved and what lies outside; where that is not known, as predicted."""
+    """Judges what is reserved and what lies outside against the budget; where that is not known, as predicted."""
     outside_bytes = probe.non_torch_bytes
     if outside_bytes is None:
         outside_bytes = course.predicted.outside_bytes

@@ -49,7 +49,7 @@ class RealWays:
         return replace(planned_for, free_bytes=self._now(planned_for).free_bytes)
 
     def budget_bytes(self, hardware: Hardware) -> int:
-        """With the user's headroom."""
+        """Returns the budget with the user's headroom."""
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:

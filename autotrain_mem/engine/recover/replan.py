@@ -77,7 +77,7 @@ def _flag(name: str, value: object) -> str:
 
 
 def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
-    """What the next plan may be predicted to take: less than the last, and less by as much as that was too low."""
+    """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
     predicted_bytes = chosen.estimate.required_bytes
     most_bytes = min(rehearsals.budget_bytes, predicted_bytes, _budget_now_bytes(rehearsals))
     measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes
@@ -155,7 +155,7 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
 
 
 def lowered_budget_bytes(chosen: Estimate, shortage: Shortage) -> int:
-    """What another plan may be predicted to take; always less than was predicted for the chosen one."""
+    """Computes what another plan may be predicted to take; always less than was predicted for the chosen one."""
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
     there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
     return max(0, min(there - too_low, chosen.required_bytes - 1))

@@ -181,7 +181,7 @@ class SupervisedRun:
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def _report(self, end: Event) -> Report:
-        """Of all processes of the run."""
+        """Reports on all processes of the run."""
         course, estimate = self._course, self.plan.estimate.reserved
         losses, rewards = course.losses or end["losses"], course.rewards or end["rewards"]
         return Report(

@@ -115,7 +115,7 @@ def _planned(
     attempts: tuple[Candidate, ...],
     seconds: float,
 ) -> Plan:
-    """As a search would have made it that found these settings; the card's own precision is a lever of each card."""
+    """Makes the plan as a search that found these settings would; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
     result = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
     return make_plan(rehearsals, result, facts, lengths, seconds=seconds)
