@@ -28,54 +28,13 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AutoFit",
-    "AutofitError",
-    "Candidate",
-    "CardVerdict",
-    "Cards",
-    "DPOTrainer",
-    "DataSummary",
-    "DoesNotFitError",
-    "Estimate",
-    "Experience",
-    "GRPOTrainer",
-    "Hardware",
-    "Harm",
-    "Incident",
-    "Job",
-    "KTOTrainer",
-    "Knobs",
-    "Learned",
-    "Lever",
-    "MemoryEstimate",
-    "MemoryReading",
-    "MemoryWatch",
-    "OtherProcess",
-    "Owner",
-    "PPOTrainer",
-    "Phase",
-    "PhasePeak",
-    "Plan",
-    "Probe",
-    "Proposal",
-    "RLOOTrainer",
-    "Report",
-    "ReservedByMode",
-    "ReservedEstimate",
-    "Restart",
-    "RewardTrainer",
-    "SFTTrainer",
-    "Sign",
-    "StepTime",
-    "UsageError",
-    "__version__",
-    "cards",
-    "estimate",
-    "fit",
-    "gpus",
-    "plan",
-]
+__all__ = ["DPOTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
+__all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan"]
+__all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
+__all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
+__all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "Incident", "Job", "Knobs"]
+__all__ += ["Learned", "Lever", "MemoryEstimate", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan", "Probe"]
+__all__ += ["Proposal", "Report", "ReservedByMode", "ReservedEstimate", "Restart", "StepTime"]
 
 _NAMES = {
     "drop_in.ppo": "PPOTrainer",

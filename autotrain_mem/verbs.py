@@ -236,7 +236,7 @@ def gpus() -> tuple[Hardware, ...]:
     Returns:
         For each what torch reports as its memory in bytes, and its speeds in bytes or FLOP per second.
     """
-    return api.gpus()
+    return api.catalog()
 
 
 # -- from keywords to a wish ---------------------------------------------------------------------------------------
@@ -263,8 +263,18 @@ def _wish(
             f"AutoFit({given[0]}=...) is for trainers, whose config does not say what was given; {verb}(...) does.",
             hint="Give an argument to keep it; remove it to have it tuned.",
         )
-    _check_method(method)
-    _check_misplaced(arguments)
+    if method not in METHODS:
+        near = difflib.get_close_matches(str(method), list(METHODS), n=1)
+        meant = f'Did you mean "{near[0]}"? ' if near else ""
+        raise UsageError(f"Unknown method {method!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
+    if misplaced := [name for name in arguments if name in _OURS]:
+        written = ", ".join(f"{name}={arguments[name]!r}" for name in misplaced)
+        raise UsageError(
+            f"{', '.join(misplaced)} {'is' if len(misplaced) == 1 else 'are'} not TRL's to take.",
+            hint=f"Write autofit=AutoFit({written}).",
+        )
+    if "model_name_or_path" in arguments:
+        raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
     return api.Wish(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
@@ -284,26 +294,6 @@ def _refuse_plan(wish: api.Wish, why: str) -> None:
 _OURS = tuple(each.name for each in fields(AutoFit))
 _KEYWORDS = ("dataset", "environment", "simulate", "max_restarts", "overwrite_output_dir", *_OURS)
 """What is no argument of TRL's, for did-you-mean."""
-
-
-def _check_method(method: str) -> None:
-    if method in METHODS:
-        return
-    near = difflib.get_close_matches(str(method), list(METHODS), n=1)
-    meant = f'Did you mean "{near[0]}"? ' if near else ""
-    raise UsageError(f"Unknown method {method!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
-
-
-def _check_misplaced(arguments: Mapping[str, Any]) -> None:
-    ours = [name for name in arguments if name in _OURS]
-    if ours:
-        written = ", ".join(f"{name}={arguments[name]!r}" for name in ours)
-        raise UsageError(
-            f"{', '.join(ours)} {'is' if len(ours) == 1 else 'are'} not TRL's to take.",
-            hint=f"Write autofit=AutoFit({written}).",
-        )
-    if "model_name_or_path" in arguments:
-        raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
 
 
 def _path(name: str, value: object, keywords: str) -> str:

@@ -380,7 +380,7 @@ def test_a_folder_says_in_which_process_its_code_runs() -> None:
 def _is_declaration(node: ast.stmt) -> bool:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return True
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)):
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)):
         return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
     if isinstance(node, ast.If) and _is_type_checking(node):
         return all(map(_is_declaration, (*node.body, *node.orelse)))

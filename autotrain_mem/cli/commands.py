@@ -45,12 +45,15 @@ def estimate(method: str, argv: Sequence[str]) -> int:
     with api.Workers(None if axes else 1) as workers:
         if axes:
             points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
-            return _print_sweep(points, output)
-        estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
+        else:
+            estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
+            points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
     if output.json:
-        _print_json(codec.to_json(estimated))
+        _print_json(codec.to_json(points if axes else estimated))
     elif output.csv:
-        _print_csv(Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),)))
+        sys.stdout.write(sweep_csv(points))
+    elif axes:
+        whole_lines().print(sweep_view(points))
     else:
         Console().print(estimate_view(estimated))
     if snapshot is not None:
@@ -144,7 +147,7 @@ def gpus(argv: Sequence[str]) -> int:
     wish, output = flags.read("autofit gpus", argv)
     if wish.argv:
         raise UsageError(f"autofit gpus takes no {wish.argv[0]}.", hint="autofit gpus [--json]")
-    cards = api.gpus()
+    cards = api.catalog()
     if output.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
     whole_lines().print(gpus_view(cards))
@@ -201,20 +204,6 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 console.print(Text(line), soft_wrap=True)
 
         yield on_event
-
-
-def _print_sweep(points: Sweep, output: flags.Output) -> int:
-    if output.json:
-        return _print_json(codec.to_json(points))
-    if output.csv:
-        return _print_csv(points)
-    whole_lines().print(sweep_view(points))
-    return 0
-
-
-def _print_csv(points: Sweep) -> int:
-    sys.stdout.write(sweep_csv(points))
-    return 0
 
 
 def _help(method: str, prog: str) -> int:

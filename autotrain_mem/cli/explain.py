@@ -32,7 +32,9 @@ def explain(argv: Sequence[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     path = _path(argv)
-    Console().print(explain_view(_from_stdin() if path == STDIN else Plan.load(path)))
+    piped = path == STDIN
+    plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input") if piped else Plan.load(path)
+    Console().print(explain_view(plan))
     return 0
 
 
@@ -47,7 +49,3 @@ def _path(argv: Sequence[str]) -> str:
         wrong = f"autofit explain takes one plan, not {len(given)}." if given else "autofit explain needs a plan."
         raise UsageError(wrong, hint=_USAGE)
     return given[0]
-
-
-def _from_stdin() -> Plan:
-    return read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input")

@@ -43,10 +43,7 @@ _SNAPSHOT = (
     "write the predicted history of the allocator, for https://pytorch.org/memory_viz: what "
     "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten"
 )
-
 _SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for another flag: all combinations"
-
-
 _DRY_RUN = "plan, print TRL's config, the command and the environment that would run, and stop"
 _OVERWRITE = "where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted"
 _RESTARTS = f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never"
@@ -106,17 +103,13 @@ def own_names(prog: str = "autofit") -> tuple[str, ...]:
 def read_one(prog: str, name: str, text: str) -> Any:
     """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
     if name in OWN_KNOBS:
-        return _truth(name, text)
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"--{name} takes no {text!r}.", hint="It takes true or false.")
+        return text.lower() == "true"
     value = getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
     if name == "headroom":
         AutoFit(headroom=value)
     return value
-
-
-def _truth(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise UsageError(f"--{name} takes no {text!r}.", hint="It takes true or false.")
-    return text.lower() == "true"
 
 
 _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
@@ -133,17 +126,25 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
     """
     namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
-    _check_of_estimate(prog, rest)
+    for flag in (token.partition("=")[0] for token in rest):
+        if flag in _NOT_HERE:
+            why, instead = _NOT_HERE[flag]
+            raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
     config = _read_yaml(config_file(prog, flags))
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
     settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
-    _check_blocks(config)
+    # Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant.
+    meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
+    if meant:
+        hint = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
+        raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=hint)
     for name in _yaml_names():
         if name in config:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
-    ours |= {"forbid": _names(ours.get("forbid", "")), "sweep": tuple(ours.get("sweep", ()))}
+    forbid = (name.strip().replace("-", "_") for name in ours.get("forbid", "").split(","))
+    ours |= {"forbid": frozenset(filter(None, forbid)), "sweep": tuple(ours.get("sweep", ()))}
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
     autofit = AutoFit(**_fields_of(AutoFit, ours))
@@ -166,7 +167,7 @@ def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> 
     return {name: value for name, value in ours.items() if name in names}
 
 
-_OF_ESTIMATE = {
+_NOT_HERE = {
     "--snapshot": (
         "it is one configuration that has a history.",
         "autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
@@ -179,10 +180,6 @@ _OF_ESTIMATE = {
         "a table of figures is what estimate prints.",
         "autofit estimate METHOD ... --sweep max_length=512,1024 --csv, or --json here.",
     ),
-}
-"""Flags that only estimate has: why no other command has them, and what to type instead."""
-
-_OF_A_PLAN = {
     "--plan": (
         "it says what flags need, and a plan holds settings that were found to fit.",
         "autofit explain FILE tells what they need; autofit METHOD --plan FILE trains with them.",
@@ -191,18 +188,7 @@ _OF_A_PLAN = {
     "--export": ("it makes no plan.", "autofit plan METHOD ... --export TOOL writes one in another tool's keys."),
     "--out": ("it makes no plan.", "autofit plan METHOD ... --out FILE writes one; --json prints an estimate."),
 }
-"""Those that it alone has not."""
-
-
-def _check_of_estimate(prog: str, rest: Sequence[str]) -> None:
-    refused = {**_OF_ESTIMATE, **_OF_A_PLAN}
-    for token in rest:
-        flag = token.partition("=")[0]
-        if flag in refused:
-            why, instead = refused[flag]
-            raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
-
-
+"""Flags that only estimate has, or it alone has not: why a command does not take them, and what to type instead."""
 _NOT_GIVEN = (None, False)
 
 
@@ -226,9 +212,14 @@ def _yaml_names() -> tuple[str, ...]:
 
 def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Our keys of a YAML file, checked by the parser that checks the flags."""
-    unknown = [name for name in settings if name not in _yaml_names()]
-    if unknown:
-        raise _unknown_settings(unknown)
+    known = _yaml_names()
+    if unknown := [name for name in settings if name not in known]:
+        near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+        meant = [f"{name}: did you mean {guess[0]}?\n" for name, guess in near.items() if guess]
+        raise UsageError(
+            f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
+            hint=f"{''.join(meant)}It takes {', '.join(known)}; TRL's keys stand at the top level.",
+        )
     argv: list[str] = []
     for name, value in settings.items():
         if isinstance(value, bool):
@@ -237,28 +228,6 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             argv.append(f"--{name}={text}")
     return _given(make_parser(prog).parse_args(argv))
-
-
-def _unknown_settings(unknown: list[str]) -> UsageError:
-    known = _yaml_names()
-    near = [difflib.get_close_matches(name, known, n=1) for name in unknown]
-    meant = [f"{name}: did you mean {guess[0]}?\n" for name, guess in zip(unknown, near, strict=True) if guess]
-    return UsageError(
-        f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
-        hint=f"{''.join(meant)}It takes {', '.join(known)}; TRL's keys stand at the top level.",
-    )
-
-
-def _check_blocks(config: Mapping[str, Any]) -> None:
-    """Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant."""
-    meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
-    if meant:
-        hint = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
-        raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=hint)
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
 
 
 def _read_yaml(path: str | None) -> dict[str, Any]:
@@ -274,17 +243,14 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError(f"The config {path} is not UTF-8 text.", hint="Check --config.") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"The config {path} is not YAML{_yaml_place(error)}.", hint=hint) from error
+        mark: Any = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None)  # such as: expected ',' or ']'
+        where = f" at line {mark.line + 1}, column {mark.column + 1} ({problem})" if mark is not None else ""
+        raise UsageError(f"The config {path} is not YAML{where}.", hint=hint) from error
     if not isinstance(config, dict):
         raise UsageError(f"The config {path} holds no keys.", hint=hint)
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
     return {name.replace("-", "_"): value for name, value in plain.items()}
-
-
-def _yaml_place(error: Any) -> str:
-    """`` at line 2, column 2 (expected ',' or ']')``."""
-    mark = getattr(error, "problem_mark", None)
-    return f" at line {mark.line + 1}, column {mark.column + 1} ({error.problem})" if mark is not None else ""
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:

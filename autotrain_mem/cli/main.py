@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
-from typing import NoReturn
 
 from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
@@ -42,6 +42,10 @@ underscores. A flag that you give is kept; what you do not give may be tuned; wh
 """
 
 
+_WITHOUT_METHOD = {"explain": "explain", "recipes": "recipes", "gpus": "commands", "quickstart": "quickstart"}
+"""Commands that take no method -> the modules that have functions of their names, and are imported when they run."""
+
+
 def main() -> None:
     """Entry point: run, and leave with the error's exit code."""
     code = run(sys.argv[1:])
@@ -54,7 +58,7 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _command(argv)()
     except AutofitError as error:
@@ -90,22 +94,9 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
     if argv[0] == "--version":
         return lambda: _say(f"autofit {__version__}\n")
     name, *rest = argv
-    if name == "gpus":
-        from autotrain_mem.cli.commands import gpus
-
-        return lambda: gpus(rest)
-    if name == "explain":
-        from autotrain_mem.cli.explain import explain
-
-        return lambda: explain(rest)
-    if name == "recipes":
-        from autotrain_mem.cli.recipes import list_recipes
-
-        return lambda: list_recipes(rest)
-    if name == "quickstart":
-        from autotrain_mem.cli.quickstart import quickstart
-
-        return lambda: quickstart(rest)
+    if name in _WITHOUT_METHOD:
+        module = importlib.import_module(f"autotrain_mem.cli.{_WITHOUT_METHOD[name]}")
+        return functools.partial(getattr(module, name), rest)
     if name in METHODS:
         from autotrain_mem.cli.commands import train
 
@@ -118,7 +109,8 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         method = _method(name, rest)
         chosen = plan if name == "plan" else estimate
         return lambda: chosen(method, rest[1:])
-    raise _unknown_command(name)
+    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *_WITHOUT_METHOD))
+    raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 
 def _method(command: str, rest: Sequence[str]) -> str:
@@ -128,11 +120,6 @@ def _method(command: str, rest: Sequence[str]) -> str:
         meant = _meant(f"autofit {command}", rest[0], METHODS)
         raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
     return rest[0]
-
-
-def _unknown_command(name: str) -> UsageError:
-    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", "explain", "recipes", "gpus", "quickstart"))
-    return UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 
 def _meant(before: str, name: str, known: Iterable[str]) -> str:
@@ -155,10 +142,6 @@ def _report(error: AutofitError, argv: Sequence[str]) -> int:
 
     whole_lines(stderr=True).print(error_view(error))
     return error.exit_code
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

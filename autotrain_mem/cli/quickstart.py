@@ -12,6 +12,7 @@ import pathlib
 import textwrap
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.rule import Rule
@@ -48,7 +49,11 @@ def quickstart(argv: Sequence[str]) -> int:
         _make(folder)
         rows = f"{ROWS} rows, one in a hundred about ten times as long as the rest"
         console.print(f"{folder}/model (1 million weights) and {folder}/data.jsonl ({rows}).")
-        rehearsals = _rehearsals(workers, folder)
+        argv = [*FLAGS, "--output_dir", str(folder / "run")]
+        given, defaults = workers.first.parse("sft", argv, {}, {}, own_names())
+        job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
+        card = api.choose(CARD, use_cpu=False)
+        rehearsals = api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=card)
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         _run_out_of_memory(console, rehearsals, folder)
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
@@ -98,28 +103,20 @@ def _make(folder: pathlib.Path) -> None:
         ) from error
 
 
-def _rehearsals(workers: api.Workers, folder: pathlib.Path) -> api.Rehearsals:
-    given, defaults = workers.first.parse("sft", [*FLAGS, "--output_dir", str(folder / "run")], {}, {}, own_names())
-    job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
-    return api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=api.choose(CARD, use_cpu=False))
-
-
 def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
     """Predict that TRL's defaults do not fit, then let them run until they do not."""
     predicted = api.estimate(rehearsals)
     console.print(estimate_view(predicted))
     console.print("\nTo see it happen, they train until the card is full:")
-    trial = rehearsals.with_output_dir(str(folder / "trl-defaults"))
+    arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
+    trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
     try:
         with progress_bar(console, trial) as on_event:
             given = api.plan_as_given(trial, predicted)
             api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=on_event)
     except GpuOutOfMemoryError as error:
-        console.print(_wrapped(error.message, console.width), soft_wrap=True, markup=False)
+        # Torch's words end in an address, which is kept whole.
+        lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)
+        console.print("\n".join(lines), soft_wrap=True, markup=False)
         return
     raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")
-
-
-def _wrapped(message: str, width: int) -> str:
-    """Torch's words end in an address, which is kept whole."""
-    return "\n".join(textwrap.wrap(message, width, break_long_words=False, break_on_hyphens=False))

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from autotrain_mem import recipe_files
 from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
-from autotrain_mem.recipe_files import recipe, recipes
+from autotrain_mem.recipe_files import recipe
 from autotrain_mem.report.console import recipes_view
 from autotrain_mem.spec import codec
 
@@ -25,7 +26,7 @@ files lie, too. With a NAME, the text of that recipe: a file for --config.
 """
 
 
-def list_recipes(argv: Sequence[str]) -> int:
+def recipes(argv: Sequence[str]) -> int:
     """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(HELP)
@@ -41,10 +42,10 @@ def list_recipes(argv: Sequence[str]) -> int:
     if names:
         sys.stdout.write(recipe(names[0]).path.read_text(encoding="utf-8"))
     elif "--json" in argv:
-        listed = [{**codec.to_json(each), "method": each.method} for each in recipes()]
+        listed = [{**codec.to_json(each), "method": each.method} for each in recipe_files.recipes()]
         sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
-        whole_lines().print(recipes_view(recipes()))
+        whole_lines().print(recipes_view(recipe_files.recipes()))
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 
@@ -42,9 +41,16 @@ def read_axes(output: Output, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
     Raises:
         UsageError: all that is wrong with them, in one message.
     """
-    _check_outputs(output)
+    if output.csv and output.json:
+        raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Remove one.")
+    if output.sweep and output.snapshot is not None:
+        raise UsageError(
+            "--snapshot is the history of one configuration, and --sweep makes many.",
+            hint="Remove one: the snapshot of a single point is autofit estimate with that point's flags.",
+        )
     axes = tuple(map(_written, output.sweep))
-    _raise_together([wrong for each in _unique(axes) for wrong in _wrong(each, axes, argv)])
+    of_each_name = {_canonical(axis.name): axis for axis in axes}
+    _raise_together([wrong for each in of_each_name.values() for wrong in _wrong(each, axes, argv)])
     if axes:
         api.check_size([len(axis.texts) for axis in axes])
     return axes
@@ -60,17 +66,7 @@ def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], re
     axes = _typed_axes(workers.first, wish.method, written)
     asked = [_asked(wish, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
     with SweepProgress(Console(stderr=True), axes) as progress:
-        return api.sweep(workers, axes, asked, progress.done)
-
-
-def _check_outputs(output: Output) -> None:
-    if output.csv and output.json:
-        raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Remove one.")
-    if output.sweep and output.snapshot is not None:
-        raise UsageError(
-            "--snapshot is the history of one configuration, and --sweep makes many.",
-            hint="Remove one: the snapshot of a single point is autofit estimate with that point's flags.",
-        )
+        return api.estimate_all(workers, axes, asked, lambda point: api.estimate(point, checks=False), progress.done)
 
 
 def _written(text: str) -> WrittenAxis:
@@ -79,11 +75,6 @@ def _written(text: str) -> WrittenAxis:
     name = name.strip().lstrip("-").replace("-", "_")
     texts = dict.fromkeys(value.strip() for value in values.split(","))
     return WrittenAxis(name=name, texts=tuple(texts))
-
-
-def _unique(axes: Sequence[WrittenAxis]) -> list[WrittenAxis]:
-    """One of each name."""
-    return list({_canonical(axis.name): axis for axis in axes}.values())
 
 
 def _canonical(name: str) -> str:
@@ -98,7 +89,10 @@ def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) 
         wrong.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
     if sum(_canonical(each.name) == _canonical(name) for each in axes) > 1:
         wrong.append(UsageError(f"--sweep {name} stands there twice.", hint="Write all its values into one --sweep."))
-    given = _given_flags(argv).get(_canonical(name))
+    # A key of the YAML file is no contradiction: flags win over it, swept or not.
+    typed = [token.partition("=")[0] for token in argv if token.startswith("--")]
+    flags = {_canonical(flag[2:].replace("-", "_").removeprefix("no_")): flag for flag in typed}
+    given = flags.get(_canonical(name))
     if given is not None:
         hint = f"Remove {given}, or add its value to the sweep."
         wrong.append(UsageError(f"{given} is given, and {name} is swept.", hint=hint))
@@ -106,12 +100,6 @@ def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) 
         hint = f"Beside TRL's flags it takes {', '.join(OURS)}."
         wrong.append(UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint))
     return wrong
-
-
-def _given_flags(argv: Sequence[str]) -> dict[str, str]:
-    """Name -> flag on the command line. A key of the YAML file is no contradiction: flags win over it, swept or not."""
-    flags_given = [token.partition("=")[0] for token in argv if token.startswith("--")]
-    return {_canonical(flag[2:].replace("-", "_").removeprefix("no_")): flag for flag in flags_given}
 
 
 def _raise_together(wrong: Sequence[UsageError]) -> None:
@@ -129,23 +117,16 @@ def _typed_axes(worker: api.Worker, method: str, written: Sequence[WrittenAxis])
         settings = []
         for text in axis.texts:
             try:
-                settings.append(Setting(name=axis.name, text=text, value=_typed(worker, method, axis.name, text)))
+                if axis.name in OURS:
+                    value = read_one(f"autofit estimate {method}", axis.name, text)
+                else:
+                    value = worker.read_value(method, axis.name, _tokens(axis.name, text), own_names())
+                settings.append(Setting(name=axis.name, text=text, value=value))
             except UsageError as error:
                 wrong.append(error)
         axes.append(Axis(name=axis.name, settings=tuple(settings)))
-    _raise_together(_one_of_each(wrong))
+    _raise_together(list({each.message: each for each in wrong}.values()))  # an unknown name is so with every value
     return tuple(axes)
-
-
-def _one_of_each(wrong: Sequence[UsageError]) -> list[UsageError]:
-    """An unknown name is unknown with every value."""
-    return list({each.message: each for each in wrong}.values())
-
-
-def _typed(worker: api.Worker, method: str, name: str, text: str) -> Any:
-    if name in OURS:
-        return read_one(f"autofit estimate {method}", name, text)
-    return worker.read_value(method, name, _tokens(name, text), own_names())
 
 
 def _tokens(name: str, text: str) -> list[str]:

@@ -85,8 +85,9 @@ def build(
         autofit: How to plan; None: as :class:`AutoFit` says by itself.
     """
     outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
-    keywords = _keywords(construct, args, kwargs)
-    if keywords is None:
+    try:
+        keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
+    except TypeError:  # TRL's constructor takes no such arguments, which it says best itself
         return construct(*args, **kwargs)
     if (substitute := substitution.get()) is not None:
         return construct(**substitute(keywords))
@@ -102,7 +103,10 @@ def build(
     plan = _made(asked)
     if plan.knobs.expandable_segments:
         grow_segments()
-    construct(**planned_keywords(keywords, plan))
+    # The script's keywords with the plan in them; those it changes are made anew, none is altered.
+    config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
+    planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
+    construct(**{**planned, "args": config})
     finished(trainer, plan.knobs)
     trainer.plan = plan
     if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
@@ -121,21 +125,6 @@ def _made(asked: Asked) -> Plan:
             raise
         error.__cause__ = None  # or each would be the other's cause
         raise refusal from refusal.__cause__
-
-
-def planned_keywords(keywords: Keywords, plan: Plan) -> Keywords:
-    """The script's keywords with a plan in them; those it changes are made anew, none is altered."""
-    knobs, loads = plan.knobs, isinstance(keywords["model"], str)
-    config = planned_config(keywords["args"], knobs, loads=loads)
-    return {**with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(knobs)}), "args": config}
-
-
-def _keywords(construct: Construct, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keywords | None:
-    """By TRL's names; None where TRL's constructor takes no such arguments, which it says best itself."""
-    try:
-        return dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
-    except TypeError:
-        return None
 
 
 def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:

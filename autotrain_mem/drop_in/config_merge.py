@@ -93,15 +93,12 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
         for name in _names(config_class)
         if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _SKIPPED
     }
-    differing |= _precision(config) | _generation(config)
+    # TRL's default is bf16, unless fp16 is asked for (``trl/trainer/base_config.py: __post_init__``).
+    if config.fp16 or not config.bf16:
+        differing |= {"fp16": True} if config.fp16 else {"bf16": False}
+    if hasattr(config, STEPS_OF_GENERATION):  # rows that one process has
+        differing["generation_batch_size"] = config.generation_batch_size // config.world_size
     return {name: value for name, value in differing.items() if name not in _derived(config)}
-
-
-def _precision(config: Any) -> dict[str, Any]:
-    """TRL's default is bf16, unless fp16 is asked for (``trl/trainer/base_config.py: __post_init__``)."""
-    if config.fp16:
-        return {"fp16": True}
-    return {} if config.bf16 else {"bf16": False}
 
 
 def _derived(config: Any) -> frozenset[str]:
@@ -114,13 +111,6 @@ def _derived(config: Any) -> frozenset[str]:
         return frozenset()
     follows = config.steps_per_generation == config.gradient_accumulation_steps
     return frozenset(_DERIVED if follows else {STEPS_OF_GENERATION})
-
-
-def _generation(config: Any) -> dict[str, Any]:
-    """Rows of a generation that one process has."""
-    if not hasattr(config, STEPS_OF_GENERATION):
-        return {}
-    return {"generation_batch_size": config.generation_batch_size // config.world_size}
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
@@ -136,12 +126,15 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
             hint=f'Write model_init_kwargs={{"dtype": "{_plain(options["torch_dtype"])}"}}.',
         )
     quantization = quantization_of(keywords)
+    settings = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
+    quantized = {name: True for name in BASE_BITS if settings.get(name) or settings.get(f"_{name}")}
+    quantized |= {"use_bnb_nested_quant": True} if settings.get("bnb_4bit_use_double_quant") else {}
     options.pop("quantization_config", None)
     given = {flag: _plain(options.pop(name)) for name, flag in _LOADING.items() if name in options}
     rest = {name: _plain(value) for name, value in options.items() if name not in _HARMLESS}
     defaults = {"dtype": "float32", "model_revision": "main", "attn_implementation": None, "trust_remote_code": False}
     given = {name: value for name, value in given.items() if value is not None and value != defaults[name]}
-    return given | _of_quantization(quantization) | ({"model_init_kwargs": rest} if rest else {})
+    return given | quantized | ({"model_init_kwargs": rest} if rest else {})
 
 
 def main_dtype(model: Any) -> str:
@@ -153,32 +146,22 @@ def main_dtype(model: Any) -> str:
     return max(elements, key=lambda name: elements[name], default="float32")
 
 
-def _of_quantization(quantization: Any) -> dict[str, Any]:
-    settings = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
-    bits = {name: True for name in BASE_BITS if settings.get(name) or settings.get(f"_{name}")}
-    nested = {"use_bnb_nested_quant": True} if settings.get("bnb_4bit_use_double_quant") else {}
-    return bits | nested
-
-
 def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     """LoRA in the words of TRL's flags, as far as they go; the config object itself is what is rehearsed."""
     adapter = keywords.get("peft_config")
     if adapter is None:
         return {}
+    targets = getattr(adapter, "target_modules", None)
+    if isinstance(targets, set | list | tuple):
+        # TRL takes a single name for a regular expression (``trl/trainer/model_config.py: __post_init__``).
+        targets = sorted(targets) if len(targets) > 1 else [rf".*\.{name}" for name in targets]
     settings = {
         "lora_r": getattr(adapter, "r", None),
         "lora_alpha": getattr(adapter, "lora_alpha", None),
         "lora_dropout": getattr(adapter, "lora_dropout", None),
-        "lora_target_modules": _targets(getattr(adapter, "target_modules", None)),
+        "lora_target_modules": targets,
     }
     return {"use_peft": True} | {name: value for name, value in settings.items() if value is not None}
-
-
-def _targets(targets: Any) -> Any:
-    """TRL takes a single name of a list for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
-    if not isinstance(targets, set | list | tuple):
-        return targets
-    return sorted(targets) if len(targets) > 1 else [rf".*\.{name}" for name in targets]
 
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
@@ -242,18 +225,15 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
     if loads and hasattr(config, "model_init_kwargs"):
         changed["model_init_kwargs"] = loading(config.model_init_kwargs, knobs.dtype)
     skipped = _derived(config) - changed.keys()
-    values = {name: _own(getattr(config, name)) for name in _names(type(config)) if name not in skipped}
+    values = {name: getattr(config, name) for name in _names(type(config)) if name not in skipped}
+    for name, value in values.items():
+        if isinstance(value, dict | list) or (is_dataclass(value) and not isinstance(value, type)):
+            values[name] = copy.deepcopy(value)  # TRL or a plan may write into it
     merged = _construct(type(config), {**values, **changed})
     for name, value in vars(config).items():
         if name not in vars(merged):
             setattr(merged, name, value)
     return merged
-
-
-def _own(value: Any) -> Any:
-    """A copy of what TRL or a plan may write into."""
-    writable = isinstance(value, dict | list) or is_dataclass(value)
-    return copy.deepcopy(value) if writable and not isinstance(value, type) else value
 
 
 def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:

@@ -61,7 +61,9 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     """Guards a trainer, and yields its method of that name as it is to be called meanwhile."""
     from autotrain_mem.training.guard.attach import attach_guard, why_no_guard
 
-    if why_no_guard(trainer) or _own_step(trainer):
+    names = (*_STEPS, "compute_loss", "_compute_loss")
+    has_own_step = vars(trainer).keys() & names or any(_is_own(getattr(type(trainer), step)) for step in _STEPS)
+    if why_no_guard(trainer) or has_own_step:  # the user's own, of the class or of this object
         yield trls
         return
     functions = [(owner, _functions(owner)) for owner in _owners(trainer)]
@@ -78,17 +80,16 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     finally:
         if attached is not None:
             _note(trainer, learned=attached.leave())
-        _keep_only(trainer.callback_handler.callbacks, callbacks)
+        for each in [*trainer.callback_handler.callbacks]:  # what a run added of its own stays
+            if type(each).__module__.startswith("autotrain_mem.training.") and each not in callbacks:
+                trainer.callback_handler.callbacks.remove(each)
         if vars(trainer).get(name) == trls:
             delattr(trainer, name)
-        for owner, own in functions:
-            _put_back(owner, own)
-
-
-def _own_step(trainer: Any) -> bool:
-    """Whether a step is the user's own, of the class or of this object."""
-    names = (*_STEPS, "compute_loss", "_compute_loss")
-    return bool(vars(trainer).keys() & names) or any(_is_own(getattr(type(trainer), step)) for step in _STEPS)
+        for owner, before in functions:  # ours go; what others put there meanwhile stays
+            own = vars(owner)
+            for ours in [each for each, function in _functions(owner).items() if _is_ours(function)]:
+                del own[ours]
+            own.update({each: function for each, function in before.items() if each not in own})
 
 
 def _is_own(code: Any) -> bool:
@@ -103,14 +104,6 @@ def _is_own(code: Any) -> bool:
 def _functions(owner: Any) -> dict[str, Any]:
     """Returns the functions that an object has of its own, beside those of its class."""
     return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
-
-
-def _put_back(owner: Any, functions: dict[str, Any]) -> None:
-    """Removes our functions and puts back those that were there. What others put there meanwhile stays."""
-    own = vars(owner)
-    for name in [name for name, function in _functions(owner).items() if _is_ours(function)]:
-        del own[name]
-    own.update({name: function for name, function in functions.items() if name not in own})
 
 
 def _is_ours(function: Any) -> bool:
@@ -128,15 +121,6 @@ def _owners(trainer: Any) -> list[Any]:
     optimizer = trainer.optimizer
     optimizers = [] if optimizer is None else [optimizer, getattr(optimizer, "optimizer", optimizer)]
     return [trainer, trainer.accelerator, policy, *judges, *optimizers]
-
-
-def _keep_only(callbacks: list[Any], before: list[Any]) -> None:
-    """Ours go; what a run added of its own stays."""
-    ours = [
-        each for each in callbacks if type(each).__module__.startswith("autotrain_mem.training.") and each not in before
-    ]
-    for each in ours:
-        callbacks.remove(each)
 
 
 # -- what it reports ---------------------------------------------------------------------------------------------------
@@ -194,20 +178,14 @@ def _run_longest_first(trainer: Any) -> None:
 
 def _runs_own_code(trainer: Any) -> bool:
     """Whether a training step calls code that nobody here has read. Reward functions are not called."""
-    parts = (trainer.data_collator, getattr(trainer, "compute_loss_func", None), *_hooks(trainer.model))
+    parts = [trainer.data_collator, getattr(trainer, "compute_loss_func", None)]
+    for module in trainer.model.modules():
+        backward = (module._backward_pre_hooks, module._backward_hooks)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, *backward):
+            parts += hooks.values()
     is_transformed = getattr(trainer.train_dataset, "format", {}).get("type") == "custom"  # Dataset.set_transform
-    return is_transformed or _overrides(type(trainer)) or any(callable(part) and _is_own(part) for part in parts)
-
-
-def _overrides(kind: type) -> bool:
-    """Whether a class of the user's own does something otherwise than TRL's."""
-    own = [each for each in kind.__mro__ if _is_own(each)]
-    names = {name for each in own for name in vars(each) if not name.startswith("__")}
-    return any(name in vars(each) for each in kind.__mro__ if each not in own for name in names)
-
-
-def _hooks(model: Any) -> Iterator[Any]:
-    for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks):
-            yield from hooks.values()
-        yield from module._backward_hooks.values()
+    kinds = type(trainer).__mro__
+    own = [kind for kind in kinds if _is_own(kind)]
+    names = {name for kind in own for name in vars(kind) if not name.startswith("__")}
+    overrides = any(names & vars(kind).keys() for kind in kinds if kind not in own)
+    return is_transformed or overrides or any(callable(part) and _is_own(part) for part in parts)

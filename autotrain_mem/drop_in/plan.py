@@ -19,7 +19,7 @@ from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.engine.request import Wish, kept_between_runs, on_device, read_plan
+from autotrain_mem.engine.request import Wish, read_plan
 from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import ROWS, STEPS
@@ -35,7 +35,7 @@ from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.length import MAX_LENGTH
-from autotrain_mem.store import Store
+from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
@@ -83,9 +83,8 @@ def make_plan(asked: Asked) -> Plan:
     ranks.check_launch()
     _check_words(asked.autofit)
     _check_keywords(asked)
-    _check_models(asked)
     earlier = _earlier_plan(asked)
-    store = kept_between_runs(_note)
+    store = Store(cache_folder(), on_damage=_note)
     config = asked.call.keywords["args"]
     hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
     plan = ranks.agreed(lambda: _planned(asked, hardware, store, earlier))
@@ -128,25 +127,28 @@ def _earlier_plan(asked: Asked) -> Plan | None:
 
 
 def _rehearsals(asked: Asked, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path) -> Rehearsals:
-    keywords = asked.call.keywords
-    autofit = _keeping_the_batch(asked.autofit, keywords["args"])
+    keywords, autofit, model = asked.call.keywords, asked.autofit, asked.call.keywords["model"]
+    if autofit.effective_batch_size is None and {ROWS, STEPS} & {*autofit.tune}:
+        # Sizes that are given free divide the script's effective batch anew, and never make another.
+        config = keywords["args"]
+        effective = config.per_device_train_batch_size * config.gradient_accumulation_steps
+        autofit = replace(autofit, effective_batch_size=effective)
     arguments = given_arguments(dict(keywords), asked.config_class, autofit)
     _check_stream(asked, arguments)
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if asked.lost and "expandable_segments" not in arguments:
         arguments["expandable_segments"] = False
-    wish = Wish(method=asked.method, model=_name(keywords["model"]), autofit=autofit, config=arguments)
-    defaults = workers.first.accept(asked.method, arguments, wish.own)
-    job = wish.job(arguments, _python_call(asked, folder))
-    return on_device(workers, autofit, job, defaults, hardware, store)
-
-
-def _keeping_the_batch(autofit: AutoFit, config: Any) -> AutoFit:
-    """Sizes that are given free divide the script's effective batch anew, and never make another."""
-    if autofit.effective_batch_size is not None or not {ROWS, STEPS} & {*autofit.tune}:
-        return autofit
-    effective = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    return replace(autofit, effective_batch_size=effective)
+    # A model object's name is where it came from, or its class.
+    name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
+    wish = Wish(method=asked.method, model=name, autofit=autofit, config=arguments)
+    return Rehearsals(
+        workers=workers,
+        defaults=workers.first.accept(asked.method, arguments, wish.own),
+        job=wish.job(arguments, _python_call(asked, folder)),
+        hardware=hardware,
+        headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
+        store=store,
+    )
 
 
 def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
@@ -166,8 +168,7 @@ def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
 
 
 def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
-    call = asked.call
-    streams = _streams(call)
+    call, streams = asked.call, _streams(asked.call)
     for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
         call = call.replacing(stream, None)
     return PythonCall(
@@ -193,18 +194,15 @@ def _streams(call: Call) -> list[Any]:
 def _digest(asked: Asked) -> str:
     """Digests what a rehearsal depends on beside the arguments; empty where the user's own code or model is in it."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
-    relevant["reward_funcs"] = _rewards(relevant.get("reward_funcs"))
+    rewards = relevant.get("reward_funcs")
+    rewards = rewards if isinstance(rewards, list | tuple) else [rewards]
+    # A rehearsal has stand-ins for reward functions: only how many there are counts.
+    relevant["reward_funcs"] = ["a function" if inspect.isroutine(each) else each for each in rewards]
     relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
     texts = {name: _text_of(value) for name, value in relevant.items()}
     if None in texts.values():
         return ""
     return hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _rewards(rewards: Any) -> Any:
-    """A rehearsal has stand-ins for reward functions: only how many there are counts."""
-    asked = rewards if isinstance(rewards, list | tuple) else [rewards]
-    return ["a function" if inspect.isroutine(each) else each for each in asked]
 
 
 def _text_of(value: Any) -> str | None:
@@ -229,11 +227,6 @@ def _is_known(kind: Any) -> bool:
     return kind.__module__.split(".")[0] in OUR_LIBRARIES
 
 
-def _name(model: Any) -> str:
-    """Names a model object: where it came from, or its class."""
-    return model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
-
-
 _UNREHEARSED = {
     "tools": "a rehearsal samples completions and calls nothing",
     "rollout_func": "a rehearsal samples completions with the trainer's own loop",
@@ -252,6 +245,8 @@ def _check_words(autofit: AutoFit) -> None:
 
 
 def _check_keywords(asked: Asked) -> None:
+    import torch
+
     keywords = asked.call.keywords
     if hasattr(rows := keywords["train_dataset"], "__len__") and not len(rows):
         raise EmptyDatasetError("train_dataset has no rows.", hint="Give it at least one; was a filter too strict?")
@@ -264,13 +259,8 @@ def _check_keywords(asked: Asked) -> None:
             f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",
             hint="\n".join(f"{name}: {reason}; remove it, or take trl's own class" for name, reason in why.items()),
         )
-
-
-def _check_models(asked: Asked) -> None:
-    import torch
-
-    adapts = asked.call.keywords.get("peft_config") is not None
-    for name, value in asked.call.keywords.items():
+    adapts = keywords.get("peft_config") is not None
+    for name, value in keywords.items():
         if isinstance(value, torch.nn.Module):
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 

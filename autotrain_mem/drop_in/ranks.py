@@ -61,15 +61,12 @@ def smallest(find: Callable[[], Hardware]) -> Hardware:
     import torch.distributed as dist
 
     devices: list[Any] = [None] * processes()
-    dist.all_gather_object(devices, _device_or_error(find))
-    return min((_received(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
-
-
-def _device_or_error(find: Callable[[], Hardware]) -> dict[str, Any]:
     try:
-        return codec.to_json(find())
+        own = codec.to_json(find())
     except AutofitError as error:
-        return error.to_json()
+        own = error.to_json()
+    dist.all_gather_object(devices, own)
+    return min((_received(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
 
 
 def _received(kind: type[Noun], answer: Any) -> Noun:

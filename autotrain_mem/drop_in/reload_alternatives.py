@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.errors import AutofitError, DoesNotFitError
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.candidate import alternative
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.units import format_bytes
@@ -40,8 +40,11 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
         other = _reloaded(plan_job, job, call, folder)
         if other is None:
             raise
-        hints = filter(None, (error.hint, _advice(call, other)))
-        raise DoesNotFitError(error.message, hint="\n".join(hints)) from error
+        name = call.model.config._name_or_path or "NAME"
+        how = f"in {other.knobs.base_bits} bits" if other.knobs.base_bits else other.knobs.dtype
+        needed = format_bytes(other.estimate.required_bytes)
+        advice = f'given by its name, model="{name}", it would be loaded {how} and fit ({needed})'
+        raise DoesNotFitError(error.message, hint="\n".join(filter(None, (error.hint, advice)))) from error
     if plan.level == LOSSLESS:
         return plan
     other = _reloaded(plan_job, job, call, folder)
@@ -72,11 +75,8 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
         other = plan_job(named)
     except AutofitError:
         return None
-    return other if _reloads(other.knobs, job.arguments["dtype"]) else None
-
-
-def _reloads(knobs: Knobs, dtype: str) -> bool:
-    return knobs.base_bits is not None or knobs.dtype != dtype
+    reloads = other.knobs.base_bits is not None or other.knobs.dtype != job.arguments["dtype"]
+    return other if reloads else None
 
 
 def _is_stock(model: Any) -> bool:
@@ -86,10 +86,3 @@ def _is_stock(model: Any) -> bool:
     libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
     plain = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
     return plain and getattr(model, "hf_quantizer", None) is None
-
-
-def _advice(call: Call, other: Plan) -> str:
-    name = call.model.config._name_or_path or "NAME"
-    how = f"in {other.knobs.base_bits} bits" if other.knobs.base_bits else other.knobs.dtype
-    needed = format_bytes(other.estimate.required_bytes)
-    return f'given by its name, model="{name}", it would be loaded {how} and fit ({needed})'

@@ -1,15 +1,11 @@
-"""The output folder of a run: where it is, whether it may be written, what is recorded in it, and another run there."""
+"""The output folder of a run: where it is, whether it may be written, and how to go on with what is in it."""
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
-from autotrain_mem.errors import ModelNotFoundError, PlanFileError, UsageError
-from autotrain_mem.files import write_json
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.plan_file import PLAN_NAME
-from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.errors import ModelNotFoundError, UsageError
+from autotrain_mem.spec import Job
 from autotrain_mem.training import launch
 
 RESUME = "resume_from_checkpoint"
@@ -24,14 +20,6 @@ def default_dir(method: str, model: str) -> str:
     """``tiny-SFT`` for ``models/tiny`` and ``sft``."""
     name = model.rstrip("/").split("/")[-1]
     return f"{name}-{method.upper()}"
-
-
-def plan_of_own_run(folder: str) -> Plan | None:
-    """Reads the plan of the run in an output folder; None where there is none, or another version wrote it."""
-    try:
-        return Plan.load(folder)
-    except PlanFileError:
-        return None
 
 
 def resumes(job: Job) -> bool:
@@ -63,11 +51,6 @@ def check_output(job: Job, *, overwrite: bool) -> None:
             )
 
 
-def move_aside(job: Job) -> pathlib.Path | None:
-    """Another run's folder gets another name; None where there is none. Raises OutputFolderError."""
-    return launch.move_aside(output_dir(job))
-
-
 def how_to_resume(folder: pathlib.Path) -> str:
     """After an interrupt."""
     if any(folder.glob("checkpoint-*")):
@@ -82,17 +65,3 @@ def check_weights(model: pathlib.Path) -> None:
             f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
             hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",
         )
-
-
-def write_run(
-    folder: pathlib.Path, *, plan_json: dict[str, Any] | None = None, report_json: dict[str, Any] | None = None
-) -> None:
-    """Write ``plan.json``, ``run.json`` or both: the plan is known before the run, the report after it.
-
-    Raises:
-        OutputFolderError: a file cannot be written; what was there before still is.
-    """
-    if plan_json is not None:
-        write_json(folder / PLAN_NAME, plan_json)
-    if report_json is not None:
-        write_json(folder / RUN_NAME, report_json)

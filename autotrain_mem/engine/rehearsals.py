@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
@@ -20,7 +20,6 @@ from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
 from autotrain_mem.versions import versions_key
-from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024
@@ -30,9 +29,6 @@ PROMPT_UNKNOWN = 512
 one (trl/trainer/grpo_config.py up to 0.24)."""
 NOWHERE = Store(None)
 """Keeps nothing."""
-
-AS_PREDICTED = Correction()
-"""Nothing was measured that would correct a prediction."""
 
 OnCounting = Callable[[Counting], None]
 
@@ -60,7 +56,7 @@ class Rehearsals:
     """What is left free on the device; None for the default."""
     store: Store = NOWHERE
     """Where rehearsals and token counts are kept for the next run."""
-    correction: Correction = AS_PREDICTED
+    correction: Correction = field(default_factory=Correction)
     """By what probes measured; what is kept is as it was rehearsed."""
 
     @property
@@ -112,15 +108,6 @@ class Rehearsals:
         unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         return Room(capacity_bytes=None, settings=unlimited, caches=self.hardware.origin != "cpu")
 
-    def with_output_dir(self, output_dir: str) -> Rehearsals:
-        """The same job, written elsewhere."""
-        job = replace(self.job, arguments={**self.job.arguments, "output_dir": output_dir})
-        return replace(self, job=job)
-
-    def with_worker(self, worker: Worker) -> Rehearsals:
-        """The same job, rehearsed by this worker alone."""
-        return replace(self, workers=Workers.holding(worker))
-
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
         return self.workers.first.describe(self.job, self.compute_capability)
@@ -170,16 +157,12 @@ class Rehearsals:
         space = make_space(
             self.defaults, self.job, facts, longest=lengths.longest, shortest=shortest, asked_length=wished
         )
-        base = precise_for(space.base, self.job.arguments, self.compute_capability)
-        return self._within_environment(replace(space, base=base))
-
-    def _within_environment(self, space: Space) -> Space:
-        """The same space with the knobs pinned that the environment sets: these are words of the user's too."""
+        space = replace(space, base=precise_for(space.base, self.job.arguments, self.compute_capability))
         if "expandable_segments" not in environment_setting(self.job.environment):
             return space
         expands = space.base.expandable_segments or self.settings.expandable_segments
         base = replace(space.base, expandable_segments=expands)
-        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})
+        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})  # the user's words as well
 
     def step_time(self, work: Workload, knobs: Knobs, lengths: Lengths, *, ratio: float = 1.0) -> StepTime:
         """Computes the time of one optimizer step on this device, on average over the data.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.engine.output_dir import RESUME, default_dir, plan_of_own_run
+from autotrain_mem.engine.output_dir import RESUME, default_dir
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import PlanFileError, UsageError
 from autotrain_mem.machine.choose import choose
-from autotrain_mem.spec import Hardware, Job, Knobs, Plan
+from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.store import Store, cache_folder
@@ -129,17 +129,18 @@ def resumed(wish: Wish, on_folder: Callable[[str], None] = lambda folder: None) 
         return wish
     model = wish.model or wish.argument("model_name_or_path")
     folder = wish.argument("output_dir") or (model and default_dir(wish.method, str(model)))
-    if not folder or plan_of_own_run(str(folder)) is None:
+    if not folder:
+        return wish
+    try:
+        Plan.load(str(folder))
+    except PlanFileError:  # there is none, or another version wrote it
         return wish
     on_folder(str(folder))
     return replace(wish, autofit=replace(wish.autofit, plan=str(folder)))
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
-    """A plan to follow, read from its file.
-
-    Args:
-        other_method: The hint where it is another method's, see :class:`PlanHints`.
+    """A plan to follow, read from its file, with the hint (see :class:`PlanHints`) for one of another method.
 
     Raises:
         PlanFileError: there is none in that file.
@@ -191,15 +192,6 @@ def _called(given: Plan | str | Path) -> str:
 # -- a job on a device -----------------------------------------------------------------------------------------------
 
 
-def kept_between_runs(on_damage: Callable[[str], None]) -> Store:
-    """The cache on disk of rehearsals and token counts.
-
-    Args:
-        on_damage: Hears when it was damaged or cannot be written; neither ends anything.
-    """
-    return Store(cache_folder(), on_damage=on_damage)
-
-
 def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) -> Rehearsals:
     """The job that is asked for, on its device.
 
@@ -220,19 +212,11 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         raise UsageError(
             "No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
         )
-    store = kept_between_runs(warn)
+    store = Store(cache_folder(), on_damage=warn)
     hardware = choose(autofit.gpu, use_cpu=bool(given.get("use_cpu")), store=store)
-    job = replace(wish, model=str(model)).job(given)
-    return on_device(workers, autofit, job, defaults, hardware, store)
-
-
-def on_device(
-    workers: Workers, autofit: AutoFit, job: Job, defaults: Knobs, hardware: Hardware, store: Store
-) -> Rehearsals:
-    """A job on a device. Raises UsageError for a headroom that leaves nothing of it."""
     return Rehearsals(
         workers=workers,
-        job=job,
+        job=replace(wish, model=str(model)).job(given),
         defaults=defaults,
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),

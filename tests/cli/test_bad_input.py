@@ -104,7 +104,7 @@ def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeyp
     def defect() -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(api, "gpus", defect)
+    monkeypatch.setattr(api, "catalog", defect)
     unforeseen = autofit("gpus")
     assert (unforeseen.code, unforeseen.out) == (1, "")
     assert "--debug" in unforeseen.err

@@ -13,8 +13,7 @@ from test_follow_plan import Counting
 
 from autotrain_mem import api
 from autotrain_mem.engine.probe.calibration import Correction, Line
-from autotrain_mem.engine.probe.confirm import MOST_PROBES, Replanned, confirmed, is_probed
-from autotrain_mem.engine.probe.real_probe import RealWays
+from autotrain_mem.engine.probe.confirm import MOST_PROBES, Replanned, Ways, confirmed, is_probed
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
@@ -243,7 +242,7 @@ def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tm
     card = Hardware(name="large", origin="imagined", total_bytes=32 * GIB, free_bytes=32 * GIB, non_torch_bytes=0)
     rehearsals = Rehearsals(workers=workers, job=JOB, defaults=TRL_DEFAULTS, hardware=card)
     before = api.plan(rehearsals, to_train=True)
-    ways = RealWays(rehearsals=rehearsals, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    ways = Ways(rehearsals=rehearsals, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
     peak = before.estimate.memory.phases[Phase.BACKWARD]
     line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
     moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)

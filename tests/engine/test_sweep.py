@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ from autotrain_mem.errors import (
     WorkerDiedError,
 )
 from autotrain_mem.spec import Estimate
-from autotrain_mem.spec.sweep import Axis, Setting, SweepPoint
+from autotrain_mem.spec.sweep import Axis, Setting, Sweep, SweepPoint
 
 EXAMPLE = Estimate.__new__(Estimate)
 """Nothing here looks inside."""
@@ -33,32 +36,41 @@ AXES = (axis("max_length", "4", "32"), axis("per_device_train_batch_size", "1", 
 TOO_LONG = ContextLengthError("--max_length 32 is too long.", hint="Less.")
 
 
-def one_after_the_other(calls: Sequence[Callable[[str], SweepPoint]]) -> list[SweepPoint]:
-    return [call("the worker") for call in calls]
+@dataclass
+class Numbered:
+    """As much of Rehearsals as a sweep looks at."""
+
+    number: int
+    workers: Any = None
 
 
-def estimated(asked: int, worker: str) -> Estimate:
-    assert worker == "the worker"
-    return EXAMPLE
+def swept(
+    refusals: dict[int, BaseException],
+    asked: Sequence[Any] = range(6),
+    axes: Sequence[Axis] = AXES,
+    on_point: Callable[[SweepPoint], None] = lambda point: None,
+) -> Sweep:
+    def estimate(one: Any) -> Estimate:
+        assert one.workers.first == "the worker"
+        if one.number in refusals:
+            raise refusals[one.number]
+        return EXAMPLE
+
+    workers: Any = SimpleNamespace(map=lambda calls: [call("the worker") for call in calls])
+    jobs: list[Any] = [Numbered(one) if isinstance(one, int) else one for one in asked]
+    return estimate_all(workers, axes, jobs, estimate, on_point)
 
 
 def test_the_last_axis_varies_fastest() -> None:
     texts = [tuple(setting.text for setting in settings) for settings in combinations(AXES)]
-    assert len(estimate_all((), [0], estimated, one_after_the_other).points) == 1
+    assert len(swept({}, [0], ()).points) == 1
     assert texts == [("4", "1"), ("4", "2"), ("4", "4"), ("32", "1"), ("32", "2"), ("32", "4")]
 
 
 def test_a_refused_point_does_not_end_the_sweep() -> None:
-    def estimate(asked: int, worker: str) -> Estimate:
-        if asked == 2:
-            raise BatchSplitError("3 rows.", hint="4.")
-        if asked == 4:
-            raise WorkerDiedError("Killed.", hint="Memory.")
-        return EXAMPLE
-
     told: list[SweepPoint] = []
-    asked: list[int | AutofitError] = [0, 1, 2, TOO_LONG, 4, 5]
-    sweep = estimate_all(AXES, asked, estimate, one_after_the_other, told.append)
+    refusals = {2: BatchSplitError("3 rows.", hint="4."), 4: WorkerDiedError("Killed.", hint="Memory.")}
+    sweep = swept(refusals, [0, 1, 2, TOO_LONG, 4, 5], on_point=told.append)
     assert [point.refusal is None for point in sweep.points] == [True, True, False, False, False, True]
     assert sweep.points[3].refusal is TOO_LONG
     assert tuple(told) == sweep.points
@@ -66,38 +78,32 @@ def test_a_refused_point_does_not_end_the_sweep() -> None:
 
 
 def test_where_every_point_is_refused_the_first_refusal_is_the_error() -> None:
+    refused: list[AutofitError] = [TOO_LONG, *(UsageError("No.") for _ in range(5))]
     with pytest.raises(ContextLengthError) as raised:
-        estimate_all(AXES, [TOO_LONG, *(UsageError("No.") for _ in range(5))], estimated, one_after_the_other)
+        swept({}, refused)
     assert raised.value is TOO_LONG
 
 
 @pytest.mark.parametrize("error", [UnknownGpuError("No such card."), InterruptedByUser("Enough."), KeyboardInterrupt()])
 def test_what_is_wrong_with_all_points_ends_it_at_once(error: BaseException) -> None:
-    asked = []
-
-    def estimate(number: int, worker: str) -> Estimate:
-        asked.append(number)
-        raise error
-
+    told: list[SweepPoint] = []
     with pytest.raises(type(error)):
-        estimate_all(AXES, range(6), estimate, one_after_the_other)
-    assert asked == [0]
+        swept({1: error}, on_point=told.append)
+    assert len(told) == 1
 
 
 def test_points_that_are_done_in_parallel_stand_in_their_order() -> None:
     later = threading.Event()
 
-    def estimate(asked: int, worker: str) -> Estimate:
-        if asked == 0:
+    def estimate(one: Any) -> Estimate:
+        if one.number == 0:
             assert later.wait(10)
         later.set()
         return EXAMPLE
 
-    def in_threads(calls: Sequence[Callable[[str], SweepPoint]]) -> list[SweepPoint]:
-        with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(lambda call: call("the worker"), calls))
-
-    sweep = estimate_all(AXES, range(6), estimate, in_threads)
+    with ThreadPoolExecutor(2) as threads:
+        workers: Any = SimpleNamespace(map=lambda calls: list(threads.map(lambda call: call("the worker"), calls)))
+        sweep = estimate_all(workers, AXES, [*map(Numbered, range(6))], estimate)
     assert [point.settings for point in sweep.points] == list(combinations(AXES))
 
 

@@ -14,7 +14,7 @@ from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.precision import why_fp16
 from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
 from autotrain_mem.planner.search import Found, search
-from autotrain_mem.spec import Candidate, DataProfile, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.spec import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data import summary
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
@@ -61,18 +61,24 @@ def make_plan(
     """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
     job, knobs, profile = rehearsals.job, best.estimate.knobs, lengths.profile
     limit = None if job.is_online else knobs.max_length
-    rows = knobs.per_device_train_batch_size
+    rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
+    flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
+    if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
+        why = why_fp16(rehearsals.compute_capability)
+        levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
+    if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
+        cut = context_cut(profile, facts.context_length, job.method)
     return Plan(
         job=job,
         level=best.level,
         estimate=best.estimate,
         defaults=rehearsals.defaults,
-        levers=(*_precision(rehearsals, knobs), *best.levers),
+        levers=levers,
         attempts=best.attempts,
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
-        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=_flash(facts)),
-        warnings=_cut_by_context(job, facts, profile),
+        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
+        warnings=() if cut is None else (cut,),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
         seconds=round(seconds, 3),
         row_tokens=row_length(job, knobs, lengths.longest),
@@ -81,26 +87,6 @@ def make_plan(
         allocator=environment_setting(job.environment),
         objects=None if job.python_call is None else job.python_call.digest,
     )
-
-
-def _precision(rehearsals: Rehearsals, knobs: Knobs) -> tuple[Lever, ...]:
-    """The card's own, where it is not TRL's."""
-    if not knobs.fp16 or "fp16" in rehearsals.job.arguments:
-        return ()
-    why = why_fp16(rehearsals.compute_capability)
-    return (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why),)
-
-
-def _flash(facts: ModelFacts) -> str | None:
-    return None if facts.flash_attention else FLASH_ATTENTION[0]
-
-
-def _cut_by_context(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[str, ...]:
-    """Says what no setting can keep of the data, where the length was left to us."""
-    if profile is None or job.pins_length or job.is_online:
-        return ()
-    cut = context_cut(profile, facts.context_length, job.method)
-    return () if cut is None else (cut,)
 
 
 def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:

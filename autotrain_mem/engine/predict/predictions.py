@@ -12,11 +12,15 @@ from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.planner.levers import SWITCHES
-from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
+from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, codec
 from autotrain_mem.spec.hardware import kernel_class
 from autotrain_mem.spec.model import Depths, ModelFacts
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.client import Worker
+
+LEAST_RECOMPUTED = 0.3
+"""Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
+work in the smallest models."""
 
 
 class Predictions:
@@ -53,33 +57,34 @@ class Predictions:
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
         few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
         unclear = self._rehearse_few_layers(few)
-        self._rehearse_whole([knobs for knobs in missing if knobs not in few or knobs in unclear])
-        return [self._judged(knobs, whole) for knobs in points]
+        full = [knobs for knobs in missing if knobs not in few or knobs in unclear]
+        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in full])
+        for knobs, trace in zip(full, traces, strict=True):
+            self._keep(knobs, trace, None)
+        return [judge(self._rehearsals, knobs, self._there(knobs, whole), self._lengths) for knobs in points]
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
-        work = self._work(known)
+        # The copies' where there are some: it tells which work is done for each chunk of the loss.
+        work = (self._known(known.knobs, False) or self._there(known.knobs, True)).work
         if rows == 1 < known_rows and not knobs.packing:
             work = work.without_mask()
         time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
-        seconds = time.step_seconds + _recomputed(known.knobs, knobs) * time.phases.get(Phase.FORWARD, 0.0)
+        recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
+        if knobs.gradient_checkpointing != known.knobs.gradient_checkpointing:
+            recomputed = LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
+        seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 
     def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
         """The next larger cards of the catalog, and two of this one."""
         return would_fit(self._rehearsals, estimate)
 
-    def _judged(self, knobs: Knobs, whole: bool) -> Estimate:
+    def _there(self, knobs: Knobs, whole: bool) -> Footprint:
         footprint = self._known(knobs, whole)
-        assert footprint is not None, "it was just rehearsed"
-        return judge(self._rehearsals, knobs, footprint, self._lengths)
-
-    def _work(self, known: Estimate) -> Workload:
-        """That of the copies where there are some: it tells which work is done for each chunk of the loss."""
-        footprint = self._known(known.knobs, False) or self._known(known.knobs, True)
         assert footprint is not None, "an estimate comes of a footprint"
-        return footprint.work
+        return footprint
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
@@ -103,13 +108,13 @@ class Predictions:
         self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
-        return _either_segments(knobs), layers, self._kernels
+        return replace(knobs, expandable_segments=False), layers, self._kernels  # a rehearsal is the same with both
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
         return {
             "job": job_key(self._rehearsals.job),
             "model": self._facts.digest,
-            "knobs": codec.to_json(_either_segments(knobs)),
+            "knobs": codec.to_json(replace(knobs, expandable_segments=False)),
             "tokens": self._tokens(knobs),
             "layers": layers,
             "kernels": self._kernels,
@@ -142,26 +147,9 @@ class Predictions:
                 self._keep(point.knobs, trace, point.depths.long)
         return unclear
 
-    def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
-        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
-        for knobs, trace in zip(points, traces, strict=True):
-            self._keep(knobs, trace, None)
-
     def _trace(self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
         job, tokens = self._rehearsals.job, self._tokens(knobs)
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
-
-
-LEAST_RECOMPUTED = 0.3
-"""Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
-work in the smallest models."""
-
-
-def _recomputed(known: Knobs, knobs: Knobs) -> float:
-    """Forward passes that are done more, at least, or fewer, at most."""
-    if knobs.gradient_checkpointing == known.gradient_checkpointing:
-        return 0.0
-    return LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
 
 
 def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
@@ -180,11 +168,6 @@ def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Len
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
     footprint = Footprint(memory=estimate_memory(trace, rehearsals.room), work=trace.work)
     return judge(rehearsals, knobs, footprint, lengths)
-
-
-def _either_segments(knobs: Knobs) -> Knobs:
-    """A rehearsal is the same with both kinds of segments."""
-    return replace(knobs, expandable_segments=False)
 
 
 def _kind(knobs: Knobs) -> Any:

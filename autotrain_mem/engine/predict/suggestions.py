@@ -33,11 +33,16 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate) -> tuple[str, ...]:
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
-    larger = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in larger_cards(rehearsals, estimate)]
-    return (*larger, *_two_cards(estimate))
+    ways = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in _larger_cards(rehearsals, estimate)]
+    # Two cards by arithmetic, not by a rehearsal: what FSDP shares out is halved, the rest is as it was.
+    owners = estimate.memory.owners_at_peak
+    each = estimate.required_bytes - sum(owners.get(owner, 0) for owner in SHARDED) // 2
+    if each <= estimate.budget_bytes:
+        ways.append(f"two of these under FSDP, by arithmetic about {format_bytes(each)} each")
+    return tuple(ways)
 
 
-def larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
+def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     """The smallest cards of the catalog that would hold it, smallest first, the fastest of each size.
 
     A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
@@ -55,16 +60,6 @@ def larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     for card in sorted(fitting, key=lambda card: card.bandwidth_bytes_per_second or 0, reverse=True):
         fastest.setdefault(card.total_bytes, card)
     return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
-
-
-def _two_cards(estimate: Estimate) -> tuple[str, ...]:
-    """By arithmetic, not by a rehearsal: weights, gradients and optimizer state are halved, the rest is as it was."""
-    owners = estimate.memory.owners_at_peak
-    halved = sum(owners.get(owner, 0) for owner in SHARDED) // 2
-    each = estimate.required_bytes - halved
-    if each > estimate.budget_bytes:
-        return ()
-    return (f"two of these under FSDP, by arithmetic about {format_bytes(each)} each",)
 
 
 # -- another method -------------------------------------------------------------------------------------------------
@@ -91,13 +86,18 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     other = _other_job(method, job, space)
     try:
         facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
-        other_space = make_space(_other_defaults(space), other, facts, longest=space.longest)
+        # PPO's defaults serve: what differs by method is given.
+        defaults = replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
+        other_space = make_space(defaults, other, facts, longest=space.longest)
         least = predict(other, least_demanding(other_space, levels(other_space)[-1]))
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return ""
     fits = "which fits" if least.fits else "which does not fit either"
-    command = f"autofit {method} {_flags(other)} would need {format_bytes(least.required_bytes)} at least, {fits}"
-    return f"{command}: {job.method_facts.lighter_methods[method]}"
+    named = ("reward_model_name_or_path", "max_completion_length", GROUP)
+    flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
+    command = " ".join(["autofit", method, *flags, f"--effective_batch_size {other.effective_batch_size}"])
+    needed = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
+    return f"{command} {needed}: {job.method_facts.lighter_methods[method]}"
 
 
 def _other_job(method: str, job: Job, space: Space) -> Job:
@@ -111,14 +111,3 @@ def _other_job(method: str, job: Job, space: Space) -> Job:
     groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
     needed = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}
     return replace(job, method=method, arguments=kept | needed, effective_batch_size=effective)
-
-
-def _other_defaults(space: Space) -> Knobs:
-    """PPO's defaults serve: what differs by method is given."""
-    return replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
-
-
-def _flags(other: Job) -> str:
-    named = ("reward_model_name_or_path", "max_completion_length", GROUP)
-    flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
-    return " ".join([*flags, f"--effective_batch_size {other.effective_batch_size}"])

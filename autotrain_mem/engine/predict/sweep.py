@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import (
     AutofitError,
     DatasetError,
@@ -22,6 +23,8 @@ from autotrain_mem.errors import (
 )
 from autotrain_mem.spec import Estimate
 from autotrain_mem.spec.sweep import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers
 
 MOST_POINTS = 400
 """Each point is a rehearsal of 1 to 10 seconds: an hour at most, and what is more is a typing error or wants a script
@@ -29,11 +32,6 @@ that keeps what it has."""
 
 REFUSALS = (UsageError, MissingExtraError, ModelError, DatasetError, PlanError, RehearsalError)
 """What is wrong with one combination, and says nothing about the others."""
-
-Asked = TypeVar("Asked")
-Worker = TypeVar("Worker")
-OnPoint = Callable[[SweepPoint], None]
-Call = Callable[[Worker], SweepPoint]
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[tuple[Setting, ...]]:
@@ -53,48 +51,37 @@ def check_size(lengths: Sequence[int]) -> None:
 
 
 def estimate_all(
+    workers: Workers,
     axes: Sequence[Axis],
-    asked: Sequence[Asked | AutofitError],
-    estimate: Callable[[Asked, Worker], Estimate],
-    share_out: Callable[[Sequence[Call[Worker]]], Iterable[SweepPoint]],
-    on_point: OnPoint = lambda point: None,
+    asked: Sequence[Rehearsals | AutofitError],
+    estimate: Callable[[Rehearsals], Estimate],
+    on_point: Callable[[SweepPoint], None] = lambda point: None,
 ) -> Sweep:
-    """Estimates every point; one that is refused does not end the others.
+    """Estimates every combination of the axes' settings; one that is refused does not end the others.
 
     Args:
-        axes: Their combinations are the points.
-        asked: For every combination what ``estimate`` takes, or why it was refused before that.
-        estimate: Of one point, by one worker.
-        share_out: Makes all calls, each with a worker that no other call has meanwhile; returns the points in order.
-        on_point: Hears of every point as it is done, from whichever thread made the call.
+        asked: The job of every combination, in the order of :func:`combinations`, or why there is none.
+        estimate: Of one point, with one worker, which no other call has meanwhile.
+        on_point: Hears of every point as it is done, from whichever thread waited for it.
 
     Raises:
         AutofitError: every point was refused; the error is the first one's.
     """
 
-    def call(settings: tuple[Setting, ...], one: Asked | AutofitError, worker: Worker) -> SweepPoint:
-        point = SweepPoint(settings=settings, outcome=_outcome(estimate, one, worker))
+    def call(settings: tuple[Setting, ...], one: Rehearsals | AutofitError, worker: Worker) -> SweepPoint:
+        outcome: Estimate | AutofitError
+        try:
+            alone = Workers.holding(worker)
+            outcome = one if isinstance(one, AutofitError) else estimate(replace(one, workers=alone))
+        except REFUSALS as refusal:
+            outcome = refusal
+        point = SweepPoint(settings=settings, outcome=outcome)
         on_point(point)
         return point
 
     pairs = zip(combinations(axes), asked, strict=True)
-    points = share_out([functools.partial(call, settings, one) for settings, one in pairs])
-    return _unless_all_refused(Sweep(axes=tuple(axes), points=tuple(points)))
-
-
-def _outcome(
-    estimate: Callable[[Asked, Worker], Estimate], asked: Asked | AutofitError, worker: Worker
-) -> Estimate | AutofitError:
-    if isinstance(asked, AutofitError):
-        return asked
-    try:
-        return estimate(asked, worker)
-    except REFUSALS as refusal:
-        return refusal
-
-
-def _unless_all_refused(sweep: Sweep) -> Sweep:
-    first = sweep.points[0].refusal
+    points = workers.map([functools.partial(call, settings, one) for settings, one in pairs])
+    sweep, first = Sweep(axes=tuple(axes), points=tuple(points)), points[0].refusal
     if first is not None and not sweep.estimates:
         raise first
     return sweep

@@ -86,7 +86,10 @@ class Correction:
         """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""
         if not (self.lines or self.cached_bytes or self.more_bytes):
             return memory
-        phases = {phase: self._line(phase).at(peak) if self.lines else peak for phase, peak in memory.phases.items()}
+        phases = dict(memory.phases)
+        if self.lines:
+            last = list(self.lines.values())[-1]
+            phases = {phase: self.lines.get(phase, last).at(peak) for phase, peak in phases.items()}
         peak_phase = max(phases, key=lambda phase: phases[phase])
         peak_bytes = phases[peak_phase]
         moved_bytes = peak_bytes - memory.peak_allocated_bytes
@@ -101,9 +104,6 @@ class Correction:
                 expandable_segments=self._reserved(memory.reserved.expandable_segments, moved_bytes),
             ),
         )
-
-    def _line(self, phase: Phase) -> Line:
-        return self.lines.get(phase) or list(self.lines.values())[-1]
 
     def _reserved(self, reserved: ReservedEstimate, moved_bytes: int) -> ReservedEstimate:
         allocated = max(0, reserved.peak_allocated_bytes + moved_bytes)
@@ -120,7 +120,13 @@ class Correction:
 def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
     """Makes the correction that the probes so far call for, the last one above all."""
     last = points[-1]
-    correction = Correction(lines=_lines(points), cached_bytes=_cached_bytes(last))
+    predicted = last.predicted.memory.phases
+    lines = {
+        phase: Line(predicted_bytes=predicted[phase], measured_bytes=peak, scale=_scale(phase, points))
+        for phase, peak in _measured(last).items()
+        if phase in predicted
+    }
+    correction = Correction(lines=lines, cached_bytes=_cached_bytes(last))
     if last.probe.fits:
         return correction
     misfits = sum(not point.probe.fits for point in points)
@@ -139,17 +145,6 @@ def asked_bytes(refused: str) -> int:
     """
     match = _ASKED.search(refused)
     return 0 if match is None else parse_bytes(match[1].replace("bytes", "B"))
-
-
-def _lines(points: Sequence[Point]) -> dict[Phase, Line]:
-    last = points[-1]
-    measured = _measured(last)
-    predicted = last.predicted.memory.phases
-    return {
-        phase: Line(predicted_bytes=predicted[phase], measured_bytes=peak, scale=_scale(phase, points))
-        for phase, peak in measured.items()
-        if phase in predicted
-    }
 
 
 def _measured(point: Point) -> dict[Phase, int]:
@@ -185,9 +180,8 @@ def _slope(phase: Phase, one: Point, other: Point) -> float | None:
     if first is None or second is None or one.probe.refused or other.probe.refused:
         return None
     is_apart = abs(predicted[1] - predicted[0]) > LEAST_DISTANCE * max(predicted)
-    if not is_apart or _kind(one.probe.knobs) != _kind(other.probe.knobs):
-        return None
-    return (second - first) / (predicted[1] - predicted[0])
+    is_one_kind = _kind(one.probe.knobs) == _kind(other.probe.knobs)
+    return (second - first) / (predicted[1] - predicted[0]) if is_apart and is_one_kind else None
 
 
 def _kind(knobs: Knobs) -> Knobs:

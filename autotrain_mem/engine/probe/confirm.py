@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from autotrain_mem.engine.predict.plan import make_plan, searched
+from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
+from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.machine.detect import detect
 from autotrain_mem.machine.measure import STEADY_BYTES
+from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.report.events import outcome
-from autotrain_mem.spec import Estimate, Experience, Hardware, Job, Plan, Probe, codec
+from autotrain_mem.spec import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe, codec
+from autotrain_mem.spec.length import without_wish
+from autotrain_mem.training.environment import process_environment
+from autotrain_mem.training.launch_probe import run_probe
+from autotrain_mem.training.request import Request
 from autotrain_mem.units import format_bytes
+from autotrain_mem.worker.pool import Workers
 
 MOST_PROBES = 3
 """The design's figure. A probe takes about as long as the start of the training."""
@@ -32,20 +44,69 @@ class Replanned:
     """Of the same settings, as no probe has corrected it."""
 
 
-class Ways(Protocol):
-    """Bundles what confirming a plan needs of the machine."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ways:
+    """Does what confirming a plan needs of the machine, for one job on one device.
+
+    Its workers may have ended: others are started if the plan has to move, and end before the next probe.
+    """
+
+    rehearsals: Rehearsals
+    device: Hardware
+    """That the training runs on: the planned one, or one that is here and holds a plan for it."""
+    simulate: bool
+    folder: Path
+    """The run's output folder, which exists."""
+    workers: Callable[[], Workers]
+    footprints: dict[Any, Footprint] = field(default_factory=dict)
+    """What was rehearsed for one move serves the next."""
 
     def look(self) -> Hardware:
-        """The device that is planned for, with what is free of it now."""
+        """The device that is planned for, with what is free of it now; only a card that is here has others on it."""
+        planned_for = self.rehearsals.hardware
+        return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
 
     def budget_bytes(self, hardware: Hardware) -> int:
-        """Returns what a run may take of it."""
+        """Returns the budget with the user's headroom."""
+        return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Try the plan's settings; ``fits`` says only that nothing was refused and no cache given back."""
+        """Try the plan's settings in a process of its own; this one never opens a CUDA context.
+
+        ``fits`` says only that nothing was refused and no cache given back.
+        """
+        job = self.rehearsals.job
+        device = self.device if self.simulate else _now(self.device)
+        others = () if self.simulate else others_on(device)
+        request = Request(
+            task="probe",
+            job=replace(job, arguments=without_wish(job.arguments)),
+            knobs=plan.knobs,
+            hardware=device,
+            simulate=self.simulate,
+            output_dir=str(self.folder),
+        )
+        environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
+        return replace(run_probe(request, environment, self.folder), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
-        """Search again, by the same words. Raises DoesNotFitError."""
+        """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
+        with self.workers() as workers:
+            started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
+            rehearsals = replace(plain, correction=correction)
+            facts, lengths = rehearsals.describe(), rehearsals.lengths()
+            best = searched(rehearsals, facts, lengths, lambda attempt: None, self.footprints)
+            predictions = Predictions(plain, facts, lengths, self.footprints)
+            (predicted,) = predictions.rehearse([best.estimate.knobs], whole=True)
+            seconds = time.perf_counter() - started
+            plan = make_plan(rehearsals, best, facts, lengths, seconds=seconds)
+            return Replanned(plan=plan, predicted=predicted)
+
+
+def _now(card: Hardware) -> Hardware:
+    """The same card with what is free of it now; as it was where it has gone."""
+    free = {each.uuid: each.free_bytes for each in detect()}
+    return replace(card, free_bytes=free.get(card.uuid, card.free_bytes))
 
 
 @dataclass(slots=True)
@@ -94,7 +155,8 @@ def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, 
     """
     course = _Course(chosen, chosen.estimate, ways, on_event, chosen.experience)
     _look(course, may_move=may_move)
-    if _was_confirmed(course):
+    known = [probe for probe in chosen.experience.probes if probe.fits and probe.knobs == course.plan.knobs]
+    if known and (known[-1].required_bytes or 0) <= course.budget_bytes:
         return chosen
     while True:
         fits = _probe(course).fits
@@ -126,15 +188,13 @@ def _look(course: _Course, *, may_move: bool) -> None:
         _move(course)
 
 
-def _was_confirmed(course: _Course) -> bool:
-    """By a probe of these settings, which needed no more than there is now."""
-    known = [probe for probe in course.experience.probes if probe.fits and probe.knobs == course.plan.knobs]
-    return bool(known) and (known[-1].required_bytes or 0) <= course.budget_bytes
-
-
 def _probe(course: _Course) -> Probe:
     course.on_event({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
-    probe = _judged(course.ways.probe(course.plan), course)
+    probe = course.ways.probe(course.plan)
+    # What is reserved and what lies outside counts; where the latter is not known, as predicted.
+    outside_bytes = course.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
+    held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
+    probe = replace(probe, fits=probe.fits and held_bytes <= course.budget_bytes)
     course.experience = course.experience.with_probe(probe)
     course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
     course.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else course.non_torch_bytes
@@ -147,15 +207,6 @@ def _probe(course: _Course) -> Probe:
         }
     )
     return probe
-
-
-def _judged(probe: Probe, course: _Course) -> Probe:
-    """Judges what is reserved and what lies outside against the budget; where that is not known, as predicted."""
-    outside_bytes = probe.non_torch_bytes
-    if outside_bytes is None:
-        outside_bytes = course.predicted.outside_bytes
-    held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
-    return replace(probe, fits=probe.fits and held_bytes <= course.budget_bytes)
 
 
 def _has_room(course: _Course) -> bool:
@@ -224,7 +275,6 @@ def _no_longer_fits(course: _Course) -> DoesNotFitError:
 
 
 def _measured(course: _Course) -> str:
-    lines = [
-        outcome(point.probe, point.predicted.required_bytes, point.predicted.budget_bytes) for point in course.points
-    ]
+    points = ((point.probe, point.predicted) for point in course.points)
+    lines = (outcome(probe, predicted.required_bytes, predicted.budget_bytes) for probe, predicted in points)
     return "\n".join(f"  probed {line}" for line in lines)

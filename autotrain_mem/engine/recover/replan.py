@@ -21,8 +21,7 @@ from autotrain_mem.planner.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
 from autotrain_mem.planner.search import find
-from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Job, Knobs, Lever, Plan
+from autotrain_mem.spec import Estimate, Knobs, Lever, Plan
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.shortage import Shortage
 
@@ -42,12 +41,11 @@ def with_less_on_device(
         peak_reserved_bytes: That was measured, if it was.
         others_bytes: What other processes were seen to hold of the device as it ran out.
     """
-    came_bytes = max(0, others_bytes - (rehearsals.hardware.total_bytes - rehearsals.hardware.free_bytes))
-    limit_bytes = min(
-        _limit_bytes(rehearsals, chosen, peak_reserved_bytes), max(0, rehearsals.budget_bytes - came_bytes)
-    )
-    narrower = replace(rehearsals, headroom_bytes=max(0, rehearsals.hardware.free_bytes - limit_bytes))
-    return _searched(narrower, chosen)
+    card = rehearsals.hardware
+    came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
+    left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
+    limit_bytes = min(_limit_bytes(rehearsals, chosen, peak_reserved_bytes), left_bytes)
+    return _searched(replace(rehearsals, headroom_bytes=max(0, card.free_bytes - limit_bytes)), chosen)
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
@@ -66,31 +64,25 @@ def flags_of(before: Knobs, after: Knobs) -> str:
     >>> flags_of(before, replace(before, per_device_train_batch_size=2, gradient_accumulation_steps=2))
     '--per_device_train_batch_size 2 --gradient_accumulation_steps 2'
     """
-    changed = [each.name for each in fields(Knobs) if getattr(before, each.name) != getattr(after, each.name)]
-    return " ".join(_flag(name, getattr(after, name)) for name in changed)
-
-
-def _flag(name: str, value: object) -> str:
-    if name in OWN_KNOBS and value is True:
-        return f"--{name}"
-    return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"
+    flags = []
+    for name in (each.name for each in fields(Knobs)):
+        if (value := getattr(after, name)) != getattr(before, name):
+            text = f" {str(value).lower() if isinstance(value, bool) else value}"
+            flags.append(f"--{name}{'' if name in OWN_KNOBS and value is True else text}")
+    return " ".join(flags)
 
 
 def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
     """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
     predicted_bytes = chosen.estimate.required_bytes
-    most_bytes = min(rehearsals.budget_bytes, predicted_bytes, _budget_now_bytes(rehearsals))
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes)
+    here = next((card for card in detect() if card.uuid == rehearsals.hardware.uuid), None)
+    if here is not None:  # other processes may have come since the plan was made
+        now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=here.free_bytes))
+        most_bytes = min(most_bytes, now.budget_bytes)
     measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes
     too_low = max(1.0, measured_bytes / predicted_bytes)
     return int((1 - LESS_SHARE) * most_bytes / too_low)
-
-
-def _budget_now_bytes(rehearsals: Rehearsals) -> int:
-    """Other processes may have come since the plan was made."""
-    here = next((card for card in detect() if card.uuid == rehearsals.hardware.uuid), None)
-    if here is None:
-        return rehearsals.budget_bytes
-    return replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=here.free_bytes)).budget_bytes
 
 
 def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ()) -> Plan | None:
@@ -98,7 +90,9 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
     facts, lengths = rehearsals.describe(), rehearsals.lengths()
     space = rehearsals.space(facts, lengths)
     let_go: dict[str, Any] = dict.fromkeys(without, False)
-    fixed = frozenset(each.name for each in fields(Knobs)) - _movable(rehearsals.job)
+    # Rows that fill no micro-batch are left out with dataloader_drop_last: other micro-batches, other steps.
+    movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
+    fixed = frozenset(each.name for each in fields(Knobs)) - movable
     space = replace(
         space,
         base=replace(chosen.knobs, **let_go),
@@ -115,11 +109,6 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
         levers=_levers(chosen.levers, best.levers),
         attempts=(*chosen.attempts, *best.attempts),
     )
-
-
-def _movable(job: Job) -> frozenset[str]:
-    """Rows that fill no micro-batch are left out with ``dataloader_drop_last``: other micro-batches, other steps."""
-    return MOVABLE - {ROWS, STEPS} if job.arguments.get("dataloader_drop_last") else MOVABLE
 
 
 def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
@@ -149,7 +138,11 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
     try:
         facts, lengths = narrower.describe(), narrower.lengths()
-        return _flags_that_fit(narrower.space(facts, lengths), Predictions(narrower, facts, lengths), chosen)
+        space, predictions = narrower.space(facts, lengths), Predictions(narrower, facts, lengths)
+        if (best := find(space, predictions)) is not None:
+            return flags_of(chosen.knobs, best.estimate.knobs) or None
+        near = confirmed(space, Memo(predictions, may_expand=allowed(LEVERS[EXPANDABLE], space)))
+        return None if near is None else suggestion(space, near.knobs)
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return None
 
@@ -159,11 +152,3 @@ def lowered_budget_bytes(chosen: Estimate, shortage: Shortage) -> int:
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
     there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
     return max(0, min(there - too_low, chosen.required_bytes - 1))
-
-
-def _flags_that_fit(space: Space, predictions: Predictions, chosen: Estimate) -> str | None:
-    best = find(space, predictions)
-    if best is not None:
-        return flags_of(chosen.knobs, best.estimate.knobs) or None
-    near = confirmed(space, Memo(predictions, may_expand=allowed(LEVERS[EXPANDABLE], space)))
-    return None if near is None else suggestion(space, near.knobs)

@@ -9,15 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.engine.output_dir import RESUME, resumes, write_run
+from autotrain_mem.engine.output_dir import RESUME, how_to_resume, resumes
 from autotrain_mem.engine.recover.replan import flags_of, smallest_change, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError
+from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
+from autotrain_mem.files import write_json
 from autotrain_mem.report.shortage import explained
 from autotrain_mem.spec import Hardware, Incident, Knobs, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience, Learned, Restart
 from autotrain_mem.spec.length import without_wish
-from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
+from autotrain_mem.spec.plan import as_recorded
+from autotrain_mem.spec.plan_file import PLAN_NAME
+from autotrain_mem.spec.report import REWARD_NAMES, RUN_NAME, MemoryReading
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoints import (
@@ -53,35 +56,45 @@ class SupervisedRun:
     guarded: bool
     """Else the process trains as TRL does by itself."""
     on_event: Callable[[Mapping[str, Any]], None]
-    interrupted: bool = False
     _first: Checkpoint | None = None
     _others: frozenset[int] = frozenset()
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __post_init__(self) -> None:
-        self._course = _Course()
+    _losses: list[float] = field(default_factory=list)
+    _rewards: list[float] = field(default_factory=list)
+    _began: list[float] = field(default_factory=list)
+    """By the clock of this process, for each of the run's."""
+    _began_at: int = 0
+    """The step that the last process went on from."""
 
     def finish(self, *, restarts: int) -> Report:
-        """Trains to the end, or until it is interrupted.
+        """Trains to the end, and writes ``plan.json`` before it and ``run.json`` after it.
 
         Args:
             restarts: How often in a row without a new checkpoint.
 
         Raises:
-            OutputFolderError: there is no whole checkpoint to go on from; the disk is full.
-            GpuOutOfMemoryError, TrainingError, InterruptedByUser and what else ``supervise`` raises.
+            OutputFolderError: there is no whole checkpoint to go on from; a file cannot be written.
+            InterruptedByUser: Ctrl-C; what was written is whole.
+            GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
         """
+        self._keep(as_begun(self.plan))
         checkpoint = self.first_checkpoint()
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
         end = supervise(first, self, restarts=restarts, on_event=self.record)
-        self.interrupted = end["interrupted"]
-        return self._report(end)
+        report, job = self._report(end), codec.to_json(as_recorded(self.rehearsals.job))
+        run = codec.to_json(report) | {"job": job, "experience": codec.to_json(self.plan.experience)}
+        write_json(self.folder / RUN_NAME, run)
+        if end["interrupted"]:
+            message = f"Interrupted after step {report.steps}; what was written is whole."
+            raise InterruptedByUser(message, hint=how_to_resume(self.folder))
+        return report
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
     def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
         job = self.rehearsals.job
-        arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: _text(stint.resume_from)}
+        resume_from = None if stint.resume_from is None else str(stint.resume_from)
+        arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: resume_from}
         request = Request(
             task="train",
             job=replace(job, arguments=arguments),
@@ -110,7 +123,8 @@ class SupervisedRun:
                 if cause.remedy is Remedy.LESS_HOST_MEMORY:
                     plan = with_less_on_host(rehearsals, self.plan)
                 else:
-                    others_bytes = _others_bytes(ending.error)
+                    details = ending.error.details
+                    others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except AutofitError:
                 return None  # the user reads what ended the training, not what came of the search for a way out
@@ -143,14 +157,20 @@ class SupervisedRun:
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
             case "checkpoint":
                 self._others -= {event["step"]}
+            case "start":
+                self._began.append(time.perf_counter())
+                self._began_at = event["step"]
+            case "log":
+                logs = event["logs"]
+                self._losses += [logs["loss"]] if "loss" in logs else []
+                self._rewards += [logs[name] for name in REWARD_NAMES if name in logs]
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
-        self._course.record(event)
         self.on_event(event)
 
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
-        write_run(self.folder, plan_json=codec.to_json(plan))
+        write_json(self.folder / PLAN_NAME, codec.to_json(plan))
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
@@ -181,9 +201,16 @@ class SupervisedRun:
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def _report(self, end: Event) -> Report:
-        """Reports on all processes of the run."""
-        course, estimate = self._course, self.plan.estimate.reserved
-        losses, rewards = course.losses or end["losses"], course.rewards or end["rewards"]
+        """Reports on all processes of the run.
+
+        Nothing is measured where the last one found nothing left to train. The time is by that process's own clock
+        where it was the only one; else from the first one's start to the end.
+        """
+        estimate, seconds = self.plan.estimate.reserved, end["seconds"]
+        losses, rewards = self._losses or end["losses"], self._rewards or end["rewards"]
+        has_trained = end["memory"] is not None and end["steps"] != self._began_at
+        if len(self._began) > 1:
+            seconds = time.perf_counter() - self._began[0]
         return Report(
             output_dir=str(self.folder),
             steps=end["steps"],
@@ -193,44 +220,11 @@ class SupervisedRun:
             last_reward=rewards[-1] if rewards else None,
             predicted_peak_bytes=estimate.peak_allocated_bytes,
             predicted_peak_reserved_bytes=estimate.peak_reserved_bytes,
-            measured=course.measured(end),
-            seconds=round(course.seconds(end["seconds"]), 3),
+            measured=codec.from_json(MemoryReading, end["memory"]) if has_trained else None,
+            seconds=round(seconds, 3),
             incidents=len(self.plan.experience.incidents),
             restarts=len(self.plan.experience.restarts),
         )
-
-
-class _Course:
-    """Loss, reward and time over all processes of a run."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.rewards: list[float] = []
-        self._began: list[float] = []
-        self._began_at = 0
-
-    def record(self, event: Event) -> None:
-        if event["event"] == "start":
-            self._began.append(time.perf_counter())
-            self._began_at = event["step"]
-        elif event["event"] == "log":
-            logs = event["logs"]
-            self.losses += [logs["loss"]] if "loss" in logs else []
-            self.rewards += [logs[name] for name in REWARD_NAMES if name in logs]
-
-    def measured(self, end: Event) -> MemoryReading | None:
-        """None as well where the last process found nothing left to train."""
-        if end["memory"] is None or end["steps"] == self._began_at:
-            return None
-        return codec.from_json(MemoryReading, end["memory"])
-
-    def seconds(self, of_last: float) -> float:
-        """By the process's own clock where there was one; else from the first one's start to the end."""
-        return of_last if len(self._began) < 2 else time.perf_counter() - self._began[0]
-
-
-def _others_bytes(error: AutofitError) -> int:
-    return 0 if error.details is None else codec.from_json(Shortage, error.details).others_bytes
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."
@@ -256,7 +250,3 @@ def _named(checkpoint: Path) -> Checkpoint:
             hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
         )
     return Checkpoint(path=checkpoint, step=step_of(checkpoint))
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

@@ -16,7 +16,7 @@ from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_len
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.planner.ladder import FURTHEST, check_forbid, lever_name
-from autotrain_mem.planner.levers import LEVERS, LeverRow
+from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.planner.nearest import budget_line, needs_line
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.search import Found
@@ -63,14 +63,20 @@ def follow_plan(
         DoesNotFitError: here it takes more than there is.
     """
     started = time.perf_counter()
-    rehearsals = _with_headroom(rehearsals, plan.estimate)
+    before = plan.estimate
+    if rehearsals.headroom_bytes is None and _card_name(before.hardware) == _card_name(rehearsals.hardware):
+        rehearsals = replace(rehearsals, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
     space = rehearsals.space(facts, lengths)
-    _check_words(plan, space, rehearsals.job, again)
+    if wrong := [*_contradictions(plan, space, rehearsals.job)]:
+        raise UsageError(
+            f"The plan decides otherwise: {'; '.join(wrong)}.",
+            hint=f"Remove that to train with the plan, or plan again: {again}",
+        )
     given = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
     knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
     estimate = replace(  # the same bytes against what is free here
-        plan.estimate,
+        before,
         hardware=rehearsals.hardware,
         budget_bytes=rehearsals.budget_bytes,
         vllm_share_bytes=rehearsals.vllm_share_bytes,
@@ -78,7 +84,7 @@ def follow_plan(
     if not reasons and estimate.fits:
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
-    less_room = f"budget {format_bytes(plan.estimate.budget_bytes)} -> {format_bytes(estimate.budget_bytes)}"
+    less_room = f"budget {format_bytes(before.budget_bytes)} -> {format_bytes(estimate.budget_bytes)}"
     reasons = reasons or (less_room,)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
     attempt = candidate(estimate)
@@ -90,14 +96,6 @@ def follow_plan(
     experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
     warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
     return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
-
-
-def _with_headroom(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
-    """On the plan's own card its headroom is kept, unless another is given."""
-    here = rehearsals.hardware
-    if rehearsals.headroom_bytes is not None or _card_name(before.hardware) != _card_name(here):
-        return rehearsals
-    return replace(rehearsals, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
 
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
@@ -146,16 +144,15 @@ def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
             raise UsageError(f"The plan is for {made_for}, not for {asked}.", hint=ways)
 
 
-def _check_words(plan: Plan, space: Space, job: Job, again: str) -> None:
-    if wrong := [*_contradictions(plan, space, job)]:
-        raise UsageError(
-            f"The plan decides otherwise: {'; '.join(wrong)}.",
-            hint=f"Remove that to train with the plan, or plan again: {again}",
-        )
-
-
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
-    """Each in words that a flag and a keyword of Python share."""
+    """Yields what is asked otherwise, each in words that a flag and a keyword of Python share.
+
+    What says how to search counts as far as the settings that were found do not meet it. How much slower than others
+    they may be was the search's to ask: there are no others here.
+
+    Raises:
+        UsageError: ``forbid`` names no lever.
+    """
     for name in sorted(space.pinned):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
         if given != planned and not (name in LENGTHS and _may_be_given(name, plan, space)):
@@ -166,27 +163,13 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     rows = plan.knobs.effective_batch_size
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
-    yield from _of_a_search(plan, job)
-
-
-def _of_a_search(plan: Plan, job: Job) -> Iterator[str]:
-    """What says how to search, as far as the settings that were found do not meet it. How much slower than others they
-    may be was the search's to ask: there are no others here.
-
-    Raises:
-        UsageError: ``forbid`` names no lever.
-    """
     given_up = max((lever.harm for lever in plan.levers), default=Harm.NONE)
     if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
         yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
-    newly = sorted(check_forbid(job.forbid) - plan.job.forbid)
-    if pulled := [name for name in newly if _is_pulled(LEVERS[name], plan)]:
+    harms = {lever.name: lever.harm for lever in plan.levers}  # less than its row's where it is let go: that may be
+    newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
+    if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
         yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
-
-
-def _is_pulled(row: LeverRow, plan: Plan) -> bool:
-    """A lever let go does less harm than its row (``planner.changes``), and may be forbidden."""
-    return any(lever.name == lever_name(row) and lever.harm >= row.harm for lever in plan.levers)
 
 
 # -- what has changed ----------------------------------------------------------------------------------------------
@@ -194,12 +177,11 @@ def _is_pulled(row: LeverRow, plan: Plan) -> bool:
 
 def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> tuple[str, ...]:
     """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
-    job = rehearsals.job
-    changes = [
-        *_versions(plan.versions, versions_key()),
-        *_card(plan.estimate.hardware, rehearsals.hardware),
-        *_words(plan, job, knobs),
-    ]
+    job, before, now = rehearsals.job, plan.estimate.hardware, rehearsals.hardware
+    changes = [*_versions(plan.versions, versions_key())]
+    if _card_name(before) != _card_name(now) or before.compute_capability != now.compute_capability:
+        changes.append(f"card {before.name} -> {now.name}")
+    changes += _words(plan, job, knobs)
     tokens = row_length(job, knobs, lengths.longest)
     if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
         changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
@@ -233,11 +215,6 @@ def _public(version: str | None) -> str | None:
     return None if version is None else version.partition("+")[0]
 
 
-def _card(before: Hardware, now: Hardware) -> Iterator[str]:
-    if _card_name(before) != _card_name(now) or before.compute_capability != now.compute_capability:
-        yield f"card {before.name} -> {now.name}"
-
-
 def _card_name(hardware: Hardware) -> str:
     """The catalog's, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
     known = recognise(hardware.name, hardware.total_bytes)
@@ -254,11 +231,8 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
     for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
         if before.arguments.get(name) != now.arguments.get(name):
-            yield f"{name} {_word(before, name)} -> {_word(now, name)}"
+            words = [str(each.arguments[name]) if name in each.arguments else "not given" for each in (before, now)]
+            yield f"{name} {' -> '.join(words)}"
     for name in sorted(before.environment.keys() | now.environment.keys()):
         if before.environment.get(name) != now.environment.get(name):
             yield f"the variable {name}"
-
-
-def _word(job: Job, name: str) -> str:
-    return str(job.arguments[name]) if name in job.arguments else "not given"
