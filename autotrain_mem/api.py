@@ -211,7 +211,7 @@ def fit(
     Args:
         guarded: Else the process trains as TRL does by itself, and ends when the device is full.
         on_event: Hears of every step: ``start``, ``step`` and ``log`` events of
-            ``training.process.progress_callback``, ``checkpoint`` and ``save_failed`` ones of
+            ``training.process.train``, ``checkpoint`` and ``save_failed`` ones of
             ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
     """
     job = rehearsals.job

@@ -1,4 +1,4 @@
-"""An optimizer that lives on the host: the device holds weights and gradients, and nothing else of a step.
+"""Adds an optimizer that lives on the host: the device holds weights and gradients, and nothing else of a step.
 
 On one GPU neither TRL nor transformers offers this without DeepSpeed. DeepSpeed's optimizer on the host
 (``deepspeed/ops/adam/cpu_adam.py: DeepSpeedCPUAdam``) compiles C++ on the user's machine. torchao's
@@ -17,7 +17,6 @@ the optimizer's state, which is never moved and not pinned. Qwen2.5-0.5B in bflo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,74 +44,59 @@ def offload_to_host(trainer: Any) -> None:
     Raises:
         UsageError: the optimizer, the precision or the sharding does not go with it.
     """
-    problem = _why_not(trainer)
-    if problem is not None:
-        raise problem
-    kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
-    trainer.optimizer_cls_and_kwargs = (HostOptimizer, {"inner": kind, **options})
-
-
-def _why_not(trainer: Any) -> UsageError | None:
     name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     if name not in SUPPORTED:
-        return UsageError(
+        raise UsageError(
             f"--optimizer_offload does not work with --optim {name}, which has no form that runs on the host.",
             hint=f"Use one of --optim {', '.join(SUPPORTED)}; or leave the optimizer on the device.",
         )
     if trainer.args.fp16:
-        return UsageError(
+        raise UsageError(
             "--optimizer_offload does not work with --fp16: the loss scaler unscales gradients where the optimizer is.",
             hint="Use --bf16, or leave the optimizer on the device.",
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return UsageError(
+        raise UsageError(
             "--optimizer_offload is for weights that are whole on each GPU, and FSDP and DeepSpeed shard them.",
             hint="Use their own offload: fsdp_offload_params, or offload_optimizer in DeepSpeed's configuration.",
         )
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
-        return UsageError(
+        raise UsageError(
             "--optimizer_offload makes the optimizer that --optim names, and this trainer was given one.",
             hint="Leave out optimizers= and optimizer_cls_and_kwargs=, or leave the optimizer on the device.",
         )
-    return None
+    kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    trainer.optimizer_cls_and_kwargs = (HostOptimizer, {"inner": kind, **options})
 
 
-@dataclass(slots=True)
 class _Twin:
     """A parameter on the device, its copy on the host, and room on the host for its gradient."""
 
-    device: torch.Tensor
-    host: torch.Tensor
-    gradient: torch.Tensor
-    version: int = -1
-    """``device._version`` when the two were last alike: whoever writes the parameter, as loading weights does, counts
-    it up."""
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.device = parameter
+        self.host, self._gradient = _room_on_host(parameter), _room_on_host(parameter)
+        self._version = -1
+        """``device._version`` when the two were last alike: whoever writes the parameter, as loading weights does,
+        counts it up."""
 
     def fetch(self) -> None:
         """Bring over what the step needs; done when the device's stream is."""
-        if self.device._version != self.version:
+        if self.device._version != self._version:
             self.host.copy_(self.device, non_blocking=True)
         self.host.grad = None
         if self.device.grad is not None:
-            self.host.grad = self.gradient.copy_(self.device.grad, non_blocking=True)
+            self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
 
     def send(self) -> None:
         """Give the device its parameter. Whatever the device's stream does next comes after."""
         if self.host.grad is not None:
             self.device.copy_(self.host, non_blocking=True)
-        self.version = self.device._version
-
-
-def _twin(parameter: torch.Tensor) -> _Twin:
-    return _Twin(parameter, _room_on_host(parameter), _room_on_host(parameter))
+        self._version = self.device._version
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Laid out like ``tensor``: a copy between layouts would need a temporary on the device.
-
-    Source: ``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``. A pinned target makes the copy run beside
-    the others.
-    """
+    """Make room that is laid out like ``tensor``: a copy between layouts would need a temporary on the device
+    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``). To a pinned target it runs beside the others."""
     pinned = tensor.device.type != "cpu"
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
 
@@ -137,7 +121,7 @@ class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Gradients to the host, one step there, parameters back."""
+        """Bring gradients to the host, make one step there, and bring parameters back."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -149,25 +133,22 @@ class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         inner = self._ready()
         for twin in self._twins:
             twin.fetch()
-        self._wait()
+        # Until every copy to the host is there; then those of the step before, to the device, are done too.
+        for device in {twin.device.device for twin in self._twins}:
+            if device.type != "cpu":
+                torch.accelerator.current_stream(device).synchronize()
         inner.step()
         for twin in self._twins:
             twin.send()
 
-    def _wait(self) -> None:
-        """Until every copy to the host is there; then those of the step before, to the device, are done too."""
-        for device in {twin.device.device for twin in self._twins}:
-            if device.type != "cpu":
-                torch.accelerator.current_stream(device).synchronize()
-
     def _ready(self) -> torch.optim.Optimizer:
-        """The inner optimizer with the options of now.
+        """Give the inner optimizer with the options of now.
 
-        Made when first needed and not before: an optimizer that starts with state (Adagrad) would have it carried to
-        the device and back by ``accelerate/optimizer.py: AcceleratedOptimizer``, which loads what it has just read.
+        It is made when first needed: an optimizer that starts with state (Adagrad) would have it carried to the device
+        and back by ``accelerate/optimizer.py: AcceleratedOptimizer``, which loads what it has just read.
         """
         if self._inner is None:
-            self._twins = [_twin(parameter) for group in self.param_groups for parameter in group["params"]]
+            self._twins = [_Twin(parameter) for group in self.param_groups for parameter in group["params"]]
             hosts = iter(self._twins)
             groups = [{**group, "params": [next(hosts).host for _ in group["params"]]} for group in self.param_groups]
             self._inner = self._make_inner(groups)

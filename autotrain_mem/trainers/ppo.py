@@ -13,7 +13,7 @@ from autotrain_mem.errors import MissingExtraError
 
 
 def ppo_trainer_class() -> type[Any]:
-    """TRL's PPOTrainer, made to keep what its config promises (:mod:`autotrain_mem.trainers.ppo_trainer`).
+    """Give TRL's PPOTrainer, made to keep what its config promises (:mod:`autotrain_mem.trainers.ppo_trainer`).
 
     Raises:
         MissingExtraError: the installed TRL has no PPO.
@@ -25,11 +25,7 @@ def ppo_trainer_class() -> type[Any]:
 
 
 def ppo_config_class() -> type[Any]:
-    """TRL's PPOConfig.
-
-    Raises:
-        MissingExtraError: the installed TRL has no PPO.
-    """
+    """Give TRL's PPOConfig; raises as :func:`ppo_trainer_class`."""
     _check_installed()
     from trl.experimental.ppo import PPOConfig
 

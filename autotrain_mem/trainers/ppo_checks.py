@@ -21,16 +21,17 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
     """
     settle(Finding(kind="error", message=message, cure=cure) for message, cure in problems(args, tokenizer))
     for dataset in datasets:
-        _refuse_untokenized(dataset)
+        if dataset is not None and len(dataset) and "input_ids" not in dataset[0]:
+            names = ", ".join(sorted(dataset[0]))
+            raise DatasetFormatError(
+                f"PPO needs tokenized prompts in a column 'input_ids'; the rows have {names}.",
+                hint="Tokenize the prompts first: dataset.map(lambda row: "
+                '{"input_ids": tokenizer(row["prompt"]).input_ids}).',
+            )
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
     """Yields what would run and do something else than it says, each with its cure."""
-    yield from _unusable_arguments(args)
-    yield from _unusable_padding(tokenizer)
-
-
-def _unusable_arguments(args: Any) -> Iterator[tuple[str, str]]:
     for name in SHARDING:
         if getattr(args, name, None):
             yield (
@@ -43,9 +44,6 @@ def _unusable_arguments(args: Any) -> Iterator[tuple[str, str]]:
             f"PPO knows no epochs and no best step, so that --save_strategy {strategy} would never save.",
             "Give --save_strategy steps with --save_steps N, or --save_strategy no.",
         )
-
-
-def _unusable_padding(tokenizer: Any) -> Iterator[tuple[str, str]]:
     hint = "Give the tokenizer a padding token that no text uses, and save it with the model."
     if tokenizer.pad_token_id is None:
         yield "PPO needs a tokenizer with a padding token.", hint
@@ -57,15 +55,6 @@ def _unusable_padding(tokenizer: Any) -> Iterator[tuple[str, str]]:
         )
 
 
-def _refuse_untokenized(dataset: Any) -> None:
-    if dataset is None or len(dataset) == 0 or "input_ids" in dataset[0]:
-        return
-    raise DatasetFormatError(
-        f"PPO needs tokenized prompts in a column 'input_ids'; the rows have {', '.join(sorted(dataset[0]))}.",
-        hint='Tokenize the prompts first: dataset.map(lambda row: {"input_ids": tokenizer(row["prompt"]).input_ids}).',
-    )
-
-
 def verify(trainer: Any) -> None:
     """Check on a built trainer that what its config promises is there, whatever came between.
 
@@ -73,7 +62,7 @@ def verify(trainer: Any) -> None:
         TrainingError: something asked for did not take effect.
         EmptyDatasetError: too few prompts for one rollout; TRL's loop would look for the first one without end.
     """
-    broken = [*_broken_precision(trainer), *_broken_checkpointing(trainer), *_broken_steps(trainer)]
+    broken = [*_broken_promises(trainer)]
     if broken:
         raise TrainingError(
             "PPO cannot keep what its config promises: " + "; ".join(broken) + ".",
@@ -86,29 +75,21 @@ def verify(trainer: Any) -> None:
         )
 
 
-def _broken_precision(trainer: Any) -> Iterator[str]:
-    accelerator, wanted = trainer.accelerator, trainer.args.mixed_precision
+def _broken_promises(trainer: Any) -> Iterator[str]:
+    args, accelerator, wanted = trainer.args, trainer.accelerator, trainer.args.mixed_precision
     on = accelerator.native_amp if wanted != "no" else True  # accelerate drops fp16 on a CPU without a word
     if accelerator.mixed_precision != wanted or not on:
         actual = accelerator.mixed_precision if accelerator.native_amp else "none"
         yield f"mixed precision should be {wanted} and is {actual} on {accelerator.device.type}"
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         yield "the launcher asks for DeepSpeed or FSDP, under which this trainer cannot save"
-
-
-def _broken_checkpointing(trainer: Any) -> Iterator[str]:
-    if not trainer.args.activation_checkpointing:
-        return
     for name, model in (("policy", trainer.policy_model), ("value model", trainer.value_model)):
-        if not any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        if args.activation_checkpointing and not recomputes:
             yield f"gradient checkpointing is off in the {name}"
-
-
-def _broken_steps(trainer: Any) -> Iterator[str]:
-    args = trainer.args
     if args.max_grad_norm and not trainer.clips:
         yield f"gradients would not be clipped to {args.max_grad_norm}"
     if 0 < args.max_steps < args.num_total_batches:
         yield f"{args.num_total_batches} updates are planned where max_steps is {args.max_steps}"
-    if trainer.accelerator.gradient_state.sync_with_dataloader:
+    if accelerator.gradient_state.sync_with_dataloader:
         yield "gradients would not be accumulated over the last prompts of the data"

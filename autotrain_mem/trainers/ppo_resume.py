@@ -24,7 +24,7 @@ STATE = "trainer_state.json"
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
-    """The checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
+    """Find the checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
 
     Raises:
         OutputFolderError: there is none.
@@ -35,13 +35,13 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) 
     if resume_from_checkpoint is not True:
         return _whole(Path(resume_from_checkpoint))
     numbered = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(output_dir).glob("checkpoint-*")}
-    steps = {path: int(match[1]) for path, match in numbered.items() if match and (path / STATE).is_file()}
+    steps = {int(match[1]): path for path, match in numbered.items() if match and (path / STATE).is_file()}
     if not steps:
         raise OutputFolderError(
             f"The output folder {output_dir} holds no checkpoint to resume from.",
             hint="Give the --output_dir of the run to go on with, or drop --resume_from_checkpoint.",
         )
-    return _whole(max(steps, key=lambda path: steps[path]))
+    return _whole(steps[max(steps)])
 
 
 def _whole(checkpoint: Path) -> Path:
@@ -63,7 +63,10 @@ def load_weights(model: Any, folder: Path) -> None:
     Raises:
         TrainingError: the names in the files are not those of the model.
     """
-    strangers = _load_adapters(model, folder) if isinstance(model, PeftModel) else _load_all(model, folder)
+    if isinstance(model, PeftModel):
+        strangers = _load_adapters(model, folder)
+    else:
+        strangers = _load_files(model, folder) and _load_converted(model, folder)
     if strangers:
         raise TrainingError(
             f"The weights in {folder} are not those of this model; {len(strangers)} names differ, "
@@ -81,10 +84,6 @@ def _load_adapters(model: Any, folder: Path) -> set[str]:
         adapter = {key for key in result.missing_keys if f".{name}." in key}
         strangers |= adapter | set(result.unexpected_keys)
     return strangers
-
-
-def _load_all(model: Any, folder: Path) -> set[str]:
-    return _load_converted(model, folder) if _load_files(model, folder) else set()
 
 
 def _load_files(model: Any, folder: Path) -> set[str]:
@@ -126,7 +125,7 @@ def seed_shuffling(dataloader: Any, seed: int) -> None:
 
 
 def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
-    """The batches of one pass over the data after the other, without end, the first ``done`` of them left out.
+    """Give the batches of one pass over the data after the other, without end, the first ``done`` of them left out.
 
     Args:
         restore_rng: Called when the global generators must be where they were after batch ``done``: a dataloader

@@ -145,8 +145,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self._samples_every = getattr(self, "sample_generations_freq", 1)
         self.sample_generations_freq = 1  # TRL counts from where its loop began; generate_completions counts steps
         self._finish_wrapper()
-        self._watch_backward()
-        self._clip_before_each_step()
+        self._tell_phases_and_clip()
         ppo_checks.verify(self)
 
     def phase_began(self, phase: Phase) -> None:
@@ -182,7 +181,15 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def _finish_wrapper(self) -> None:
         wrapper = self.accelerator.unwrap_model(self.model)
-        wrapper.before_forward = self._before_forward
+
+        def before_forward() -> None:
+            self.phase_began(Phase.FORWARD)
+            wanted, device = self.args.mixed_precision, self.accelerator.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
+                raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
+
+        wrapper.before_forward = before_forward
         if self.args.activation_checkpointing:
             wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
         if wrapper is not self.model:
@@ -190,25 +197,13 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.model.config = wrapper.config
             self.model.__dict__["policy"] = wrapper.policy
 
-    def _before_forward(self) -> None:
-        self.phase_began(Phase.FORWARD)
-        wanted, device = self.args.mixed_precision, self.accelerator.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
-            raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
-
-    def _watch_backward(self) -> None:
-        backward = self.accelerator.backward
+    def _tell_phases_and_clip(self) -> None:
+        """TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through."""
+        backward, step = self.accelerator.backward, self.optimizer.step
 
         def watched(loss: torch.Tensor, **options: Any) -> None:
             self.phase_began(Phase.BACKWARD)
             backward(loss, **options)
-
-        self.accelerator.backward = watched
-
-    def _clip_before_each_step(self) -> None:
-        """TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through."""
-        step = self.optimizer.step
 
         def clip_and_step(closure: Any = None) -> None:
             if self.accelerator.sync_gradients:
@@ -219,7 +214,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             step(closure)
             self.phase_began(Phase.FORWARD)
 
-        self.optimizer.step = clip_and_step
+        self.accelerator.backward, self.optimizer.step = watched, clip_and_step
 
     # -- training ------------------------------------------------------------------------------------------------------
 

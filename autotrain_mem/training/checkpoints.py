@@ -9,6 +9,7 @@ at file by file.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -16,7 +17,6 @@ import zipfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotrain_mem.files import replace_file
 
@@ -37,7 +37,7 @@ _HEADER_AT_MOST = 100_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A whole one."""
+    """A checkpoint that is whole."""
 
     path: Path
     step: int
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """Once all other files are written: whoever finds the manifest knows how long each has to be.
+    """Write it when all other files are written: whoever finds the manifest knows how long each has to be.
 
     The manifest waits for the disk, the others do not: after a power cut one of them may be shorter, which shows.
 
@@ -83,12 +83,12 @@ def why_no_start(checkpoint: Path) -> str:
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """The newest that holds all that was to be in it; None where there is none."""
+    """Find the newest that holds all that was to be in it; None where there is none."""
     return next((each for each in _newest_first(output_dir) if not why_torn(each.path)), None)
 
 
 def newest_start(output_dir: Path, ignoring: Collection[int] = ()) -> Checkpoint | None:
-    """The one to go on from; None where there is none.
+    """Find the one to go on from; None where there is none.
 
     Args:
         ignoring: Steps whose checkpoints are another run's.
@@ -132,11 +132,8 @@ def _checkpoints(output_dir: Path) -> Iterator[Checkpoint]:
 
 
 def _set_aside(checkpoint: Path, why: str) -> str:
-    aside = checkpoint.with_name(TORN + checkpoint.name)
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = checkpoint.with_name(f"{TORN}{checkpoint.name}-{number}")
+    names = itertools.chain([TORN + checkpoint.name], (f"{TORN}{checkpoint.name}-{n}" for n in itertools.count(2)))
+    aside = next(path for path in map(checkpoint.with_name, names) if not path.exists())
     try:
         checkpoint.rename(aside)
     except OSError as error:
@@ -146,9 +143,6 @@ def _set_aside(checkpoint: Path, why: str) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST)
-
-
-# -- by the manifest -----------------------------------------------------------------------------------------------
 
 
 def _against_manifest(checkpoint: Path) -> Iterator[str]:
@@ -161,34 +155,32 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
             yield f"{name} has {file.stat().st_size} of {size} bytes"
 
 
-# -- by what is in it ----------------------------------------------------------------------------------------------
-
-
 def _by_structure(checkpoint: Path) -> Iterator[str]:
     if not (checkpoint / STATE).is_file():
         yield f"{STATE} is missing"
         return
-    int(_read(checkpoint / STATE)["global_step"])
+    int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     files = list(_files(checkpoint))
     if not any(file.suffix in (".safetensors", ".bin") for file in files):
         yield "it holds no weights"
     for file in files:
         if file.name.endswith(".index.json"):
-            shards = sorted(set(_read(file)["weight_map"].values()))
+            shards = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
             yield from (f"{shard} is missing" for shard in shards if not (file.parent / shard).is_file())
         elif not _is_complete(file):
             yield f"{file.name} is cut short"
-
-
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _is_complete(file: Path) -> bool:
     """Compare a file's length with what it says of it; one that says nothing is taken as it is."""
     if file.suffix == ".safetensors":
         return _ends_where_it_says(file)
-    return file.suffix not in _PICKLED or _has_directory(file)
+    if file.suffix not in _PICKLED:
+        return True
+    with file.open("rb") as opened:
+        start = opened.read(len(_ZIP))
+    # A file that does not begin as an archive is older, and only reading it would tell.
+    return bool(start) and (start != _ZIP or zipfile.is_zipfile(file))
 
 
 def _ends_where_it_says(file: Path) -> bool:
@@ -204,10 +196,3 @@ def _ends_where_it_says(file: Path) -> bool:
     header = json.loads(header_text)
     ends: list[int] = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
     return file.stat().st_size == 8 + length + max(ends, default=0)
-
-
-def _has_directory(file: Path) -> bool:
-    """Look for an archive's directory. A file that does not begin as one is older, and only reading it would tell."""
-    with file.open("rb") as opened:
-        start = opened.read(len(_ZIP))
-    return bool(start) and (start != _ZIP or zipfile.is_zipfile(file))

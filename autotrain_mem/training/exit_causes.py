@@ -131,7 +131,11 @@ def cause_of(ending: Ending) -> Cause:
 def _of_error(ending: Ending) -> Cause:
     error, why = ending.error, textwrap.shorten(ending.error.message, WHY_CHARACTERS, placeholder=" ...")
     if isinstance(error, GpuOutOfMemoryError):
-        return Cause(name="GPU out of memory", why=_without_repetition(error.message))
+        # "Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ..." says it thrice.
+        where, _, reason = error.message.partition(": ")
+        asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", reason)
+        why = where.removeprefix("Out of memory ") + (f", {asked[0].lower()}" if asked else "")
+        return Cause(name="GPU out of memory", why=why)
     if isinstance(error, OutputFolderError):
         return Cause(name="disk full", why=why)
     if not isinstance(error, TrainingError):
@@ -142,14 +146,6 @@ def _of_error(ending: Ending) -> Cause:
     if ending.saving:
         return Cause(name="saving failed", why=why)
     return Cause(name="refused" if any(f"raised {bug}" in why for bug in _BUGS) else "raised", why=why)
-
-
-def _without_repetition(message: str) -> str:
-    """Shorten ``Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ...``, which
-    says it three times."""
-    where, _, reason = message.partition(": ")
-    asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", reason)
-    return where.removeprefix("Out of memory ") + (f", {asked[0].lower()}" if asked else "")
 
 
 def _of_status(ending: Ending) -> Cause:

@@ -1,13 +1,16 @@
-"""Starts a training process from the parent, passes on its events, and names how it ended."""
+"""Starts a training process or a probe's from the parent, passes on its events, and names how it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem import errors
@@ -15,12 +18,17 @@ from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderEr
 from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import codec
+from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.exit_causes import Ending
+from autotrain_mem.training.out_of_memory import HOST, kind_of_text
 from autotrain_mem.training.request import Request, interrupted_before_training
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
 LOG_NAME = "train.log"
+PROBE_LOG_NAME = "probe.log"
+SCRATCH_NAME = ".probe"
+"""Of the folder that a probe saves to, within the run's: the training will save to the same disk."""
 
 LAST_WORDS_SECONDS = 60.0
 """How long a run that is done may take to end by itself: trackers send what they hold when the interpreter exits."""
@@ -150,14 +158,10 @@ class _Progress:
                 self._saving = event["path"]
             case "checkpoint" | "save_failed":
                 self._saving = ""
-        self._look_at_host()
+        if time.monotonic() - self._looked >= HOST_SECONDS:
+            self._looked, memory = time.monotonic(), host_memory()
+            self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
         self._on_event(event)
-
-    def _look_at_host(self) -> None:
-        if time.monotonic() - self._looked < HOST_SECONDS:
-            return
-        self._looked, memory = time.monotonic(), host_memory()
-        self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
 
     def ending(self, error: AutofitError, *, code: int | None = None, log_tail: str = "") -> Ending:
         return Ending(
@@ -173,7 +177,7 @@ class _Progress:
         )
 
     def ending_by_death(self, death: ChildDied, log: pathlib.Path) -> Ending:
-        error = died_early("The training process", death, log)
+        error = _died_early("The training process", death, log)
         return self.ending(error, code=death.code, log_tail=death.log_tail)
 
 
@@ -208,7 +212,7 @@ def train(
 def _listen(child: Child, messages: Iterable[Event], log: pathlib.Path, progress: _Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
-            error = error_of(message, log)
+            error = _error_of(message, log)
             if isinstance(error, InterruptedByUser):
                 raise error
             return progress.ending(error)
@@ -226,18 +230,21 @@ def _end_after_step(child: Child, log: pathlib.Path, progress: _Progress) -> Eve
         progress.follow({"event": "interrupted"})
         ended = _listen(child, _until_it_ends(child), log, progress)
     except ChildDied as death:
-        ended = progress.ending(
-            died_early("The training process", death, log), code=death.code, log_tail=death.log_tail
-        )
+        ended = progress.ending_by_death(death, log)
     except KeyboardInterrupt as again:
         child.kill()
         raise InterruptedByUser(
             "Interrupted twice, in the middle of a step.",
             hint="Checkpoints that were complete before stay valid; the newest may not be, and is then passed over.",
         ) from again
-    if isinstance(ended, Ending):
-        raise _cut_short(ended) from ended.error
-    return ended
+    if not isinstance(ended, Ending):
+        return ended
+    if ended.step == ended.began_at:  # before training it has no step to end
+        raise interrupted_before_training() from ended.error
+    raise InterruptedByUser(
+        f"Interrupted after step {ended.step}, and ended before it could save: {ended.error.message}",
+        hint="Checkpoints that were complete before stay valid.",
+    ) from ended.error
 
 
 def _until_it_ends(child: Child) -> Iterator[Event]:
@@ -258,16 +265,7 @@ def _until_it_ends(child: Child) -> Iterator[Event]:
             raise
 
 
-def _cut_short(ending: Ending) -> InterruptedByUser:
-    if ending.step == ending.began_at:  # before training it has no step to end
-        return interrupted_before_training()
-    return InterruptedByUser(
-        f"Interrupted after step {ending.step}, and ended before it could save: {ending.error.message}",
-        hint="Checkpoints that were complete before stay valid.",
-    )
-
-
-def error_of(message: Event, log: pathlib.Path) -> AutofitError:
+def _error_of(message: Event, log: pathlib.Path) -> AutofitError:
     """The error that a process sent; one of the trainer's own names the log."""
     error = errors.from_json(message)
     if isinstance(error, (TrainingError, RewardFunctionError)):
@@ -275,7 +273,7 @@ def error_of(message: Event, log: pathlib.Path) -> AutofitError:
     return error
 
 
-def died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
+def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
     """The error of a process that ended without a word, with the end of its log.
 
     Args:
@@ -289,3 +287,74 @@ def died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "")
     where = f"Its last words are below; all of them are in {log}." if words else f"Its log, {log}, is empty."
     hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
     return TrainingError(f"{what} ended before its time: {status}.", hint=hint)
+
+
+# -- a probe -------------------------------------------------------------------------------------------------------
+
+
+def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.Path) -> Probe:
+    """Try settings in a process of its own; ``seconds`` of what comes back are of all of it.
+
+    Args:
+        folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
+
+    Raises:
+        OutputFolderError: the disk is full, or cannot be written.
+        TrainingError, RewardFunctionError, DatasetError, ModelError: what the training would have met as well.
+        InterruptedByUser: Ctrl-C.
+    """
+    started = time.monotonic()
+    log = folder / PROBE_LOG_NAME
+    with _scratch(folder) as scratch:
+        child = Child(RUN_PROCESS, environment, log, has_children=True)
+        try:
+            child.send(codec.to_json(replace(request, output_dir=str(scratch))))
+            probe = _probe_answer(child, log)
+        except KeyboardInterrupt as interrupt:
+            raise interrupted_before_training() from interrupt
+        except ChildDied as death:
+            probe = _probe_of_death(request, death, log)
+        finally:
+            child.kill()  # it has told all that it had to tell, and its card is wanted
+            child.stop()
+    return replace(probe, seconds=round(time.monotonic() - started, 3))
+
+
+def _probe_answer(child: Child, log: pathlib.Path) -> Probe:
+    while True:
+        message: Event = child.receive()
+        if "error" in message:
+            raise _error_of(message, log)
+        if message["event"] == "probe":
+            return codec.from_json(Probe, message["probe"])
+
+
+def _probe_of_death(request: Request, death: ChildDied, log: pathlib.Path) -> Probe:
+    """Answer that the settings do not fit, where a library ended the process since the device was full.
+
+    Raises:
+        TrainingError: it ended otherwise.
+    """
+    lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
+    if lines:
+        return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
+    advice = " --no_probe trains without a probe."
+    raise _died_early("The probe before the training", death, log, advice) from death
+
+
+@contextlib.contextmanager
+def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty folder that goes when the probe has ended, however it ended; one of a parent that was killed goes too.
+
+    Raises:
+        OutputFolderError: it cannot be made.
+    """
+    scratch = folder / SCRATCH_NAME
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        yield scratch
+    except OSError as error:
+        raise unwritable(folder, str(error.strerror)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -15,62 +15,50 @@ HOST = "host memory"
 """What :func:`kind_of` says of memory that is not the device's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sign:
-    """A library's message when it could not have memory; all ``words`` stand in its text, whatever their case."""
-
-    kind: str
-    words: tuple[str, ...]
-
-
-_SIGNS = (
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a
     # RuntimeError of the same words). NCCL's own allocations below say neither.
-    _Sign(kind="GPU memory", words=("cuda out of memory",)),
-    _Sign(kind="GPU memory", words=("hip out of memory",)),
+    ("GPU memory", ("cuda out of memory",)),
+    ("GPU memory", ("hip out of memory",)),
     # torch/csrc/distributed/c10d/NCCLUtils.cpp: getNcclErrorDetailStr appends ncclGetLastError; NCCL's
     # include/alloc.h and enqueue.cc warn "Cuda failure 2 'out of memory'", older ones without the number.
-    _Sign(kind="NCCL buffer", words=("nccl", "cuda failure", "'out of memory'")),
-    _Sign(kind="NCCL buffer", words=("nccl", "failed to cuda calloc")),
+    ("NCCL buffer", ("nccl", "cuda failure", "'out of memory'")),
+    ("NCCL buffer", ("nccl", "failed to cuda calloc")),
     # aten/src/ATen/cuda/Exceptions.h: TORCH_CUDABLAS_CHECK, aten/src/ATen/cuda/CublasHandlePool.cpp:
     # createCublasHandle. The workspace of a handle is made with it: cublasCreate says "not initialized" where it
     # cannot be had.
-    _Sign(kind="cuBLAS workspace", words=("cublas_status_alloc_failed",)),
-    _Sign(kind="cuBLAS workspace", words=("cublas_status_not_initialized", "cublascreate")),
-    _Sign(kind="cuBLAS workspace", words=("cublas_status_not_initialized", "cublasltcreate")),
+    ("cuBLAS workspace", ("cublas_status_alloc_failed",)),
+    ("cuBLAS workspace", ("cublas_status_not_initialized", "cublascreate")),
+    ("cuBLAS workspace", ("cublas_status_not_initialized", "cublasltcreate")),
     # The same file: AT_CUDNN_CHECK; names of cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one of cuDNN 8 too.
-    _Sign(kind="cuDNN workspace", words=("cudnn_status_alloc_failed",)),
-    _Sign(kind="cuDNN workspace", words=("cudnn_status_internal_error_device_allocation_failed",)),
-    _Sign(kind=HOST, words=("cudnn_status_internal_error_host_allocation_failed",)),
+    ("cuDNN workspace", ("cudnn_status_alloc_failed",)),
+    ("cuDNN workspace", ("cudnn_status_internal_error_device_allocation_failed",)),
+    (HOST, ("cudnn_status_internal_error_host_allocation_failed",)),
     # The same file: TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK.
-    _Sign(kind="cuSOLVER workspace", words=("cusolver_status_alloc_failed",)),
-    _Sign(kind="cuSPARSE workspace", words=("cusparse_status_alloc_failed",)),
+    ("cuSOLVER workspace", ("cusolver_status_alloc_failed",)),
+    ("cuSPARSE workspace", ("cusparse_status_alloc_failed",)),
     # bitsandbytes csrc/ops.cuh: CUDA_CHECK_RETURN prints this and ends the process with exit code 1: no exception, but
     # the last line that the child said. cget_managed_ptr (paged optimizers) goes through it.
-    _Sign(kind="bitsandbytes buffer", words=("error out of memory at line", "csrc")),
+    ("bitsandbytes buffer", ("error out of memory at line", "csrc")),
     # c10/cuda/CUDAException.cpp: c10_cuda_check_implementation, cudaErrorMemoryAllocation: what asks CUDA past the
     # allocator (pinned host memory: aten/src/ATen/cuda/CachingHostAllocator.cpp; streams, graphs, a context).
-    _Sign(kind="CUDA runtime memory", words=("cuda error: out of memory",)),
+    ("CUDA runtime memory", ("cuda error: out of memory",)),
     # c10/cuda/driver_api.h: C10_CUDA_DRIVER_CHECK (expandable segments); triton's backends/nvidia/driver.c: gpuAssert.
-    _Sign(kind="CUDA driver memory", words=("cuda driver error: out of memory",)),
-    _Sign(kind="CUDA driver memory", words=("triton error [cuda]: out of memory",)),
+    ("CUDA driver memory", ("cuda driver error: out of memory",)),
+    ("CUDA driver memory", ("triton error [cuda]: out of memory",)),
     # c10/core/impl/alloc_cpu.cpp: alloc_cpu; "not enough memory" is what Windows' build says.
-    _Sign(kind=HOST, words=("defaultcpuallocator: can't allocate memory",)),
-    _Sign(kind=HOST, words=("defaultcpuallocator: not enough memory",)),
+    (HOST, ("defaultcpuallocator: can't allocate memory",)),
+    (HOST, ("defaultcpuallocator: not enough memory",)),
     # aten/src/ATen/MapAllocator.cpp: mmap of a file or of shared memory; errno 12.
-    _Sign(kind=HOST, words=("unable to mmap", "cannot allocate memory")),
+    (HOST, ("unable to mmap", "cannot allocate memory")),
     # C++'s own, as torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes it on.
-    _Sign(kind=HOST, words=("std::bad_alloc",)),
+    (HOST, ("std::bad_alloc",)),
 )
+"""Whose memory ran out, and the words that stand in a library's text, whatever their case, when it could have none."""
 
 _FATAL = (
-    "illegal memory access",
-    "device-side assert triggered",
-    "unspecified launch failure",
-    "misaligned address",
-    "illegal instruction",
-    "uncorrectable ecc error",
-    "invalid device context",
+    *("illegal memory access", "device-side assert triggered", "unspecified launch failure", "misaligned address"),
+    *("illegal instruction", "uncorrectable ecc error", "invalid device context"),
 )
 """The context is lost with these (CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state"):
 whatever else the text names, no memory that is freed will help. Words: ``cudaGetErrorString``."""
@@ -85,7 +73,7 @@ def kind_of_text(text: str) -> str | None:
     lowered = text.lower()
     if any(words in lowered for words in _FATAL):
         return None
-    return next((sign.kind for sign in _SIGNS if all(word in lowered for word in sign.words)), None)
+    return next((kind for kind, words in _SIGNS if all(word in lowered for word in words)), None)
 
 
 def kind_of(error: BaseException) -> str | None:
@@ -144,18 +132,14 @@ def attempt(work: Callable[[], Result]) -> Done[Result] | Full:
         if not is_out_of_memory(error):
             raise
         full = Full(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
-    _let_go(full.error)
-    release()
-    return full
-
-
-def _let_go(error: BaseException) -> None:
-    """The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed."""
+    # The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed.
     seen: set[int] = set()
-    left: list[BaseException | None] = [error]
+    left: list[BaseException | None] = [full.error]
     while left:
         each = left.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             traceback.clear_frames(each.__traceback__)
             left += (each.__cause__, each.__context__)
+    release()
+    return full

@@ -81,47 +81,51 @@ def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Ev
         InterruptedByUser: as :func:`launch.train`; also where Ctrl-C came while no process ran.
     """
     stint, spent, before = first, 0, ("", 0)
-    learning = _Learning(on_event, first.learned)
+    learned = first.learned
+
+    def follow(event: Event) -> None:
+        nonlocal learned
+        if event["event"] == "incident":
+            learned = codec.from_json(Learned, event["learned"])
+        on_event(event)
+
     while True:
-        ended = ways.train(stint, learning.follow)
+        ended = ways.train(stint, follow)
         if not isinstance(ended, Ending):
             return ended
         cause, newest = cause_of(ended), None
+        is_repeated = before == (cause.name, ended.step)
         try:
             newest = ways.newest(ended)
             spent = 0 if newest is not None and newest.step > stint.began_at else spent
-            refusal = why_not(cause, ended, newest, is_repeated=before == (cause.name, ended.step))
-            refusal = refusal or _why_no_more(spent, restarts)
-            change = None if refusal else _change(ways, cause, ended, stint.knobs)
-            if refusal or _is_hopeless(cause, ended, change, is_repeated=before == (cause.name, ended.step)):
-                raise _given_up(cause, ways.explained(ended), refusal or NOTHING_LESS, newest)
+            refusal = _why_not(cause, ended, newest, is_repeated=is_repeated) or _why_no_more(spent, restarts)
+            takes_less = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY)
+            change = ways.changed(cause, ended, stint.knobs) if takes_less and not refusal else None
+            # A device that was full once, because of others, has room again; one that is full at the first step not.
+            is_hopeless = is_repeated or ended.step == ended.began_at
+            if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
+                refusal = refusal or "No other settings of the same training take less."
+            if refusal:
+                raise _given_up(cause, ways.explained(ended), refusal, newest)
         except KeyboardInterrupt as interrupt:
-            raise _interrupted(ended, newest) from interrupt
-        stint = _next(stint, newest, learning.learned, change)
-        on_event({"event": "restart", "restart": codec.to_json(_restart(stint, cause, ended, change))})
+            raise InterruptedByUser(
+                f"Interrupted after step {ended.step}, while no training process ran.",
+                hint=_go_on(newest) or "Run the command again when you like.",
+            ) from interrupt
+        change = change or Change(knobs=stint.knobs, flags="")
+        stint = Stint(knobs=change.knobs, learned=learned, checkpoint=newest)
+        restart = Restart(
+            step=ended.step, resumed_at=stint.began_at, cause=cause.name, why=cause.why, change=change.flags
+        )
+        on_event({"event": "restart", "restart": codec.to_json(restart)})
         spent, before = spent + 1, (cause.name, ended.step)
-
-
-class _Learning:
-    """Passes events on, and keeps what the guard learned last."""
-
-    def __init__(self, on_event: Callable[[Event], None], learned: Learned) -> None:
-        self._on_event = on_event
-        self.learned = learned
-
-    def follow(self, event: Event) -> None:
-        if event["event"] == "incident":
-            self.learned = codec.from_json(Learned, event["learned"])
-        self._on_event(event)
 
 
 # -- whether to go on ----------------------------------------------------------------------------------------------
 
-NOTHING_LESS = "No other settings of the same training take less."
 
-
-def why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
-    """Why another process would end as this one did, in a sentence; empty where it may not.
+def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
+    """Say why another process would end as this one did, in a sentence; empty where it may not.
 
     Args:
         is_repeated: The process before ended of the same cause after the same step.
@@ -146,37 +150,6 @@ def _why_no_more(spent: int, restarts: int) -> str:
     return f"It was started again {times} without getting further (--max_restarts {restarts})."
 
 
-def _change(ways: Ways, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-    if cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY):
-        return ways.changed(cause, ending, knobs)
-    return None
-
-
-def _is_hopeless(cause: Cause, ending: Ending, change: Change | None, *, is_repeated: bool) -> bool:
-    """A device that was full once, because of others, has room again; one that is full in the first step has not."""
-    if change is not None or cause.remedy is not Remedy.LESS_DEVICE_MEMORY:
-        return False
-    return is_repeated or ending.step == ending.began_at
-
-
-# -- going on, or not ----------------------------------------------------------------------------------------------
-
-
-def _next(stint: Stint, newest: Checkpoint | None, learned: Learned, change: Change | None) -> Stint:
-    knobs = stint.knobs if change is None else change.knobs
-    return Stint(knobs=knobs, learned=learned, checkpoint=newest)
-
-
-def _restart(stint: Stint, cause: Cause, ending: Ending, change: Change | None) -> Restart:
-    return Restart(
-        step=ending.step,
-        resumed_at=stint.began_at,
-        cause=cause.name,
-        why=cause.why,
-        change="" if change is None else change.flags,
-    )
-
-
 def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
     """Add to an error why no other process follows; what is the user's to mend only learns where to go on from."""
     why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
@@ -188,10 +161,3 @@ def _go_on(newest: Checkpoint | None) -> str:
     if newest is None:
         return ""
     return f"Its last whole checkpoint is {newest.path}; --resume_from_checkpoint goes on from there."
-
-
-def _interrupted(ending: Ending, newest: Checkpoint | None) -> InterruptedByUser:
-    return InterruptedByUser(
-        f"Interrupted after step {ending.step}, while no training process ran.",
-        hint=_go_on(newest) or "Run the command again when you like.",
-    )

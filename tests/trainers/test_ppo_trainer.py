@@ -185,7 +185,7 @@ def test_the_smaller_of_max_steps_and_total_episodes_counts(
 def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    from autotrain_mem.training.process.progress_callback import ProgressCallback
+    from autotrain_mem.training.process.train import ProgressCallback
 
     events: list[Any] = []
     built = trainer(model, config(tmp_path, max_steps=5, save_strategy="steps", save_steps=100))

@@ -13,8 +13,8 @@ from autotrain_mem.errors import InterruptedByUser, TrainingError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.processes import ChildDied
 from autotrain_mem.spec import Job, Probe, codec
-from autotrain_mem.training import launch_probe
-from autotrain_mem.training.launch_probe import LOG_NAME, SCRATCH_NAME, run_probe
+from autotrain_mem.training import launch
+from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, run_probe
 from autotrain_mem.training.request import Request
 
 ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
@@ -54,7 +54,7 @@ class FakeChild:
 
 @pytest.fixture(autouse=True)
 def child(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
-    monkeypatch.setattr(launch_probe, "Child", FakeChild)
+    monkeypatch.setattr(launch, "Child", FakeChild)
     return FakeChild
 
 
@@ -77,7 +77,7 @@ def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
     made = run(tmp_path, {"event": "log", "logs": {}}, {"event": "probe", "probe": codec.to_json(ANSWER)})
     assert made.fits
     assert made.seconds > 0
-    assert FakeChild.last.log == tmp_path / LOG_NAME
+    assert FakeChild.last.log == tmp_path / PROBE_LOG_NAME
 
 
 def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Pa
         run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
     assert raised.value.hint.splitlines() == [
         "Change the flag.",
-        f"All that the trainer printed is in {tmp_path / LOG_NAME}.",
+        f"All that the trainer printed is in {tmp_path / PROBE_LOG_NAME}.",
     ]
 
 

@@ -20,7 +20,7 @@ from autotrain_mem.report.events import outcome
 from autotrain_mem.spec import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe, codec
 from autotrain_mem.spec.length import without_wish
 from autotrain_mem.training.environment import process_environment
-from autotrain_mem.training.launch_probe import run_probe
+from autotrain_mem.training.launch import run_probe
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import format_bytes
 from autotrain_mem.worker.pool import Workers

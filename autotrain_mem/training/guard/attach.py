@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.context import GuardContext, OnIncident
 from autotrain_mem.training.guard.evaluation import Evaluation
-from autotrain_mem.training.guard.generation import Generation, RewardModel, Scoring
+from autotrain_mem.training.guard.generation import Generation, Scoring, guard_reward_model
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
 
@@ -42,22 +43,15 @@ def attach_guard(trainer: Any, *, learned: Learned, on_incident: OnIncident, gro
         on_incident: Is called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
     """
-    if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.guard.ppo.guard import guard_ppo
-
-        context = GuardContext(trainer, learned, on_incident, grow_after)
-        guard = Guard(context, guard_ppo(context))
-    else:
-        context = GuardContext(trainer, learned, on_incident, grow_after, why_no_guard(trainer))
-        guard = Guard(context, _guard_methods(context))
+    is_ppo = hasattr(trainer, "value_model")
+    context = GuardContext(trainer, learned, on_incident, grow_after, None if is_ppo else why_no_guard(trainer))
+    guard = Guard(context, _guard_ppo(context) if is_ppo else _guard_methods(context))
     trainer.add_callback(guard)
     return guard
 
 
 def _guard_methods(context: GuardContext) -> OptimizerSteps:
     """Replace the methods in which one of TRL's trainers other than PPO's takes memory."""
-    import torch
-
     trainer = context.trainer
     Evaluation(context, MicroSteps(context))
     if hasattr(trainer, "_generate_and_score_completions"):
@@ -65,10 +59,35 @@ def _guard_methods(context: GuardContext) -> OptimizerSteps:
         Scoring(context)
         for model in trainer.reward_funcs:
             if isinstance(model, torch.nn.Module):
-                RewardModel(context, model)
+                guard_reward_model(context, model)
     optimizer_steps = OptimizerSteps(context)
     if hasattr(trainer, "_clip_grad_norm"):
         optimizer_steps.follow_clipping(trainer, "_clip_grad_norm", lambda model: model.parameters())
+    return optimizer_steps
+
+
+def _guard_ppo(context: GuardContext) -> OptimizerSteps:
+    """Have a PPO trainer do in parts what its device refuses; only this object is changed, never its class.
+
+    What cannot be done again ends the run: the statistics that TRL makes of all logits after a step; in several
+    processes, a forward or a backward, in which all must take part; a backward of logits in half precision, unless
+    parts were made already (the loss's graph is needed twice, and keeping it would cost memory there); a backward that
+    reentrant checkpointing makes in stretches; an optimizer's step or a clipping that had begun to write.
+    """
+    from autotrain_mem.training.guard.ppo.rollout import Rollouts
+    from autotrain_mem.training.guard.ppo.update import MicroBatches
+
+    context.save()  # a resumed run takes from its checkpoint only what its own state names
+    trainer, optimizer_steps = context.trainer, OptimizerSteps(context)
+    Rollouts(context)
+    if trainer.accelerator.num_processes > 1:
+        return optimizer_steps
+    MicroBatches(context)
+    # Within accelerate's step, which our trainer clips before: to clip is to write.
+    optimizer_steps.follow(trainer.optimizer.optimizer)
+    # What the schedule looks for (``torch/optim/lr_scheduler.py: LRScheduler.step``) is there, one function below.
+    trainer.optimizer.optimizer.step._wrapped_by_lr_sched = True
+    optimizer_steps.follow_clipping(trainer.accelerator, "clip_grad_norm_", lambda parameters: parameters)
     return optimizer_steps
 
 
@@ -116,7 +135,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 
 def why_no_guard(trainer: Any) -> str | None:
-    """Why a shortage cannot be met in this process; None where it can."""
+    """Say why a shortage cannot be met in this process; None where it can."""
     args = trainer.args
     if args.world_size > 1:
         return f"{args.world_size} processes train together, and the others would wait for this one for ever"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
+
 from autotrain_mem.methods.loss_basis import Basis
 
 
@@ -18,20 +20,10 @@ class Layout(StrEnum):
     """All chosen rows, then all rejected ones in the same order; a pair's two rows stay together."""
 
 
-IMAGES = frozenset(
-    [
-        "pixel_values",
-        "image_grid_thw",
-        "num_images",
-        "pixel_attention_mask",
-        "spatial_shapes",
-        "num_tiles",
-        "image_sizes",
-        "image_position_ids",
-        "pixel_values_videos",
-        "video_grid_thw",
-    ]
-)
+IMAGES = {
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
+    *("image_sizes", "image_position_ids", "pixel_values_videos", "video_grid_thw"),
+}
 """Laid out by patch, tile or image, not by row (``trl/trainer/grpo_trainer.py:
 _get_per_token_logps_and_entropies``)."""
 
@@ -54,7 +46,10 @@ class Piece:
 
         So it is with images, and where several sequences lie in one row (packing, padding-free).
         """
-        if not self._ids or IMAGES & self.inputs.keys() or not all(map(self._is_cut, self.inputs.values())):
+        if not self._ids or IMAGES & self.inputs.keys():
+            return 1
+        lengths = (None, self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (None, self.rows)
+        if any(_length(value) not in lengths for value in self.inputs.values()):
             return 1
         return self.rows // 2 if self.layout is Layout.PAIRS else self.rows
 
@@ -67,43 +62,46 @@ class Piece:
     def _ids(self) -> list[Any]:
         return [self.inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if name in self.inputs]
 
-    def _is_cut(self, value: Any) -> bool:
-        """Whether this value can be cut, or belongs to all parts."""
-        lengths = (self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (self.rows,)
-        size = _length(value)
-        return size is None or size in lengths
-
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
         """Cut it into parts of as equal a size as possible.
 
         Args:
             trim: Leave out the columns in which a part has nothing but padding.
         """
-        sizes = [self.units // count + (number < self.units % count) for number in range(count)]
-        starts = [sum(sizes[:number]) for number in range(count)]
-        return [self._part(start, start + size, trim) for start, size in zip(starts, sizes, strict=True)]
+        parts = []
+        for units in split_evenly(range(self.units), count):
+            inputs = {name: self._cut_value(value, units) for name, value in self.inputs.items()}
+            parts.append(Piece(inputs=_without_padding(inputs) if trim else inputs, layout=self.layout))
+        return parts
 
-    def _part(self, start: int, end: int, trim: bool) -> Piece:
-        inputs = {name: self._cut_value(value, start, end) for name, value in self.inputs.items()}
-        return Piece(inputs=_without_padding(inputs) if trim else inputs, layout=self.layout)
+    def cut_in_words(self, count: int) -> str:
+        """Say how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
+        sizes = [str(len(part)) for part in split_evenly(range(self.units), count)]
+        return f"split into {' + '.join(sizes)} {self.layout}"
 
-    def _cut_value(self, value: Any, start: int, end: int) -> Any:
-        import torch
-
+    def _cut_value(self, value: Any, units: range) -> Any:
         size = _length(value)
         if size is None:
             return value
         if self.layout is Layout.ROWS or size != self.rows:
-            return value[start:end]
+            return value[units.start : units.stop]
         half = self.rows // 2
-        chosen, rejected = value[start:end], value[half + start : half + end]
+        chosen, rejected = value[units.start : units.stop], value[half + units.start : half + units.stop]
         return torch.cat([chosen, rejected]) if isinstance(value, torch.Tensor) else [*chosen, *rejected]
+
+
+def split_evenly(rows: range, parts: int) -> Iterator[range]:
+    """Cut rows into parts, the larger ones first: 5 rows in 2 parts are 3 + 2."""
+    size, longer = divmod(len(rows), parts)
+    start = rows.start
+    for number in range(parts):
+        stop = start + size + (number < longer)
+        yield range(start, stop)
+        start = stop
 
 
 def _length(value: Any) -> int | None:
     """Length of the first dimension; None for what belongs to the batch as a whole."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return int(value.shape[0]) if value.dim() else None
     return len(value) if isinstance(value, (list, tuple)) else None
@@ -119,13 +117,10 @@ def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     attended = mask.any(dim=0).nonzero()
     width = int(attended[-1]) + 1 if len(attended) else mask.shape[1]
-    return {name: value[:, :width] if _is_as_wide(value, mask) else value for name, value in inputs.items()}
-
-
-def _is_as_wide(value: Any, mask: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor) and value.shape[:2] == mask.shape
+    return {
+        name: value[:, :width] if isinstance(value, torch.Tensor) and value.shape[:2] == mask.shape else value
+        for name, value in inputs.items()
+    }
 
 
 def count(piece: Piece, basis: Basis) -> float:
@@ -164,8 +159,6 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
     Raises:
         TypeError: they hold something that has no rows.
     """
-    import torch
-
     first = values[0]
     if first is None:
         return None
@@ -175,12 +168,6 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
         return type(first)(joined(entries, layout) for entries in zip(*values, strict=True))
     if not isinstance(first, torch.Tensor) or first.dim() == 0:
         raise TypeError("A prediction that has no rows cannot be put together from parts.")
-    return torch.cat(list(_in_order(values, layout)))
-
-
-def _in_order(values: Sequence[Any], layout: Layout) -> Iterator[Any]:
-    if layout is Layout.ROWS:
-        yield from values
-        return
-    yield from (value[: len(value) // 2] for value in values)
-    yield from (value[len(value) // 2 :] for value in values)
+    if layout is Layout.PAIRS:
+        values = [value[: len(value) // 2] for value in values] + [value[len(value) // 2 :] for value in values]
+    return torch.cat(list(values))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
+
+import torch
 
 from autotrain_mem.spec import Incident, Learned, Phase, codec
-from autotrain_mem.training.guard.backoff import Limit
 from autotrain_mem.training.guard.gradients import Gradients
 from autotrain_mem.training.out_of_memory import Full
 
 OnIncident = Callable[[Incident, Learned], None]
 """Is called after each shortage that was met, with what is known from then on."""
 
-LimitName = Literal["train_tokens", "evaluate_tokens", "generate_rows", "score_rows"]
-LIMIT_NAMES: tuple[LimitName, ...] = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
+LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`Learned`. Tokens count padding."""
 
 KEPT_AS = "autofit_guard"
@@ -24,6 +24,71 @@ callback's class, transformers builds again from its state alone with ``--restor
 
 REPEATED = "repeated after the cache was emptied"
 ON_HOST = "repeated with what backward needs waiting on the host"
+
+
+class Limit:
+    """Limits tokens or rows; deterministic, so that a run that is repeated splits in the same places.
+
+    >>> limit = Limit(None, grow_after=2)
+    >>> limit.failed(1000), limit.parts(1000, units=8)
+    (None, 2)
+    >>> limit.step_ended(), limit.step_ended(), limit.most  # two clean steps: nothing larger than 1000 was asked for
+    (None, None, None)
+
+    Args:
+        most: What may be done at once; None for everything.
+        grow_after: Optimizer steps without a failure after which ``most`` is doubled. When it then fails again, twice
+            as many are needed the next time.
+    """
+
+    def __init__(self, most: int | None, grow_after: int) -> None:
+        self.most = most
+        self._patience = grow_after
+        self._clean = 0
+        self._grown = False
+        self._fitted = 0
+        self._wanted = 0
+
+    def tighten(self, most: int | None) -> None:
+        """Allow no more than that."""
+        if most is not None:
+            self.most = most if self.most is None else min(self.most, most)
+
+    def exceeded_by(self, amount: int) -> bool:
+        """Whether this amount is too much at once."""
+        return self.most is not None and amount > self.most
+
+    def parts(self, amount: int, units: int) -> int:
+        """Count the parts into which to cut something beforehand that can be cut into ``units`` at most."""
+        if self.most is None or amount <= self.most:
+            return 1
+        self._wanted = max(self._wanted, amount)
+        return max(1, min(units, -(-amount // self.most)))
+
+    def fitted(self, amount: int) -> None:
+        """Note that so much went through at once."""
+        self._fitted = max(self._fitted, amount)
+
+    def failed(self, amount: int) -> None:
+        """Note that so much was too much: half of it is allowed, or what went through before."""
+        if self._fitted >= amount:
+            self._fitted = 0  # the device has less to give than it had
+        self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
+        self._wanted = max(self._wanted, amount)
+        self._clean = 0
+        if self._grown:
+            self._patience *= 2
+            self._grown = False
+
+    def step_ended(self) -> None:
+        """Count an optimizer step that is done."""
+        if self.most is None:
+            return
+        self._clean += 1
+        if self._clean < self._patience:
+            return
+        self._clean, self._grown = 0, True
+        self.most = self.most * 2 if self.most * 2 < self._wanted else None
 
 
 class GuardContext:
@@ -89,9 +154,22 @@ class GuardContext:
         Raises:
             torch.OutOfMemoryError: always, whichever library was out of memory.
         """
-        import torch
-
         where = phase.value.replace("_", " ")
-        raise torch.OutOfMemoryError(
-            f"{full.message}\nNot repeated in smaller parts ({where}): {reason}."
-        ) from full.error
+        message = f"{full.message}\nNot repeated in smaller parts ({where}): {reason}."
+        raise torch.OutOfMemoryError(message) from full.error
+
+
+def keep_rng_state() -> Callable[[], None]:
+    """Save torch's random state, of the CPU and of the current device where CUDA is in use; returns what goes back.
+
+    What is drawn after that is what was drawn from here on before.
+    """
+    on_cpu = torch.get_rng_state()
+    on_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def restore() -> None:
+        torch.set_rng_state(on_cpu)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device)
+
+    return restore

@@ -22,6 +22,10 @@ class Prediction(NamedTuple):
     labels: Any
 
 
+Once = Callable[[Piece], None]
+"""Evaluates a piece, and keeps its answer."""
+
+
 class Evaluation:
     """Stands in for ``prediction_step`` of one trainer."""
 
@@ -41,52 +45,42 @@ class Evaluation:
         whole = Piece(inputs=self._trainer._prepare_inputs(inputs), layout=rule.layout)
         metrics = MetricsLedger(self._trainer, "eval")
         answers: list[tuple[Piece, Prediction]] = []
-        self._through(whole, rule, metrics, answers, (model, prediction_loss_only, ignore_keys))
+
+        def once(piece: Piece) -> None:
+            with self._micro_steps.prepared():
+                answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
+            answers.append((piece, Prediction(*answer)))
+
+        self._through(whole, rule, metrics, once)
         metrics.write(lambda name: logged_basis(self._trainer, name))
         return answers[0][1] if len(answers) == 1 else _together(whole, rule, answers)
 
     def _through(
-        self,
-        piece: Piece,
-        rule: Rule,
-        metrics: MetricsLedger,
-        answers: list[tuple[Piece, Prediction]],
-        call: tuple[Any, ...],
-        *,
-        is_repeated: bool = False,
+        self, piece: Piece, rule: Rule, metrics: MetricsLedger, once: Once, *, is_repeated: bool = False
     ) -> None:
-        units = 1 if rule.why_not or self._context.why_not else piece.units
+        why_not = self._context.why_not or rule.why_not
+        units = 1 if why_not else piece.units
         parts = self._limit.parts(piece.tokens, units)
         if parts > 1:
             for part in piece.cut(parts, trim=False):
-                self._through(part, rule, metrics, answers, call)
+                self._through(part, rule, metrics, once)
             return
         metrics.begin()
-        outcome = attempt(lambda: self._once(piece, *call))
+        outcome = attempt(lambda: once(piece))
         if not isinstance(outcome, Full):
             self._limit.fitted(piece.tokens)
             metrics.keep(piece, is_last=True)
-            answers.append((piece, outcome.value))
             return
         metrics.undo()
-        if units < 2 and not is_repeated and not self._context.why_not:
-            self._context.report(Phase.EVALUATE, REPEATED, outcome, rows=piece.rows, tokens=piece.tokens)
+        if units > 1:
+            self._limit.failed(piece.tokens)
+            remedy = piece.cut_in_words(self._limit.parts(piece.tokens, units))
+        elif is_repeated or self._context.why_not:
+            self._context.give_up(Phase.EVALUATE, outcome, why_not or "a single row is too large")
         else:
-            self._make_smaller(piece, units, rule, outcome)
-        self._through(piece, rule, metrics, answers, call, is_repeated=units < 2)
-
-    def _once(self, piece: Piece, model: Any, loss_only: bool, ignore_keys: list[str] | None) -> Prediction:
-        with self._micro_steps.prepared():
-            return Prediction(*self._prediction_step(model, dict(piece.inputs), loss_only, ignore_keys=ignore_keys))
-
-    def _make_smaller(self, piece: Piece, units: int, rule: Rule, full: Full) -> None:
-        if units < 2:
-            reason = self._context.why_not or rule.why_not or "a single row is too large"
-            self._context.give_up(Phase.EVALUATE, full, reason)
-        self._limit.failed(piece.tokens)
-        sizes = [part.units for part in piece.cut(self._limit.parts(piece.tokens, units), trim=False)]
-        remedy = f"split into {' + '.join(map(str, sizes))} {piece.layout}"
-        self._context.report(Phase.EVALUATE, remedy, full, rows=piece.rows, tokens=piece.tokens)
+            remedy = REPEATED
+        self._context.report(Phase.EVALUATE, remedy, outcome, rows=piece.rows, tokens=piece.tokens)
+        self._through(piece, rule, metrics, once, is_repeated=units < 2)
 
 
 def _together(whole: Piece, rule: Rule, answers: list[tuple[Piece, Prediction]]) -> Prediction:

@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.context import REPEATED, GuardContext
-from autotrain_mem.training.guard.rng_state import RngState
+from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.out_of_memory import Done, Full, attempt
 
 
@@ -28,26 +29,26 @@ class Generation:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``GenerationMixin.generate``. Parts of the prompts draw other samples than all at once would."""
-        rows = _rows(kwargs)
-        if args or rows is None:
+        if args or kwargs.get("input_ids") is None or "pixel_values" in kwargs:  # not as TRL gives prompts; images
             return self._generate(*args, **kwargs)
+        rows = int(kwargs["input_ids"].shape[0])
         if self._limit.parts(rows, rows) > 1:
             return self._in_parts(kwargs, rows)
-        rng_state = RngState.now()
+        restore_rng = keep_rng_state()
         first = attempt(lambda: self._generate(**kwargs))
         if isinstance(first, Done):
             self._limit.fitted(rows)
             return first.value
         if self._context.why_not:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
-        rng_state.restore()
+        restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
         if isinstance(second, Done):  # free memory lay in pieces: the samples are those of the first try
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second.value
         if rows < 2:
             self._context.give_up(Phase.GENERATE, second, "a single prompt is too large")
-        rng_state.restore()
+        restore_rng()
         self._limit.failed(rows)
         sizes = " + ".join(str(end - start) for start, end in self._bounds(rows))
         remedy = f"answered in {sizes} prompts, which draw other samples than all at once"
@@ -60,8 +61,17 @@ class Generation:
         return list(itertools.pairwise(edges))
 
     def _in_parts(self, kwargs: dict[str, Any], rows: int) -> Any:
-        answers = [self.generate(**_part(kwargs, rows, start, end)) for start, end in self._bounds(rows)]
-        return _as_long_as_all(answers, self._pad_id(kwargs))
+        """Answer some prompts after the others, and make all answers as long as the longest."""
+
+        def cut(value: Any, start: int, end: int) -> Any:
+            has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
+            return value[start:end] if has_rows else value
+
+        parts = [{name: cut(value, *bounds) for name, value in kwargs.items()} for bounds in self._bounds(rows)]
+        answers = [self.generate(**part) for part in parts]
+        longest, pad_id = max(answer.shape[1] for answer in answers), self._pad_id(kwargs)
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(answer, (0, longest - answer.shape[1]), value=pad_id) for answer in answers])
 
     def _pad_id(self, kwargs: dict[str, Any]) -> int:
         """The id that ``generate`` itself fills up with."""
@@ -70,30 +80,6 @@ class Generation:
             if value is not None:
                 return int(value[0] if isinstance(value, list) else value)
         return 0
-
-
-def _rows(kwargs: dict[str, Any]) -> int | None:
-    """Count the prompts; None where they come otherwise than TRL's or with images."""
-    ids = kwargs.get("input_ids")
-    return None if ids is None or "pixel_values" in kwargs else int(ids.shape[0])
-
-
-def _part(kwargs: dict[str, Any], rows: int, start: int, end: int) -> dict[str, Any]:
-    import torch
-
-    def cut(value: Any) -> Any:
-        has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
-        return value[start:end] if has_rows else value
-
-    return {name: cut(value) for name, value in kwargs.items()}
-
-
-def _as_long_as_all(answers: list[Any], pad_id: int) -> Any:
-    import torch
-
-    longest = max(answer.shape[1] for answer in answers)
-    pad = torch.nn.functional.pad
-    return torch.cat([pad(answer, (0, longest - answer.shape[1]), value=pad_id) for answer in answers])
 
 
 class Scoring:
@@ -109,8 +95,6 @@ class Scoring:
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
         """The trainer's method; with gradients it belongs to a micro-step, which is split as a whole."""
-        import torch
-
         given = (model, input_ids, mask, logits_to_keep)
         rows = int(input_ids.shape[0])
         at_once = min(batch_size or rows, rows)
@@ -122,31 +106,25 @@ class Scoring:
         if isinstance(outcome, Done):
             self._limit.fitted(at_once)
             return outcome.value
-        self._make_smaller(at_once, rows, outcome)
+        if at_once < 2 or self._context.why_not:
+            self._context.give_up(Phase.SCORE, outcome, self._context.why_not or "a single completion is too large")
+        self._limit.failed(at_once)
+        self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", outcome, rows=rows)
         return self.judge(*given, batch_size, **kwargs)
 
-    def _make_smaller(self, at_once: int, rows: int, full: Full) -> None:
-        if at_once < 2 or self._context.why_not:
-            self._context.give_up(Phase.SCORE, full, self._context.why_not or "a single completion is too large")
-        self._limit.failed(at_once)
-        self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", full, rows=rows)
 
+def guard_reward_model(context: GuardContext, model: Any) -> None:
+    """Have the forward of a model that judges repeated once, when nobody holds what the first try took."""
+    own_forward: Callable[..., Any] = model.forward
 
-class RewardModel:
-    """Stands in for the forward of a model that judges: repeated once, when nobody holds what the first try took."""
-
-    def __init__(self, context: GuardContext, model: Any) -> None:
-        self._context = context
-        self._forward: Callable[..., Any] = model.forward
-        model.forward = self.forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's."""
-        first = attempt(lambda: self._forward(*args, **kwargs))
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        first = attempt(lambda: own_forward(*args, **kwargs))
         if isinstance(first, Done):
             return first.value
-        second = attempt(lambda: self._forward(*args, **kwargs))
+        second = attempt(lambda: own_forward(*args, **kwargs))
         if isinstance(second, Full):
-            self._context.give_up(Phase.SCORE, second, "the reward model has no room for all completions at once")
-        self._context.report(Phase.SCORE, REPEATED, first)
+            context.give_up(Phase.SCORE, second, "the reward model has no room for all completions at once")
+        context.report(Phase.SCORE, REPEATED, first)
         return second.value
+
+    model.forward = forward

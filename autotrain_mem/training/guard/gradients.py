@@ -27,9 +27,14 @@ class Gradients:
         if model is self._model:
             return
         self._model = model
+
+        def mark(parameter: Any) -> None:
+            self._repeated |= id(parameter) in self._done
+            self._done[id(parameter)] = parameter
+
         for parameter in model.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._mark)
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(mark)
 
     def release(self) -> None:
         """Take the hooks away."""
@@ -38,10 +43,6 @@ class Gradients:
         self._hooks.clear()
         self._done.clear()
         self._model = None
-
-    def _mark(self, parameter: Any) -> None:
-        self._repeated |= id(parameter) in self._done
-        self._done[id(parameter)] = parameter
 
     def begin(self) -> None:
         """Begin a try: no gradient is there yet."""

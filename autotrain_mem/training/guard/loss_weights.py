@@ -1,4 +1,4 @@
-"""Which trainers' losses are the weighted sum of their parts' losses, and with which weights.
+"""Tells which trainers' losses are the weighted sum of their parts' losses, and with which weights.
 
 A loss that its method's module does not know to be such a sum is none: its micro-batch is not split.
 """
@@ -16,7 +16,7 @@ from autotrain_mem.training.guard.batch_split import Layout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How a trainer's loss is put together from those of the parts of a micro-batch."""
+    """Says how a trainer's loss is put together from those of the parts of a micro-batch."""
 
     layout: Layout
     train: Basis
@@ -26,7 +26,7 @@ class Rule:
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
-    """How to split.
+    """Tell how to split.
 
     Args:
         counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
@@ -44,14 +44,17 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
 
 
 def why_not_exact(trainer: Any) -> str | None:
-    """Why this trainer's micro-batches cannot be split without another gradient; None where they can."""
+    """Say why this trainer's micro-batches cannot be split without another gradient; None where they can."""
     method = method_of_trainer(trainer)
     if method is None:
         return f"how {type(trainer).__name__} makes one loss of many rows is not known"
     own = _own_loss(trainer, method)
     if own is not None:
         return f"{own} is not TRL's, and how it makes one loss of many rows is not known"
-    if getattr(trainer, "aux_loss_enabled", False) or _model_adds_router_loss(trainer):
+    config: Any = getattr(trainer.model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    # A mixture of experts whose configuration asks for the router's logits adds their loss by itself.
+    if getattr(trainer, "aux_loss_enabled", False) or getattr(config, "output_router_logits", False):
         return "the router's auxiliary loss is one number of the whole micro-batch, not a mean over its rows"
     return method_of(method).why_not_split(trainer)
 
@@ -68,14 +71,7 @@ def _own_loss(trainer: Any, method: str) -> str | None:
     return None
 
 
-def _model_adds_router_loss(trainer: Any) -> bool:
-    """A mixture of experts whose configuration asks for the router's logits adds their loss by itself."""
-    config: Any = getattr(trainer.model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return bool(getattr(config, "output_router_logits", False))
-
-
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """What one number that a trainer logs is over; a mean over rows where the trainer is not known."""
+    """Tell what one number that a trainer logs is over; a mean over rows where the trainer is not known."""
     method = method_of_trainer(trainer)
     return Basis.UNITS if method is None else method_of(method).logged_basis(trainer, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.loss_basis import Basis
@@ -21,15 +20,9 @@ Source: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py``. They hold numbers
 """
 
 Numbers = dict[str, list[float]]
+Entry = tuple[Piece, Numbers]
+"""The part of a micro-batch that one call was given, and the numbers that it logged."""
 BasisOf = Callable[[str], Basis]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """The numbers that one call logged, and the part of the micro-batch that it was given."""
-
-    piece: Piece
-    numbers: Numbers
 
 
 class MetricsLedger:
@@ -57,60 +50,55 @@ class MetricsLedger:
         """Forget what a call that failed counted and logged."""
         for name, value in self._before.items():
             setattr(self._trainer, name, value)
-        self.close()
+        self._close()
 
     def keep(self, piece: Piece, *, is_last: bool) -> None:
         """Keep what a call that went through logged for its part."""
         if self._all is not None:
-            self._entries.append(Entry(piece=piece, numbers=dict(self._trainer._metrics[self._mode])))
+            self._entries.append((piece, dict(self._trainer._metrics[self._mode])))
         if not is_last and "_step" in self._before:
             self._trainer._step = self._before["_step"]
-        self.close()
+        self._close()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let the trainer log where it always does."""
         if self._all is not None:
             self._trainer._metrics[self._mode] = self._all
 
     def write(self, basis_of: BasisOf) -> None:
         """Log the micro-batch as one."""
-        for name, values in merged(self._entries, basis_of).items():
+        for name, values in _merged(self._entries, basis_of).items():
             if name == "num_tokens":  # not a list that grows: always the sum of all so far
                 self._all[name] = values
             else:
                 self._all[name].extend(values)
 
 
-def merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
+def _merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
     """Merge each name's numbers into what the whole micro-batch would have logged; one call's stay as they are."""
     if len(entries) < 2:
-        return entries[0].numbers if entries else {}
-    names = dict.fromkeys(name for entry in entries for name in entry.numbers)
-    return {name: _merge(name, [entry for entry in entries if entry.numbers.get(name)], basis_of) for name in names}
+        return entries[0][1] if entries else {}
+    names = dict.fromkeys(name for _, numbers in entries for name in numbers)
+    return {name: _merge(name, [entry for entry in entries if entry[1].get(name)], basis_of) for name in names}
 
 
 def _merge(name: str, entries: list[Entry], basis_of: BasisOf) -> list[float]:
     if name == "num_tokens":
-        return entries[-1].numbers[name]
-    basis = basis_of(name)
-    rounds = max((len(entry.numbers[name]) for entry in entries), default=0)
-    return [
-        _one(basis, [(entry.piece, entry.numbers[name][at]) for entry in entries if at < len(entry.numbers[name])])
-        for at in range(rounds)
-    ]
+        return entries[-1][1][name]
+    basis, lists = basis_of(name), [(piece, numbers[name]) for piece, numbers in entries]
+    rounds = range(max((len(values) for _, values in lists), default=0))
+    return [_one(basis, [(piece, values[at]) for piece, values in lists if at < len(values)]) for at in rounds]
 
 
 def _one(basis: Basis, numbers: list[tuple[Piece, float]]) -> float:
     valid = [(piece, number) for piece, number in numbers if not math.isnan(number)]
+    values = [number for _, number in valid]
     if not valid:
         return math.nan
-    values = [number for _, number in valid]
     if basis in (Basis.SUM, Basis.WHOLE):
         return math.fsum(values)
-    if basis is Basis.LOWEST:
-        return min(values)
-    if basis is Basis.HIGHEST:
-        return max(values)
+    if basis in (Basis.LOWEST, Basis.HIGHEST):
+        return min(values) if basis is Basis.LOWEST else max(values)
     weights = [count(piece, basis) for piece, _ in valid]
     total = math.fsum(weights)
     return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total if total else 0.0

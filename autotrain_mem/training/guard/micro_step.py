@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from autotrain_mem.methods.loss_basis import Basis
 from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import Piece, count
-from autotrain_mem.training.guard.context import ON_HOST, GuardContext
+from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
-from autotrain_mem.training.guard.rng_state import RngState
 from autotrain_mem.training.out_of_memory import Full, attempt, release
 
 IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there cannot be told"
@@ -29,12 +30,11 @@ class MicroSteps:
     """
 
     def __init__(self, context: GuardContext) -> None:
-        trainer = context.trainer
+        trainer = self._trainer = context.trainer
         self.context = context
         self.phase = Phase.FORWARD
-        self._trainer = trainer
         self._gradients = context.gradients
-        self._training_step: Callable[..., Any] = trainer.training_step
+        self.trls_step: Callable[..., Any] = trainer.training_step
         self._prepare_inputs: Callable[..., Any] = trainer._prepare_inputs
         self._compute_loss: Callable[..., Any] = trainer.compute_loss
         self._prepared = False
@@ -51,8 +51,6 @@ class MicroSteps:
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """``Trainer.compute_loss``, times the weight of the part that it is given."""
-        import torch
-
         self.phase = Phase.FORWARD
         with torch.no_grad() if self._weight == 0 else nullcontext():
             result = self._compute_loss(*args, **kwargs)
@@ -77,15 +75,9 @@ class MicroSteps:
         self._gradients.follow(model)
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
-        run = _Run(self, model, whole, num_items_in_batch, rule)
-        return run.loss()
+        return _Run(self, model, whole, num_items_in_batch, rule).loss()
 
     # -- for a run -------------------------------------------------------------------------------------------------
-
-    def call(self, model: Any, inputs: dict[str, Any], num_items: Any, *, weight: float, on_host: bool) -> Any:
-        """``training_step`` of TRL once, on inputs that are prepared."""
-        with self.prepared(weight), activations_on_host(model) if on_host else nullcontext():
-            return self._training_step(model, inputs, num_items)
 
     @contextmanager
     def prepared(self, weight: float = 1.0) -> Iterator[None]:
@@ -95,16 +87,6 @@ class MicroSteps:
             yield
         finally:
             self._prepared, self._weight = False, 1.0
-
-    def forget_offloaded(self) -> None:
-        """Have the trainer's own offloading let go of what a failed backward left: it does so when it is entered."""
-        with getattr(self._trainer, "maybe_activation_offload_context", nullcontext()):
-            pass
-
-    @property
-    def can_wait_on_host(self) -> bool:
-        """Whether the activations are not sent there anyway."""
-        return not getattr(self._trainer.args, "activation_offloading", False)
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:
@@ -129,10 +111,8 @@ class _Run:
         self._steps = steps
         self._context = steps.context
         self._limit = steps.context.limits["train_tokens"]
-        self._model = model
-        self._whole = whole
-        self._num_items = num_items
-        self._rule = rule
+        self._model, self._whole, self._num_items, self._rule = model, whole, num_items, rule
+        self._can_wait_on_host = not getattr(steps.context.trainer.args, "activation_offloading", False)
         self._metrics = MetricsLedger(steps.context.trainer, "train")
         self._losses: list[Any] = []
 
@@ -143,14 +123,14 @@ class _Run:
         return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:
-        steps, limit, gradients = self._steps, self._limit, self._context.gradients
+        limit, gradients = self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece))
         if parts > 1:
             for number, part in enumerate(piece.cut(parts), start=1):
                 self._through(part, is_last=is_last and number == parts)
             return
-        on_host = self._context.on_host and steps.can_wait_on_host and limit.exceeded_by(piece.tokens)
-        rng_state = RngState.now()
+        on_host = self._context.on_host and self._can_wait_on_host and limit.exceeded_by(piece.tokens)
+        restore_rng = keep_rng_state()
         self._metrics.begin()
         gradients.begin()
         outcome = attempt(lambda: self._once(piece, on_host))
@@ -161,9 +141,10 @@ class _Run:
             self._losses.append(outcome.value)
             return
         self._metrics.undo()
-        steps.forget_offloaded()
+        with getattr(self._context.trainer, "maybe_activation_offload_context", nullcontext()):
+            pass  # the trainer's own offloading lets go of what a failed backward left when it is entered
         release()
-        rng_state.restore()
+        restore_rng()
         done = gradients.done()
         self._make_smaller(piece, on_host, outcome)
         with gradients.kept(done):
@@ -174,7 +155,8 @@ class _Run:
         if piece is not self._whole and self._rule.train is not Basis.WHOLE:
             weight = count(piece, self._rule.train) / max(count(self._whole, self._rule.train), 1.0)
         inputs = dict(piece.inputs)  # SFT's compute_loss writes into what it is given
-        return self._steps.call(self._model, inputs, self._num_items, weight=weight, on_host=on_host)
+        with self._steps.prepared(weight), activations_on_host(self._model) if on_host else nullcontext():
+            return self._steps.trls_step(self._model, inputs, self._num_items)
 
     def _units(self, piece: Piece) -> int:
         return 1 if self._rule.why_not or self._context.why_not else piece.units
@@ -193,9 +175,8 @@ class _Run:
         units = self._units(piece)
         if units > 1:
             self._limit.failed(piece.tokens)
-            sizes = [part.units for part in piece.cut(self._limit.parts(piece.tokens, units))]
-            remedy = f"split into {' + '.join(map(str, sizes))} {piece.layout}"
-        elif not on_host and self._steps.can_wait_on_host:
+            remedy = piece.cut_in_words(self._limit.parts(piece.tokens, units))
+        elif not on_host and self._can_wait_on_host:
             self._limit.failed(piece.tokens)
             context.on_host = True
             remedy = ON_HOST

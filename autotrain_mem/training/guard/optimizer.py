@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
@@ -18,13 +20,6 @@ from autotrain_mem.training.out_of_memory import Full, attempt, release
 
 HALF_MADE = "some parameters had their update already: only a checkpoint has all of them as they were"
 HALF_CLIPPED = "some gradients were scaled already: only a checkpoint goes back before them"
-
-
-def clips_only_once(accelerator: Any) -> bool:
-    """Whether clipping cannot be begun again, whatever the gradients' versions say: with fp16 it takes the loss's scale
-    off them first, by an operator that counts none up, and a second time raises (``torch/amp/grad_scaler.py:
-    unscale_``)."""
-    return accelerator.scaler is not None
 
 
 class OptimizerSteps:
@@ -73,13 +68,17 @@ class OptimizerSteps:
         setattr(owner, name, guarded)
 
     def _clip(self, gradients: list[Any], clip: Callable[[], Any]) -> Any:
-        """Clip; once more where the first try changed no gradient: what was scaled cannot be scaled again."""
+        """Clip; once more where the first try changed no gradient: what was scaled cannot be scaled again.
+
+        Their versions do not tell it with fp16: there the loss's scale is taken off them first, by an operator that
+        counts none up, and a second time raises (``torch/amp/grad_scaler.py: unscale_``).
+        """
         before = [gradient._version for gradient in gradients]
         outcome = attempt(clip)
         if not isinstance(outcome, Full):
             return outcome.value
         is_begun = [gradient._version for gradient in gradients] != before
-        is_begun = is_begun or clips_only_once(self._context.trainer.accelerator)
+        is_begun = is_begun or self._context.trainer.accelerator.scaler is not None
         reason = HALF_CLIPPED if is_begun else self._context.why_not
         if reason:
             self._context.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
@@ -90,15 +89,15 @@ class OptimizerSteps:
     def _step(self, wrapped: Any, step: Callable[[], Any]) -> Any:
         optimizer = getattr(wrapped, "optimizer", wrapped)
         self._make_state(optimizer)
-        before = _Untouched.of(optimizer)
+        before = _Untouched(optimizer)
         outcome = attempt(step)
         if not isinstance(outcome, Full):
             return outcome.value
         is_seen_through = not hasattr(optimizer, "_inner")  # ours on the host has copies that it writes first
-        reason = self._context.why_not if is_seen_through and before.holds_for(optimizer) else HALF_MADE
+        reason = self._context.why_not if is_seen_through and before.holds() else HALF_MADE
         if reason:
             self._context.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
-        before.take_back_new_state(optimizer)
+        before.take_back_new_state()
         one_by_one = _without_foreach(optimizer)
         release()
         value = step()
@@ -108,7 +107,9 @@ class OptimizerSteps:
 
     def _make_state(self, optimizer: Any) -> None:
         """Make all of Adam's state before its first step, which else makes and updates one group's after the other."""
-        if not _makes_state_apart(optimizer):
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or optimizer.state:
+            return
+        if len(inspect.signature(optimizer._init_group).parameters) != STATE_ARGUMENTS:
             return
         outcome = attempt(lambda: _init_all(optimizer))
         if not isinstance(outcome, Full):
@@ -123,14 +124,6 @@ STATE_ARGUMENTS = 7
 """Of ``torch/optim/adam.py: Adam._init_group``: a group, and six lists that it fills."""
 
 
-def _makes_state_apart(optimizer: Any) -> bool:
-    import torch
-
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or optimizer.state:
-        return False
-    return len(inspect.signature(optimizer._init_group).parameters) == STATE_ARGUMENTS
-
-
 def _init_all(optimizer: Any) -> None:
     for group in optimizer.param_groups:
         optimizer._init_group(group, *([] for _ in range(STATE_ARGUMENTS - 1)))
@@ -138,15 +131,13 @@ def _init_all(optimizer: Any) -> None:
 
 def _without_foreach(optimizer: Any) -> bool:
     """Update parameters one by one from now on: their temporaries never lie side by side. The same numbers."""
-    changed = False
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is not False and not group.get("fused"):
-            group["foreach"] = False
-            changed = True
-    return changed
+    groups = [group for group in optimizer.param_groups if group.get("foreach", False) is not False]
+    groups = [group for group in groups if not group.get("fused")]
+    for group in groups:
+        group["foreach"] = False
+    return bool(groups)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Untouched:
     """Remembers what an optimizer's step would write, as it was before.
 
@@ -156,36 +147,38 @@ class _Untouched:
     is, no operator on lists counts versions up: there the steps themselves are read.
     """
 
-    written: tuple[tuple[Any, int], ...]
-    """Each tensor, and its version."""
-    states: Mapping[int, Mapping[str, float]]
-    """Per parameter, by its id: the numbers in its state."""
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._kinds = (int, float, torch.Tensor) if is_in_torch_dispatch_mode() else (int, float)
+        self._versions = [(tensor, tensor._version) for tensor in _written(optimizer)]
+        states = optimizer.state.items()
+        self._numbers_before = {id(parameter): self._numbers(state) for parameter, state in states if state}
 
-    @classmethod
-    def of(cls, optimizer: Any) -> _Untouched:
-        written = tuple((tensor, tensor._version) for tensor in _written(optimizer))
-        kinds = _kinds()
-        states = {id(parameter): _numbers(state, kinds) for parameter, state in optimizer.state.items() if state}
-        return cls(written=written, states=states)
-
-    def holds_for(self, optimizer: Any) -> bool:
+    def holds(self) -> bool:
         """Whether all of it is surely as it was, and what is new was made and not yet used."""
-        if any(tensor._version != version for tensor, version in self.written):
+        if any(tensor._version != version for tensor, version in self._versions):
             return False
-        states = [(self.states.get(id(parameter)), state) for parameter, state in optimizer.state.items() if state]
-        if _writes_lists(optimizer) and not all("step" in state for _, state in states):
+        before, optimizer = self._numbers_before, self._optimizer
+        states = [(before.get(id(parameter)), state) for parameter, state in optimizer.state.items() if state]
+        # On CUDA foreach is the default (``torch/optim/optimizer.py: _default_to_fused_or_foreach``).
+        lists = [group.get("fused") or group.get("foreach", False) is not False for group in optimizer.param_groups]
+        if any(lists) and not all("step" in state for _, state in states):
             return False
-        return all(_is_new(state) if known is None else _numbers(state) == known for known, state in states)
+        return all(self._is_new(state) if known is None else self._numbers(state) == known for known, state in states)
 
-    def take_back_new_state(self, optimizer: Any) -> None:
+    def take_back_new_state(self) -> None:
         """Remove state that the try began to make."""
-        for parameter in [parameter for parameter in optimizer.state if id(parameter) not in self.states]:
-            del optimizer.state[parameter]
+        state = self._optimizer.state
+        for parameter in [parameter for parameter in state if id(parameter) not in self._numbers_before]:
+            del state[parameter]
 
+    def _numbers(self, state: Any) -> dict[str, float]:
+        numbers = {name: value for name, value in state.items() if isinstance(value, self._kinds)}
+        return {name: float(value) for name, value in numbers.items() if getattr(value, "numel", lambda: 1)() == 1}
 
-def _writes_lists(optimizer: Any) -> bool:
-    """On CUDA foreach is the default (``torch/optim/optimizer.py: _default_to_fused_or_foreach``)."""
-    return any(group.get("fused") or group.get("foreach", False) is not False for group in optimizer.param_groups)
+    def _is_new(self, state: Any) -> bool:
+        """Whether it is as every optimizer's state begins: nothing but zeros. Read after the cache was emptied."""
+        return not any(self._numbers(state).values()) and not any(bool(tensor.any()) for tensor in _tensors(state))
 
 
 def _written(optimizer: Any) -> Iterator[Any]:
@@ -200,24 +193,3 @@ def _written(optimizer: Any) -> Iterator[Any]:
 
 def _tensors(state: Any) -> Iterator[Any]:
     return (value for value in state.values() if hasattr(value, "_version"))
-
-
-def _numbers(state: Any, kinds: tuple[Any, ...] | None = None) -> dict[str, float]:
-    kinds = _kinds() if kinds is None else kinds
-    return {name: float(value) for name, value in state.items() if isinstance(value, kinds) and _is_one(value)}
-
-
-def _kinds() -> tuple[Any, ...]:
-    import torch
-    from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-
-    return (int, float, torch.Tensor) if is_in_torch_dispatch_mode() else (int, float)
-
-
-def _is_one(value: Any) -> bool:
-    return not hasattr(value, "numel") or bool(value.numel() == 1)
-
-
-def _is_new(state: Any) -> bool:
-    """Whether it is as every optimizer's state begins: nothing but zeros. Read after the cache was emptied."""
-    return not any(_numbers(state).values()) and not any(bool(tensor.any()) for tensor in _tensors(state))

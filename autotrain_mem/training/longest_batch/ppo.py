@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, TrainerCallback
+from trl.models.utils import unwrap_model_for_generation
 
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.training.longest_batch.restore import untouched, with_memory_of_later_steps
 from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, longest_rows, repeated
 
 
-def attach_longest_ppo_batch(trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None) -> None:
-    """Have the longest prompts run when training begins, with a checkpoint's weights where it goes on from one.
+class LongestPpoBatchFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Runs the longest prompts when training begins, with a checkpoint's weights where it goes on from one.
 
     An out-of-memory error of it passes through. A guard is attached before this.
     """
-    trainer.add_callback(_LongestBatchFirst(trainer, on_result, on_error))
 
-
-class _LongestBatchFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     def __init__(self, trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None) -> None:
         self._trainer, self._on_result, self._on_error = trainer, on_result, on_error
 
@@ -37,12 +36,11 @@ class _LongestBatchFirst(TrainerCallback):  # type: ignore[misc]  # transformers
 
 def run_longest_ppo_batch(trainer: Any, on_error: OnError | None = None) -> LongestBatch:
     """One rollout of the longest prompts, and a micro-batch of it forward and backward; everything is put back."""
-    dataset = trainer.train_dataset
+    dataset, count = trainer.train_dataset, trainer.args.local_batch_size
     if "input_ids" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return LongestBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
     started = time.perf_counter()
     lengths = list_lengths(dataset, "input_ids")
-    count = trainer.args.local_batch_size
     longest = repeated(longest_rows(lengths, count), count)
     with untouched(trainer):
         queries = trainer._collate([dataset[number] for number in longest])["input_ids"]
@@ -51,43 +49,32 @@ def run_longest_ppo_batch(trainer: Any, on_error: OnError | None = None) -> Long
             rows, logits = _rollout(trainer, queries)
             _micro_batches(trainer, rows, queries.shape[1])
         del queries, rows, logits  # TRL's loop holds the logits of all steps until the update is done
-    seconds = time.perf_counter() - started
-    return LongestBatch(rows=count, longest_tokens=lengths[longest[0]], seconds=seconds)
+    return LongestBatch(rows=count, longest_tokens=lengths[longest[0]], seconds=time.perf_counter() - started)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is untyped to mypy here
 def _rollout(trainer: Any, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts with their completions, generated and judged, and the logits that these were drawn from."""
-    at_once = trainer.args.local_rollout_forward_batch_size
-    rows, logits = _generated(trainer, queries, at_once)
+    """Give prompts with their completions, as long as they may be and judged, and the logits that these were drawn
+    from."""
+    args, pad = trainer.args, trainer.processing_class.pad_token_id
+    at_once, length = args.local_rollout_forward_batch_size, args.response_length
+    sampling = {"temperature": args.temperature + 1e-7, "top_k": 0.0, "top_p": 1.0, "do_sample": True}
+    options = {**sampling, "max_new_tokens": length, "min_new_tokens": length}
+    with unwrap_model_for_generation(trainer.model, trainer.accelerator, generation_kwargs=options) as model:
+        config = GenerationConfig(**options)
+        rows, logits = trainer._generate_rollout(model.policy, queries, at_once, pad, config)
     for start in range(0, len(rows), at_once):
         part = slice(start, start + at_once)
         _score(trainer, rows[part], logits[part], queries.shape[1])
     return rows, logits
 
 
-def _generated(trainer: Any, queries: torch.Tensor, at_once: int) -> Any:
-    """All completions as long as they may be."""
-    from trl.models.utils import unwrap_model_for_generation
-
-    length = trainer.args.response_length
-    sampling = {"temperature": trainer.args.temperature + 1e-7, "top_k": 0.0, "top_p": 1.0, "do_sample": True}
-    options = {**sampling, "max_new_tokens": length, "min_new_tokens": length}
-    model, accelerator = trainer.model, trainer.accelerator
-    with unwrap_model_for_generation(model, accelerator, generation_kwargs=options) as unwrapped:
-        pad = trainer.processing_class.pad_token_id
-        return trainer._generate_rollout(unwrapped.policy, queries, at_once, pad, GenerationConfig(**options))
-
-
 def _score(trainer: Any, rows: torch.Tensor, logits: torch.Tensor, context: int) -> None:
     """Log-probabilities, the reference's, values, rewards."""
     pad, responses = trainer.processing_class.pad_token_id, rows[:, context:]
     trainer._log_probabilities(logits, responses)
-    if trainer.ref_model is None:
-        with trainer.null_ref_context():
-            reference = trainer._forward(trainer.model.policy, rows, pad)
-    else:
-        reference = trainer._forward(trainer.ref_model, rows, pad)
+    with trainer.null_ref_context() if trainer.ref_model is None else nullcontext():
+        reference = trainer._forward(trainer.ref_model or trainer.model.policy, rows, pad)
     trainer._log_probabilities(_answers(reference.logits, context, trainer.args.temperature), responses)
     del reference
     trainer._judge(trainer.accelerator.unwrap_model(trainer.model).value_model, rows, pad, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 from collections import deque
@@ -41,11 +42,12 @@ def untouched(trainer: Any) -> Iterator[None]:
     ``compute_loss`` of SFT, Reward, DPO, GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie
     in host memory. Only this trainer's models are looked at.
     """
-    undo = [
+    shared = trainer.accelerator.gradient_state._shared_state
+    undo: list[Undo] = [
         _random_states(),
         _attributes(trainer),
         _attributes(trainer.state),
-        _mapping(trainer.accelerator.gradient_state._shared_state),
+        functools.partial(shared.update, dict(shared)),
         *(_numbers(module) for model in models_of(trainer) for module in model.modules()),
         *(_buffers(module) for model in models_of(trainer) for module in model.modules() if module._buffers),
         *(_gradients(model) for model in models_of(trainer)),
@@ -91,9 +93,7 @@ def _attributes(kept: Any) -> Undo:
     """Restore what names stand for in an object, and the contents of those that a step adds to."""
     held = vars(kept)
     before = dict(held)
-    for name in _KEPT_BY_VALUE:
-        if name in held:
-            held[name] = copy.deepcopy(held[name])
+    held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
 
     def back() -> None:
         for name in [name for name in held if name not in before and isinstance(held[name], _PLAIN)]:
@@ -103,11 +103,6 @@ def _attributes(kept: Any) -> Undo:
                 held[name] = value
 
     return back
-
-
-def _mapping(held: Any) -> Undo:
-    before = dict(held)
-    return lambda: held.update(before)
 
 
 def _numbers(module: torch.nn.Module) -> Undo:

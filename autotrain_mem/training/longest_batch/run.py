@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from transformers import GenerationConfig
 
 from autotrain_mem.columns import row_lengths
 from autotrain_mem.training.longest_batch.restore import models_of, untouched, with_memory_of_later_steps
@@ -20,12 +21,8 @@ CANDIDATES = 64
 minutes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rows:
-    """Rows of the training data as the dataloader would hand them to the collator."""
-
-    rows: list[Any]
-    longest_tokens: int
+Rows = tuple[list[Any], int]
+"""Rows of the training data as the dataloader would hand them to the collator, and the tokens of the longest."""
 
 
 def attach_longest_batch(
@@ -42,9 +39,9 @@ def attach_longest_batch(
     are not called, reward models are.
     """
     if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.longest_batch.ppo import attach_longest_ppo_batch
+        from autotrain_mem.training.longest_batch.ppo import LongestPpoBatchFirst
 
-        attach_longest_ppo_batch(trainer, on_result, on_error)
+        trainer.add_callback(LongestPpoBatchFirst(trainer, on_result, on_error))
         return
     step = trainer.training_step
 
@@ -69,16 +66,15 @@ def run_longest_batch(
         return LongestBatch(why_not=why_not)
     started = time.perf_counter()
     with untouched(trainer), _quiet(trainer):
-        longest = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
-        batch = trainer.data_collator(longest.rows)
+        rows, longest_tokens = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+        batch = trainer.data_collator(rows)
         if not _is_online(trainer):
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
             step(model, batch, items)
         del batch
-    rows, seconds = len(longest.rows), time.perf_counter() - started
-    return LongestBatch(rows=rows, longest_tokens=longest.longest_tokens, seconds=seconds)
+    return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
 
 
 def _is_online(trainer: Any) -> bool:
@@ -96,7 +92,8 @@ def _why_not(trainer: Any) -> str:
         return "the training data have no rows"
     if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
-    if "lomo" in optimizer or "layerwise" in optimizer or _steps_in_backward(trainer):
+    has_hooks = any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
+    if "lomo" in optimizer or "layerwise" in optimizer or has_hooks:
         return "the optimizer steps within the backward pass"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
         return "DeepSpeed's backward steps the optimizer itself"
@@ -108,18 +105,14 @@ def _why_not(trainer: Any) -> str:
     return ""
 
 
-def _steps_in_backward(trainer: Any) -> bool:
-    return any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
-
-
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(trainer: Any) -> _Rows:
+def _rows(trainer: Any) -> Rows:
     lengths = row_lengths(trainer.train_dataset)
     assert lengths is not None, "asked before"
     longest = longest_rows(lengths, trainer._train_batch_size)
-    return _Rows(rows=_fetched(trainer, longest), longest_tokens=lengths[longest[0]])
+    return _fetched(trainer, longest), lengths[longest[0]]
 
 
 def _fetched(trainer: Any, numbers: list[int]) -> list[Any]:
@@ -128,27 +121,19 @@ def _fetched(trainer: Any, numbers: list[int]) -> list[Any]:
     return list(dataset.__getitems__(numbers))
 
 
-def _online_rows(trainer: Any) -> _Rows:
+def _online_rows(trainer: Any) -> Rows:
     """Give what one process gets of a generation: each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
-    group, args = trainer.num_generations, trainer.args
+    args, group = trainer.args, trainer.num_generations
     wanted = args.generation_batch_size // group
-    numbers, tokens = _longest_prompts(trainer, wanted)
-    everyone = [number for number in repeated(numbers, wanted) for _ in range(group)]
-    own = len(everyone) // args.world_size
-    mine = everyone[own * args.process_index :][:own]
-    return _Rows(rows=_fetched(trainer, mine), longest_tokens=tokens)
-
-
-def _longest_prompts(trainer: Any, count: int) -> tuple[list[int], int]:
-    """Numbers of the longest prompts, and the tokens of the longest."""
     prompts = trainer.train_dataset.select_columns(["prompt"])
     characters = [_characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
-    candidates = longest_rows(characters, max(count, CANDIDATES))
-    tokenized = trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]
-    tokens = [len(ids) for ids in tokenized]
-    longest = longest_rows(tokens, count)
-    return [candidates[each] for each in longest], tokens[longest[0]]
+    candidates = longest_rows(characters, max(wanted, CANDIDATES))
+    tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
+    longest = longest_rows(tokens, wanted)
+    everyone = [candidates[each] for each in repeated(longest, wanted) for _ in range(group)]
+    own = len(everyone) // args.world_size
+    return _fetched(trainer, everyone[own * args.process_index :][:own]), tokens[longest[0]]
 
 
 def _characters(prompt: Any) -> int:
@@ -189,18 +174,12 @@ def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
     if getattr(trainer, "use_vllm", False):
         held["vllm_generation"] = _Completions(trainer)
     else:
-        held["generation_config"] = _to_the_end(trainer)
+        options = {**trainer.generation_config.to_dict(), "min_new_tokens": trainer.max_completion_length}
+        held["generation_config"] = GenerationConfig.from_dict(options)
     try:
         yield
     finally:
         held.update(before)
-
-
-def _to_the_end(trainer: Any) -> Any:
-    from transformers import GenerationConfig
-
-    kept = trainer.generation_config.to_dict()
-    return GenerationConfig.from_dict({**kept, "min_new_tokens": trainer.max_completion_length})
 
 
 def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:

@@ -1,6 +1,7 @@
 """Builds what a real run needs: the device that it trains on, real or simulated, and the trainer of TRL's script.
 
-With a simulated card it trains on the CPU under a recorder, so that the card is full when a real one would be.
+With a simulated card it trains on the CPU under a recorder, so that the card is full when a real one would be. Of both,
+the most that each phase of a run takes is measured at the borders between phases.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
+from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.data import load
 from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
@@ -20,10 +22,10 @@ from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
-from autotrain_mem.spec import Hardware, Job, Knobs, Phase, PhasePeak, codec
+from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.request import Request
 
 if TYPE_CHECKING:
@@ -34,9 +36,81 @@ Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 SMALLER = "Run autofit without the flags that you pinned, or with more --headroom."
 
 
+class PhasePeaks:
+    """Reads the allocator's peaks as a phase ends, and resets them for the next.
+
+    It is a ``rehearsal.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
+
+    Args:
+        read: What the device's allocator says of itself.
+        reset: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
+    """
+
+    def __init__(self, read: Callable[[], MemoryReading], reset: Callable[[], None]) -> None:
+        self._read, self._reset = read, reset
+        self._peaks: dict[Phase, PhasePeak] = {}
+        self.phase = Phase.LOAD
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
+
+        Whoever is within a phase leaves it on the way of an exception, too (``rehearsal.trace.phases: _watched``).
+        """
+        error = sys.exc_info()[1]
+        if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
+            self._end_phase()
+            self.phase = phase
+
+    def listen(self, recorder: Any) -> None:
+        """Hear of the phases that a recorder is told of (``rehearsal.recorder: Recorder``)."""
+        enter = recorder.enter_phase
+
+        def entered(phase: Phase) -> None:
+            self.enter_phase(phase)
+            enter(phase)
+
+        recorder.enter_phase = entered
+
+    def peaks(self) -> Mapping[Phase, PhasePeak]:
+        """Peaks of all phases that were reached, in that order."""
+        self._end_phase()
+        return dict(self._peaks)
+
+    def reading(self) -> MemoryReading:
+        """Read what is taken now, with the peaks of the whole run."""
+        peaks, now = self.peaks().values(), self._read()
+        return replace(
+            now,
+            peak_allocated_bytes=max(peak.allocated_bytes for peak in peaks),
+            peak_reserved_bytes=max(peak.reserved_bytes for peak in peaks),
+        )
+
+    def _end_phase(self) -> None:
+        now, before = self._read(), self._peaks.get(self.phase, PhasePeak(allocated_bytes=0, reserved_bytes=0))
+        self._peaks[self.phase] = PhasePeak(
+            allocated_bytes=max(before.allocated_bytes, now.peak_allocated_bytes),
+            reserved_bytes=max(before.reserved_bytes, now.peak_reserved_bytes),
+        )
+        self._reset()
+
+    # -- what a recorder hears beside, and this ignores --------------------------------------------------------------
+
+    def adopt_model(self, model: Any) -> None:
+        """It does not tell weights from other tensors."""
+
+    def mark(self, tensor: Any, owner: Any, name: str) -> None:
+        """It does not tell owners apart."""
+
+    def disown(self, tensor: Any) -> None:
+        """It reads the allocator, which does not hold the tensor either."""
+
+    def optimizer_stepped(self, costs: Any) -> None:
+        """It does not count work."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """The device on which a run computes, real or simulated."""
+    """Holds the device on which a run computes, real or simulated."""
 
     hardware: Hardware
     simulated: SimulatedGpu | None
@@ -80,7 +154,10 @@ def device_of(request: Request) -> Iterator[Device]:
         return
     from autotrain_mem.rehearsal.fake_run import Watch
 
-    simulated = SimulatedGpu(request.hardware, _allocator_settings(request.job, request.knobs))
+    # As the training process of a real card would be given them.
+    settings = settings_of({**os.environ, **request.job.environment})
+    settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
+    simulated = SimulatedGpu(request.hardware, settings)
     watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
@@ -116,10 +193,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     try:
         return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
     except torch.OutOfMemoryError as error:
-        raise GpuOutOfMemoryError(
-            f"Out of memory while the models were loaded: {error}",
-            hint=SMALLER,
-        ) from error
+        raise GpuOutOfMemoryError(f"Out of memory while the models were loaded: {error}", hint=SMALLER) from error
     except OSError as error:
         if error.errno is not None:
             raise  # the operating system's word, not the hub's
@@ -127,9 +201,3 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
             f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
             hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",
         ) from error
-
-
-def _allocator_settings(job: Job, knobs: Knobs) -> AllocatorSettings:
-    """Settings that the training process of a real card would be given."""
-    settings = settings_of({**os.environ, **job.environment})
-    return replace(settings, expandable_segments=knobs.expandable_segments)

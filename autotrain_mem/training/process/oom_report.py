@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import Refused
+from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.units import parse_bytes
 
@@ -51,17 +55,16 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
         trainer: Whose step it was; its models and its optimizer are looked at.
     """
     phase = phase_of(error) or (None if device.watch is None else device.watch.phase)
-    step = trainer.state.global_step
-    refused = _refused(error, device)
-    if refused is None:
-        shortage = _from_message(str(error), device, phase, step)
+    # The simulated card's own figures, where it was its last refusal that became this error.
+    refused = None if device.simulated is None else device.simulated.refused
+    if refused is not None and refused.refusal.message() not in str(error):
+        refused = None
+    figures = _of_message(str(error), device) if refused is None else _of_refusal(refused.refusal)
+    if device.watch is not None:
+        measured = _measured_by_the_ledger(trainer, device.watch, refused)
     else:
-        shortage = _from_refusal(refused.refusal, phase, step)
-    if device.watch is None:
         measured = _measured_on_a_real_card(trainer)
-    else:
-        measured = _measured_by_the_ledger(trainer, device.watch, refused, shortage.allocated_bytes)
-    return replace(shortage, measured=measured)
+    return Shortage(phase=phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
 def phase_of(error: BaseException) -> Phase | None:
@@ -84,28 +87,13 @@ def _functions(traceback: TracebackType | None) -> Iterator[str]:
 # -- the device ------------------------------------------------------------------------------------------------------
 
 
-def _refused(error: BaseException, device: Device) -> Refused | None:
-    """The simulated card's own figures, where it was its last refusal that became this error."""
-    refused = None if device.simulated is None else device.simulated.refused
-    return refused if refused is not None and refused.refusal.message() in str(error) else None
+def _of_refusal(refusal: Refusal) -> dict[str, Any]:
+    figures = asdict(refusal)
+    figures = {name: figures[name] for name in figures if name not in ("allowed_bytes", "is_rejected")}
+    return figures | {"outside_bytes": refusal.outside_bytes or 0}
 
 
-def _from_refusal(refusal: Refusal, phase: Phase | None, step: int) -> Shortage:
-    return Shortage(
-        phase=phase,
-        step=step,
-        measured={},
-        requested_bytes=refusal.requested_bytes,
-        segment_bytes=refusal.segment_bytes,
-        total_bytes=refusal.total_bytes,
-        free_bytes=refusal.free_bytes,
-        allocated_bytes=refusal.allocated_bytes,
-        reserved_bytes=refusal.reserved_bytes,
-        outside_bytes=refusal.outside_bytes or 0,
-    )
-
-
-def _from_message(message: str, device: Device, phase: Phase | None, step: int) -> Shortage:
+def _of_message(message: str, device: Device) -> dict[str, Any]:
     """Read torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
     hardware, reading = device.hardware, device.read()
     asked, held = _REQUESTED.search(message), _HELD.search(message)
@@ -116,29 +104,21 @@ def _from_message(message: str, device: Device, phase: Phase | None, step: int) 
     else:
         allocated = 0 if reading is None else reading.allocated_bytes
         reserved = 0 if reading is None else reading.reserved_bytes
-    process = _THIS_PROCESS.search(message)
+    process, capacity = _THIS_PROCESS.search(message), _CAPACITY.search(message)
     outside = hardware.non_torch_bytes if process is None else max(0, _bytes(process[1]) - reserved)
-    total, free = _capacity(message, device, reserved + outside)
-    return Shortage(
-        phase=phase,
-        step=step,
-        measured={},
-        requested_bytes=requested,
-        segment_bytes=requested,
-        total_bytes=total,
-        free_bytes=free,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        outside_bytes=outside,
-    )
-
-
-def _capacity(message: str, device: Device, taken_bytes: int) -> tuple[int, int]:
-    """Total and free; without a word of either, what was free before less what the process took since."""
-    capacity = _CAPACITY.search(message)
     if capacity is not None:
-        return _bytes(capacity[1]), _bytes(capacity[2])
-    return device.hardware.total_bytes, max(0, device.hardware.free_bytes - taken_bytes)
+        total, free = _bytes(capacity[1]), _bytes(capacity[2])
+    else:  # what was free before less what the process took since
+        total, free = hardware.total_bytes, max(0, hardware.free_bytes - reserved - outside)
+    return {
+        "requested_bytes": requested,
+        "segment_bytes": requested,
+        "total_bytes": total,
+        "free_bytes": free,
+        "allocated_bytes": allocated,
+        "reserved_bytes": reserved,
+        "outside_bytes": outside,
+    }
 
 
 def _bytes(text: str) -> int:
@@ -148,9 +128,7 @@ def _bytes(text: str) -> int:
 # -- the owners ------------------------------------------------------------------------------------------------------
 
 
-def _measured_by_the_ledger(
-    trainer: Any, watch: Watch, refused: Refused | None, allocated_bytes: int
-) -> dict[Owner, int]:
+def _measured_by_the_ledger(trainer: Any, watch: Watch, refused: Refused | None) -> dict[Owner, int]:
     """Bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
     if refused is None:
         return {}
@@ -160,7 +138,7 @@ def _measured_by_the_ledger(
             if recorder.block_of(tensor) is not None:
                 recorder.mark(tensor, owner, "")
     owned = recorder.ledger.owned(refused.blocks)
-    rounding = allocated_bytes - sum(owned.values())
+    rounding = refused.refusal.allocated_bytes - sum(owned.values())
     return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
 
 
@@ -172,11 +150,6 @@ def _measured_on_a_real_card(trainer: Any) -> dict[Owner, int]:
 
 def _named(trainer: Any) -> dict[Owner, list[Any]]:
     """Weights with their scales and buffers, gradients, the optimizer's state."""
-    import torch
-
-    from autotrain_mem.rehearsal.model.quantized import statistics
-    from autotrain_mem.training.longest_batch.restore import models_of
-
     models = models_of(trainer)
     parameters = [each for model in models for each in model.parameters()]
     weights = [
@@ -184,15 +157,10 @@ def _named(trainer: Any) -> dict[Owner, list[Any]]:
         *(each for model in models for each in model.buffers()),
         *(each for model in models for _, each in statistics(model)),
     ]
-    state = [each for each in _state(trainer.optimizer) if isinstance(each, torch.Tensor)]
+    states = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "state", {}).values()
+    state = [each for of_parameter in states for each in of_parameter.values() if isinstance(each, torch.Tensor)]
     gradients = [each.grad for each in parameters if each.grad is not None]
     return {Owner.WEIGHTS: weights, Owner.GRADIENTS: gradients, Owner.OPTIMIZER_STATE: state}
-
-
-def _state(wrapped: Any) -> Iterator[Any]:
-    optimizer = getattr(wrapped, "optimizer", wrapped)
-    for state in getattr(optimizer, "state", {}).values():
-        yield from state.values()
 
 
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:

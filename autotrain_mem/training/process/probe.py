@@ -2,37 +2,46 @@
 
 The trainer is the one that will train, but for what would be seen from outside: nothing is pushed to a hub or told to a
 tracker, and what it saves goes to a scratch folder. Where rewards are functions of the user's, they are called.
+
+Rows are chosen after the trainer has tokenized, cut, dropped and packed, so that they are rows that the training will
+meet. What the datasets library makes on the way lies in its cache, and the training that follows finds it there.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader, SequentialSampler
+from transformers import TrainerCallback
+
+from autotrain_mem.columns import row_lengths
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
 from autotrain_mem.machine.other_processes import held_by
+from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.longest_batch.rows import longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
-from autotrain_mem.training.process.build import Device, build, device_of
-from autotrain_mem.training.process.longest_rows import take_longest
-from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
 from autotrain_mem.training.request import Request, SendEvent
 
 
 @dataclass(slots=True)
 class _ProbeProgress:
-    """How far a probe came."""
+    """Says how far a probe came."""
 
     row_tokens: int | None = None
     step_seconds: float | None = None
-    began: float = 0.0
     refused: str = ""
 
 
@@ -95,7 +104,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
         trainer = build(request, device.placed, changes)
     progress.row_tokens = take_longest(trainer)
     _complete_to_the_end(trainer, knobs.completion_length)
-    trainer.add_callback(_stopwatch(progress))
+    trainer.add_callback(_Stopwatch(progress))
     filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
     with method_of(job.method).training_patches(trainer, filled, knobs):
         device.train(trainer)
@@ -114,8 +123,6 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
         return hardware.non_torch_bytes
     held_bytes = held_by(hardware, os.getpid())
     if held_bytes is None:
-        import torch
-
         free_bytes, _ = torch.cuda.mem_get_info()
         held_bytes = hardware.free_bytes - free_bytes
     outside_bytes = held_bytes - reading.reserved_bytes
@@ -146,18 +153,80 @@ def _complete_to_the_end(trainer: Any, tokens: int) -> None:
         trainer.generation_kwargs = {**trainer.generation_kwargs, "min_new_tokens": tokens}
 
 
-def _stopwatch(progress: _ProbeProgress) -> Any:
+class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Writes down how long each optimizer step took; the last one stays."""
-    import torch
-    from transformers import TrainerCallback
 
-    class Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.began = time.perf_counter()
+    def __init__(self, progress: _ProbeProgress) -> None:
+        self._progress = progress
+        self._began = 0.0
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # a step is done when the card is, not when Python is
-            progress.step_seconds = time.perf_counter() - progress.began
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
 
-    return Stopwatch()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # a step is done when the card is, not when Python is
+        self._progress.step_seconds = time.perf_counter() - self._began
+
+
+# -- the longest rows ------------------------------------------------------------------------------------------------
+
+
+def take_longest(trainer: Any) -> int:
+    """Leave a trainer nothing but its longest rows, as it prepared them itself; returns the tokens of the longest.
+
+    Each micro-batch is of the longest rows that there are, in order, the longest first: the first one meets no
+    gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
+    fewer rows than a micro-batch has, they come more than once.
+    """
+    is_ppo = hasattr(trainer, "value_model")
+    lengths = _lengths(trainer.train_dataset, trainer)
+    if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
+        _take_evaluated(trainer)
+    count = _rows_at_once(trainer)
+    chosen = repeated(longest_rows(lengths, count), count)
+    if is_ppo:
+        # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
+        # built, and shuffles them (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader).
+        rows = trainer.train_dataset.select(chosen)
+        loader = DataLoader(rows, batch_size=len(rows), shuffle=True, collate_fn=trainer._collate, drop_last=True)
+        trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(loader)
+    else:  # in their order, whatever the config says of it
+        rows = trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS))
+        trainer.train_dataset = rows
+        if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO: a sampler of their own, which repeats each prompt
+            trainer.shuffle_dataset = False
+        else:
+            trainer._get_train_sampler = lambda *_: SequentialSampler(rows)
+    # DPO cuts its rows only as it makes a batch (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``).
+    limit: int | None = getattr(trainer.args, "max_length", None)
+    return max(lengths) if limit is None else min(max(lengths), limit)
+
+
+def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
+    """Tokens of every row of prepared data; of prompts that are not, as many as the trainer will make of them."""
+    lengths = row_lengths(rows)
+    if lengths is not None:
+        return lengths
+    options = getattr(trainer.args, "chat_template_kwargs", None) or {}
+    processes = getattr(trainer.args, "dataset_num_proc", None)
+    return online.prompt_lengths(rows, trainer.processing_class, processes=processes, **options).longer
+
+
+def _rows_at_once(trainer: Any) -> int:
+    """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
+    if hasattr(trainer, "value_model"):
+        return int(trainer.local_dataloader_batch_size)
+    if hasattr(trainer, "_generate_and_score_completions"):
+        return max(1, int(trainer.args.generation_batch_size) // int(trainer.num_generations))
+    return int(trainer.args.per_device_train_batch_size)
+
+
+def _take_evaluated(trainer: Any) -> None:
+    """Leave two batches to evaluate: the second meets what the first left behind."""
+    group = getattr(trainer, "num_generations_eval", None) or 1
+    rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
+    batch = max(1, rows // EVALUATED_BATCHES)
+    lengths = _lengths(trainer.eval_dataset, trainer)
+    chosen = repeated(longest_rows(lengths, batch), batch)
+    trainer.eval_dataset = trainer.eval_dataset.select((chosen * EVALUATED_BATCHES)[:rows])

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import traceback
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from autotrain_mem.data import load
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.spec import Incident, Learned, codec
+from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.rows import LongestBatch
+from autotrain_mem.training.longest_batch.run import attach_longest_batch
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.request import Request, SendEvent
-from autotrain_mem.training.watch.diagnose import Sign
+from autotrain_mem.training.watch.callback import MemoryWatch
 
 
 def train(request: Request, send: SendEvent) -> dict[str, Any]:
     """Train once; returns the ``end`` event."""
-    from autotrain_mem.training.process.progress_callback import NoStepAfterTheLast, ProgressCallback
-
     with device_of(request) as device:
         trainer = build(request, device.placed)
         keep_order(trainer)
@@ -75,20 +83,23 @@ class Safeguards:
     """
 
     def __init__(self, trainer: Any, request: Request, device: Device, send: SendEvent) -> None:
-        from autotrain_mem.training.guard.attach import attach_guard
-        from autotrain_mem.training.longest_batch.run import attach_longest_batch
-        from autotrain_mem.training.watch.callback import MemoryWatch
-
-        self._trainer, self._device, self._send = trainer, device, send
+        self._trainer, self._device = trainer, device
         self._shortage: Shortage | None = None
-        attach_guard(trainer, learned=request.learned, on_incident=self._on_incident)
-        attach_longest_batch(trainer, self._on_longest_batch, on_error=self._keep_shortage)
+
+        def on_incident(incident: Incident, learned: Learned) -> None:
+            send({"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)})
+
+        def on_longest_batch(batch: LongestBatch) -> None:
+            send({"event": "worst_batch", **codec.to_json(batch)})
+
+        attach_guard(trainer, learned=request.learned, on_incident=on_incident)
+        attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)
         watch = MemoryWatch(
             read=device.read,
             phases=device.phase_peaks,
             predicted=request.predicted,
             total_bytes=request.hardware.total_bytes,
-            on_sign=self._on_sign,
+            on_sign=lambda sign: send({"event": "sign", "message": sign.message}),
         )
         trainer.add_callback(watch)
 
@@ -107,15 +118,6 @@ class Safeguards:
         except Exception:  # the log has it; what ends the training is the other one
             traceback.print_exc()
 
-    def _on_incident(self, incident: Incident, learned: Learned) -> None:
-        self._send({"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)})
-
-    def _on_longest_batch(self, batch: LongestBatch) -> None:
-        self._send({"event": "worst_batch", **codec.to_json(batch)})
-
-    def _on_sign(self, sign: Sign) -> None:
-        self._send({"event": "sign", "message": sign.message})
-
 
 def keep_order(trainer: Any) -> None:
     """Let each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
@@ -127,9 +129,6 @@ def keep_order(trainer: Any) -> None:
     get_sampler = trainer._get_train_sampler
 
     def get_ordered_sampler(*args: Any, **kwargs: Any) -> Any:
-        import torch
-        from transformers.trainer_pt_utils import LengthGroupedSampler
-
         sampler, arguments = get_sampler(*args, **kwargs), trainer.args
         if isinstance(sampler, LengthGroupedSampler):
             seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
@@ -138,3 +137,66 @@ def keep_order(trainer: Any) -> None:
         return sampler
 
     trainer._get_train_sampler = get_ordered_sampler
+
+
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Sends ``start``, ``step`` and ``loss`` events, and ends the training after the step in which Ctrl-C came.
+
+    Args:
+        send: Takes one event.
+        read: Reads the device's allocator; gives None where nothing measures.
+    """
+
+    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None]) -> None:
+        self._send = send
+        self._read = read
+        self.interrupted = False
+        self.losses: list[float] = []
+        self.rewards: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let an interrupt wait for the end of the step from here on, so that no file is left half written."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
+        self._send({"event": "start", "step": state.global_step, "total_steps": state.max_steps})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """One optimizer step is done."""
+        reading = self._read()
+        memory = None if reading is None else codec.to_json(reading)
+        self._send({"event": "step", "step": state.global_step, "memory": memory})
+        if self.interrupted:
+            control.should_training_stop = True
+            # So that the run can be gone on with from here; who asks for no checkpoints gets none.
+            control.should_save = args.save_strategy != "no"
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """The trainer logged; every number that it logs is passed on."""
+        numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        self.rewards += [numbers[name] for name in REWARD_NAMES if name in numbers]
+        if "loss" in numbers:
+            self.losses.append(numbers["loss"])
+        elif "train_loss" in numbers and not self.losses:
+            self.losses.append(numbers["train_loss"])  # shorter than --logging_steps: the mean is all there is
+        self._send({"event": "log", "step": state.global_step, "logs": numbers})
+
+
+class NoStepAfterTheLast(TrainerCallback):  # type: ignore[misc]
+    """Ends a training that goes on from its last step before it makes another.
+
+    transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its
+    last checkpoint and its model would train one step too many.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The one place between the checkpoint's being read and the first step."""
+        if 0 < state.max_steps <= state.global_step:
+            self._trainer._run_epoch = lambda **_: None
+            control.should_training_stop = True

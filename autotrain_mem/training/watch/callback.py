@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import pathlib
 import time
@@ -20,12 +21,12 @@ from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.spec import Phase, PhasePeak, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
-from autotrain_mem.training.watch.log_file import RECORD_NAME, Record, record_path
 from autotrain_mem.training.watch.row_lengths import Rows
 from autotrain_mem.units import GIB
 
 logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it
 
+RECORD_NAME = "memory.jsonl"
 HOST_EVERY_SECONDS = 5.0
 """Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21) where all
 else that is done at a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
@@ -63,9 +64,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         read: Reads the device's allocator; None where nothing measures. By default, CUDA's current device.
         predicted: Peak of what is allocated in each phase, in bytes, as a plan's ``estimate.memory.phases`` has it.
         total_bytes: Of the device; by default, of CUDA's current device.
-        phases: Tells the measured peak of each phase so far, where somebody measures them (``run.phase_peaks`` does, by
-            resetting the peaks; ``read`` must then be of the same).
-        file: Of the record, relative to ``output_dir``; of other ranks than 0 with the rank in its name.
+        phases: Tells the measured peak of each phase so far, where somebody measures them (``training.process.build``
+            does, by resetting the peaks; ``read`` must then be of the same).
+        file: Of the record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
         on_sign: Gets each sign; by default transformers' logger warns of it.
         host: Reads the host's memory.
     """
@@ -87,7 +88,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._phases = phases or dict
         self._file = file
         self._on_sign = on_sign or (lambda sign: logger.warning(sign.message))
-        self._host = _Seldom(host)
+        self._host = host
+        self._host_memory: HostMemory | None = None
+        self._host_read_at = 0.0
         self._rows = Rows()
         self._clock = _Clock()
         self._lookout = Lookout()
@@ -105,8 +108,11 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._logged_step = -1
         if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
             self._rows.follow(model)
-        self._record = Record(record_path(self._file, args.output_dir, args.process_index))
-        self._total_bytes = self._total_bytes or _cuda_total_bytes()
+        path = pathlib.Path(args.output_dir) / self._file
+        rank = f".rank{args.process_index}" if args.process_index else ""
+        self._record = Record(path.with_name(f"{path.stem}{rank}{path.suffix}"))
+        if not self._total_bytes and torch.cuda.is_initialized():
+            self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
         self._lookout = Lookout(settings_of(os.environ).expandable_segments)
         predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
         self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
@@ -118,18 +124,17 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Its time does not count."""
+        """Its time does not count, nor does that of a save."""
         self._clock.leave_out()
 
-    @_harmless
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Its time does not count."""
-        self._clock.leave_out()
+    on_save = on_evaluate
 
     @_harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Add the figures to what is logged, and say what they are a sign of."""
-        if logs is None or _is_evaluation(logs) or state.global_step <= self._logged_step:
+        # Trackers go by the same names (``transformers/integrations/integration_utils.py: rewrite_logs``).
+        is_evaluation = any(name.startswith(("eval_", "test_")) for name in logs or ())
+        if logs is None or is_evaluation or state.global_step <= self._logged_step:
             return
         self._logged_step = state.global_step
         sample, peaks = self._sample(state.global_step), self._phases()
@@ -152,10 +157,13 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     # -- figures ---------------------------------------------------------------------------------------------------
 
     def _sample(self, step: int) -> Sample:
-        batches, host, seconds = self._rows.take(), self._host.read(), self._clock.take()
+        batches, seconds, now = self._rows.take(), self._clock.take(), time.perf_counter()
+        if self._host_memory is None or now - self._host_read_at >= HOST_EVERY_SECONDS:
+            self._host_memory, self._host_read_at = self._host(), now
+        host = self._host_memory
         return Sample(
             step=step,
-            seconds=time.perf_counter(),
+            seconds=now,
             device=self._read(),
             total_bytes=self._total_bytes,
             rows=None if batches is None else batches.rows,
@@ -226,19 +234,34 @@ class _Clock:
         return seconds
 
 
-class _Seldom:
-    """Reads the host's memory, but not at every log."""
+class Record:
+    """Writes the file that a watch leaves in the output folder: one JSON object a line, sizes in bytes.
 
-    def __init__(self, host: Callable[[], HostMemory]) -> None:
-        self._host = host
-        self._last: HostMemory | None = None
-        self._at = 0.0
+    It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
+    process. A line that the process before was killed in is ended first, and stays a line that no JSON reader takes.
 
-    def read(self) -> HostMemory:
-        now = time.perf_counter()
-        if self._last is None or now - self._at >= HOST_EVERY_SECONDS:
-            self._last, self._at = self._host(), now
-        return self._last
+    Args:
+        path: The folder is made when it is not there.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._is_mended = False
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add one line.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        if not self._is_mended:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab+") as file:
+                if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
+                    file.write(b"\n")
+            self._is_mended = True
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 # -- CUDA ----------------------------------------------------------------------------------------------------------
@@ -258,12 +281,6 @@ def cuda_reading() -> MemoryReading | None:
         peak_reserved_bytes=reserved["peak"],
         num_alloc_retries=stats["num_alloc_retries"],
     )
-
-
-def _cuda_total_bytes() -> int | None:
-    if not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------------
@@ -294,11 +311,6 @@ def _callbacks_of_caller() -> list[Any]:
             callbacks: list[Any] = caller.callbacks
             return callbacks
     return []
-
-
-def _is_evaluation(logs: Mapping[str, Any]) -> bool:
-    """Trackers go by the same names (``transformers/integrations/integration_utils.py: rewrite_logs``)."""
-    return any(name.startswith(("eval_", "test_")) for name in logs)
 
 
 def _gib(size_bytes: int) -> float:

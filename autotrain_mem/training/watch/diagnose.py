@@ -9,16 +9,26 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.watch.trend import CLIMBED, QUARTER, WINDOW, climb_of, floors_rise
 from autotrain_mem.units import format_bytes
 
 Kind = Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
+
+QUARTER = 8
+"""Samples whose least counts as their floor."""
+WINDOW = 4 * QUARTER
+SPIKES = 2
+"""Of a quarter, samples that may lie anywhere above the others: a long row, an evaluation that left something."""
+STEEP = 2.5
+"""Times what the others of a quarter lie apart, that floors must rise by: of 200,000 windows of noise, none of an even
+or a skewed one climbs, of a normal one 2 do (drawn by ``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
+CLIMBED = 3 * QUARTER / (WINDOW - 1)
+"""Of a window: what lies between the floors of its first and of its last quarter."""
 
 LEAST_CLIMB = 0.01
 """Of what a climb starts from: at 1 % per window it takes 70 windows (2,200 logs) to double."""
@@ -84,9 +94,8 @@ class Sample:
     @property
     def slack(self) -> float | None:
         """The same as a share of the peak reserved."""
-        if self.device is None or not self.device.peak_reserved_bytes:
-            return None
-        return self.slack_bytes / self.device.peak_reserved_bytes
+        reserved_bytes = self.device and self.device.peak_reserved_bytes
+        return self.slack_bytes / reserved_bytes if reserved_bytes else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +107,7 @@ class Sign:
     'The card is full. Lower the batch.'
     """
 
-    kind: Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
+    kind: Kind
     step: int
     seen: str
     """With numbers, in one sentence."""
@@ -111,12 +120,6 @@ class Sign:
     def message(self) -> str:
         """Both sentences."""
         return f"{self.seen} {self.advice}"
-
-
-def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> tuple[Sign, ...]:
-    """All that a whole series says, in the order in which it could be said."""
-    lookout = Lookout(expandable_segments)
-    return tuple(sign for sample in samples for sign in lookout.see(sample))
 
 
 class Lookout:
@@ -137,22 +140,20 @@ class Lookout:
         """Take the next sample; returns what has to be said now."""
         self._samples.append(sample)
         self._stairs.climb(sample)
-        signs = (self._staircase(), self._retries(), self._leak(), self._host(), self._spill())
-        return tuple(sign for sign in signs if sign is not None and self._is_news(sign))
-
-    def _is_news(self, sign: Sign) -> bool:
-        """Whether it was not said before, or is much worse now; from here on it was said."""
-        if sign.severity < AGAIN * self._said.get(sign.kind, 0.0):
-            return False
-        self._said[sign.kind] = sign.severity
-        return True
+        news = []
+        for sign in (self._staircase(), self._retries(), self._leak(), self._host(), self._spill()):
+            if sign is not None and sign.severity >= AGAIN * self._said.get(sign.kind, 0.0):
+                self._said[sign.kind] = sign.severity
+                news.append(sign)
+        return tuple(news)
 
     # -- the device ------------------------------------------------------------------------------------------------
 
     def _staircase(self) -> Sign | None:
         sample, stairs = self._samples[-1], self._stairs
         slack = sample.slack
-        if slack is None or slack < SLACK or sample.slack_bytes < LEAST_SLACK_BYTES or not stairs.are_of_rows:
+        are_of_rows = stairs.longer >= STAIRS and 2 * stairs.longer > stairs.rises
+        if slack is None or slack < SLACK or sample.slack_bytes < LEAST_SLACK_BYTES or not are_of_rows:
             return None
         return Sign(
             kind="staircase",
@@ -169,8 +170,7 @@ class Lookout:
 
     def _retries(self) -> Sign | None:
         """Fragmentation where much of what is reserved holds nothing, else a card that is just full."""
-        lately = [sample.device.num_alloc_retries for sample in self._last(IN_A_ROW + 1) if sample.device is not None]
-        sample = self._samples[-1]
+        lately, sample = self._last_retries(IN_A_ROW + 1), self._samples[-1]
         if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
             return None
         retries = f"{lately[-1]} time" + "s" * (lately[-1] != 1)
@@ -196,11 +196,9 @@ class Lookout:
         )
 
     def _less_slack(self, otherwise: str) -> str:
-        return (
-            f"{otherwise[0].upper()}{otherwise[1:]}."
-            if self._expandable
-            else f"To end it, {EXPANDABLE}; or {otherwise}."
-        )
+        if self._expandable:
+            return f"{otherwise[0].upper()}{otherwise[1:]}."
+        return f"To end it, {EXPANDABLE}; or {otherwise}."
 
     def _leak(self) -> Sign | None:
         """Find memory held after a step that grows with the number of steps; longer rows may leave more."""
@@ -226,12 +224,13 @@ class Lookout:
         )
 
     def _steps_left(self, rise: float) -> str:
+        """For people: to two digits, 1,234 steps are about 1,200."""
         first, sample = self._samples[0], self._samples[-1]
         if sample.total_bytes is None or sample.device is None:
             return ""
         per_step = rise / (CLIMBED * (sample.step - first.step))
         left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
-        return f"; at that pace the card is full in about {_rounded(left)} steps"
+        return f"; at that pace the card is full in about {float(f'{left:.1e}'):,.0f} steps"
 
     def _spill(self) -> Sign | None:
         sample = self._samples[-1]
@@ -241,11 +240,8 @@ class Lookout:
         slower = self._slower()
         if share <= 1 and (share < NEAR_FULL or slower is None):
             return None
-        speed = (
-            ""
-            if slower is None
-            else f"The speed fell to {slower.now:,.0f} tokens per second, from {slower.usual:,.0f}, with "
-        )
+        usual, now = slower or (1.0, 1.0)
+        speed = f"The speed fell to {now:,.0f} tokens per second, from {usual:,.0f}, with " if slower else ""
         return Sign(
             kind="spill",
             step=sample.step,
@@ -254,17 +250,17 @@ class Lookout:
             advice="On Windows set CUDA - Sysmem Fallback Policy to Prefer No Sysmem Fallback (NVIDIA Control Panel, "
             "Manage 3D settings; WSL may not heed it), elsewhere look for managed memory (paged optimizers); "
             f"{SMALLER}.",
-            severity=1.0 if slower is None else slower.usual / slower.now,
+            severity=usual / now,
         )
 
-    def _slower(self) -> _Slower | None:
-        """The cliff, where there is one that no retries explain."""
+    def _slower(self) -> tuple[float, float] | None:
+        """Tokens per second before a cliff and after it, where there is one that no retries explain."""
         speeds = [sample.tokens_per_second for sample in self._samples if sample.tokens_per_second]
-        retries = [sample.device.num_alloc_retries for sample in self._last(LATELY + 1) if sample.device is not None]
+        retries = self._last_retries(LATELY + 1)
         if len(speeds) < QUARTER + LATELY or retries[0] != retries[-1]:
             return None
         usual, now = statistics.median(speeds[:-LATELY]), max(speeds[-LATELY:])
-        return _Slower(usual=usual, now=now) if now <= CLIFF * usual else None
+        return (usual, now) if now <= CLIFF * usual else None
 
     # -- the host --------------------------------------------------------------------------------------------------
 
@@ -276,7 +272,10 @@ class Lookout:
         seconds = self._host_seconds(available, total)
         if available > HOST_LEFT * total and (seconds is None or seconds > HOST_SECONDS):
             return None
-        pace = "" if seconds is None else f", and at this pace none in about {_duration(seconds)}"
+        pace = ""
+        if seconds is not None:
+            left = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
+            pace = f", and at this pace none in about {left}"
         return Sign(
             kind="host",
             step=sample.step,
@@ -297,16 +296,14 @@ class Lookout:
         passed = self._samples[-1].seconds - self._samples[0].seconds
         return available * CLIMBED * passed / climb.rise
 
-    def _last(self, number: int) -> list[Sample]:
-        return list(itertools.islice(reversed(self._samples), number))[::-1]
-
-
-# -- state and words ---------------------------------------------------------------------------------------------
+    def _last_retries(self, number: int) -> list[int]:
+        """How often the cache was given back, as of the last samples."""
+        return [sample.device.num_alloc_retries for sample in [*self._samples][-number:] if sample.device is not None]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Stairs:
-    """How what is reserved came to where it is."""
+    """Follows how what is reserved came to where it is."""
 
     rises: int = 0
     longer: int = 0
@@ -315,11 +312,6 @@ class _Stairs:
     top_bytes: int = 0
     longest: int = 0
     seen: int = 0
-
-    @property
-    def are_of_rows(self) -> bool:
-        """Whether there are enough, and most of them as a longer row came."""
-        return self.longer >= STAIRS and 2 * self.longer > self.rises
 
     def climb(self, sample: Sample) -> None:
         if sample.device is None or sample.tokens is None:
@@ -334,18 +326,42 @@ class _Stairs:
         self.top_bytes = max(self.top_bytes, reserved_bytes)
 
 
+# -- whether a noisy series rises ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Slower:
-    """Tokens per second."""
+class Climb:
+    """Floors that rise."""
 
-    usual: float
-    now: float
+    start: float
+    end: float
+
+    @property
+    def rise(self) -> float:
+        return self.end - self.start
 
 
-def _rounded(number: float) -> str:
-    """To two digits: 1,234 is about 1,200."""
-    return f"{float(f'{number:.1e}'):,.0f}"
+def climb_of(values: Sequence[float]) -> Climb | None:
+    """A steady rise of ``WINDOW`` values, seen through noise; None where there is none.
+
+    The least of each quarter is its floor: a long row, a batch that waits, a cache raise the top and not the floor. All
+    floors rise, the last not much less than the others (a warm-up slows down), and in all by more than the values of
+    one quarter lie apart, its highest left out.
+    """
+    if not floors_rise(values):
+        return None
+    quarters = _quarters(values)
+    start, third, end = min(quarters[0]), min(quarters[2]), min(quarters[3])
+    rise = end - start
+    apart = statistics.median(sorted(quarter)[-1 - SPIKES] - min(quarter) for quarter in quarters)
+    slows_down = end - third < rise / 4  # an even share is a third
+    return None if slows_down or rise < STEEP * apart else Climb(start=start, end=end)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
+def floors_rise(values: Sequence[float]) -> bool:
+    """Whether the least of each quarter lies above that of the quarter before, by whatever it is."""
+    return all(before < after for before, after in itertools.pairwise(map(min, _quarters(values))))
+
+
+def _quarters(values: Sequence[float]) -> list[Sequence[float]]:
+    return [values[start : start + QUARTER] for start in range(0, WINDOW, QUARTER)]

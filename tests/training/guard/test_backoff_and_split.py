@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.training.guard.backoff import Limit
 from autotrain_mem.training.guard.batch_split import Layout, Piece, joined
+from autotrain_mem.training.guard.context import Limit
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 
 

@@ -15,7 +15,7 @@ from tiny import tiny_folder
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, why_torn
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
-from autotrain_mem.training.process.progress_callback import NoStepAfterTheLast
+from autotrain_mem.training.process.train import NoStepAfterTheLast
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""

@@ -14,9 +14,8 @@ from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Hardware, Owner, Phase
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.process.build import Device
+from autotrain_mem.training.process.build import Device, PhasePeaks
 from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, phase_of, shortage_of
-from autotrain_mem.training.process.phase_peaks import PhasePeaks
 from autotrain_mem.training.process.train import Safeguards
 from autotrain_mem.units import GIB, MIB
 

@@ -10,7 +10,7 @@ from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.spec import Phase
 from autotrain_mem.spec.experience import PhasePeak
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.process.phase_peaks import PhasePeaks
+from autotrain_mem.training.process.build import PhasePeaks
 from autotrain_mem.units import MIB
 
 

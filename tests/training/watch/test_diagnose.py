@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +17,7 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch import diagnose as module
-from autotrain_mem.training.watch.diagnose import AGAIN, Sample, Sign, signs
-from autotrain_mem.training.watch.trend import WINDOW, climb_of
+from autotrain_mem.training.watch.diagnose import AGAIN, WINDOW, Lookout, Sample, Sign, climb_of
 from autotrain_mem.units import GIB, KIB, MIB
 
 TOTAL = 24 * GIB
@@ -50,6 +49,12 @@ def sample(step: int, **changes: Any) -> Sample:
 def series(length: int, **of_step: Callable[[int], Any]) -> list[Sample]:
     """Healthy, but for what is a function of the step."""
     return [sample(step, **{name: value(step) for name, value in of_step.items()}) for step in range(length)]
+
+
+def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> list[Sign]:
+    """All that a whole series says, in the order in which it could be said."""
+    lookout = Lookout(expandable_segments)
+    return [sign for sample in samples for sign in lookout.see(sample)]
 
 
 def kinds(samples: Sequence[Sample], expandable_segments: bool = False) -> list[str]:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.context import REPEATED
-from autotrain_mem.training.guard.ppo.batches import Batches, Finished
-from autotrain_mem.training.guard.rng_state import RngState
+from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
+from autotrain_mem.training.guard.ppo.batches import Finished, Parts
 from autotrain_mem.training.out_of_memory import Full, attempt
 
 
@@ -26,17 +25,17 @@ class _Logits:
 class Rollouts:
     """Stands in for the methods by which one PPO trainer generates and judges."""
 
-    def __init__(self, batches: Batches) -> None:
-        trainer = batches.context.trainer
-        self._batches, self._context = batches, batches.context
+    def __init__(self, context: GuardContext) -> None:
+        trainer, self._context = context.trainer, context
+        self._generated, self._judged = Parts(context, "generate_rows"), Parts(context, "score_rows")
         self._trl_generate, trainer._generate_rollout = trainer._generate_rollout, self.generate
         self._trl_judge, trainer._judge = trainer._judge, self.judge
         self._trl_forward, trainer._forward = trainer._forward, self.forward
 
     def generate(self, model: Any, queries: torch.Tensor, at_once: int, pad: int, config: Any) -> Any:
         """Generate once more with the same random numbers; then for fewer prompts at once, which draw others."""
-        rng_state, is_repeated = RngState.now(), False
-        limit, length = self._context.limits["generate_rows"], queries.shape[1] + (config.max_new_tokens or 0)
+        restore_rng, is_repeated = keep_rng_state(), False
+        limit, length = self._generated.limit, queries.shape[1] + (config.max_new_tokens or 0)
         wanted = min(at_once, len(queries))
         while True:
             rows = -(-wanted // limit.parts(wanted, wanted))
@@ -44,9 +43,9 @@ class Rollouts:
             if not isinstance(rollout, Full):
                 limit.fitted(rows)
                 return rollout.value
-            rng_state.restore()
+            restore_rng()
             if is_repeated:
-                self._batches.halve("generate_rows", Phase.GENERATE, rows, length, rollout)
+                self._generated.halve(Phase.GENERATE, rollout, rows, length)
             else:
                 self._context.report(Phase.GENERATE, REPEATED, rollout, rows=rows, tokens=rows * length)
             is_repeated = True
@@ -69,5 +68,5 @@ class Rollouts:
         def work(part: slice, _: Finished) -> None:
             scored.append(score(rows[part]))
 
-        self._batches.in_parts("score_rows", Phase.SCORE, rows.shape[1], range(len(rows)), work)
+        self._judged.each(Phase.SCORE, range(len(rows)), rows.shape[1], work)
         return scored

@@ -1,16 +1,21 @@
 """Keeps a PPO micro-batch going when the device is full: only the models see it in parts.
 
 TRL's loop computes its loss over a whole micro-batch and cannot be entered again in its middle, so the graph is cut at
-the models' outputs (:mod:`detached_backward`), and the loss is computed of all rows at once, as ever. Gradients are
-those of the whole micro-batch, to rounding. They are not where a model draws random numbers in its training forward:
-TRL turns dropout modules off, a config's ``attention_dropout`` it leaves.
+the models' outputs, and the loss is computed of all rows at once, as ever::
+
+    inputs -> model -> outputs | cut | outputs -> loss
+
+The loss's backward ends at the cut and leaves the outputs' gradients in a list, from which the models' part can be done
+again. Both sides of the cut share the outputs' storage. Gradients are those of the whole micro-batch, to rounding. They
+are not where a model draws random numbers in its training forward: TRL turns dropout modules off, a config's
+``attention_dropout`` it leaves.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +23,9 @@ from typing import Any
 import torch
 
 from autotrain_mem.spec import Phase
-from autotrain_mem.training.guard.context import REPEATED
+from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.micro_step import activations_on_host
-from autotrain_mem.training.guard.ppo.batches import Batches, Finished, WorkOnRows
-from autotrain_mem.training.guard.ppo.detached_backward import backward_from, cut
+from autotrain_mem.training.guard.ppo.batches import Finished, Parts
 from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
 
 LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)
@@ -62,10 +66,9 @@ class _MicroBatch:
 class MicroBatches:
     """Stands in for forward and backward of one PPO trainer, for its ``train``, and for the larger part of its loss."""
 
-    def __init__(self, batches: Batches) -> None:
-        context, trainer = batches.context, batches.context.trainer
-        self._batches, self._context, self._trainer = batches, context, trainer
-        self._limit = context.limits["train_tokens"]
+    def __init__(self, context: GuardContext) -> None:
+        trainer = self._trainer = context.trainer
+        self._context, self._parts = context, Parts(context, "train_tokens")
         self._micro: _MicroBatch | None = None
         self._last_output: weakref.ref[_Output] | None = None
         self._trl_forward, trainer._forward = trainer._forward, self.forward
@@ -83,19 +86,19 @@ class MicroBatches:
         whole = self._whole_output(micro)
         logits, values = micro.outputs or self._outputs_in_parts(micro)
         micro.is_repeatable = micro.outputs is None or logits.dtype in LOSS_NEEDS_LOGITS_ONLY
-        logits, values = cut((logits, values), micro.caught)
+        logits, values = _cut((logits, values), micro.caught)
         output = _Output(logits, whole)
         self._micro, self._last_output = micro, weakref.ref(output)
         return output, values
 
     def _whole_output(self, micro: _MicroBatch) -> Any:
         """The policy's output, where all rows may be done at once and nothing is refused."""
-        if self._limit.exceeded_by(micro.rows.numel()):
+        if self._parts.limit.exceeded_by(micro.rows.numel()):
             return None
         outcome = attempt(lambda: self._trl_forward(micro.model, micro.rows, micro.pad))
         if isinstance(outcome, Full):
             self._let_go(micro)
-            self._halve(Phase.FORWARD, micro, outcome)
+            self._parts.halve(Phase.FORWARD, outcome, *micro.rows.shape)
             return None
         output, values = outcome.value
         micro.outputs = (output.logits, values)
@@ -113,7 +116,7 @@ class MicroBatches:
             for all_rows, part in zip(whole, parts, strict=True):
                 all_rows[rows] = part
 
-        self._in_parts(Phase.FORWARD, micro, put)
+        self._parts.each(Phase.FORWARD, range(len(micro.rows)), micro.rows.shape[1], put)
         return tuple(whole)
 
     def _outputs(self, micro: _MicroBatch, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,9 +148,18 @@ class MicroBatches:
             self._through_parts(micro, ())
             return
         self._context.gradients.begin()
-        full = self._through_whole(micro)
-        if full is not None:
-            self._go_on(micro, full, functools.partial(self._into_outputs, micro, loss, options))
+        outputs, micro.outputs = micro.outputs, None
+        full = attempt(functools.partial(_backward_from, outputs, micro.caught))
+        del outputs
+        if not isinstance(full, Full):
+            self._parts.limit.fitted(micro.rows.numel())
+            return
+        finished = self._context.gradients.done()
+        self._let_go(micro)
+        self._parts.halve(Phase.BACKWARD, full, *micro.rows.shape)
+        if not micro.caught:
+            self._into_outputs(micro, loss, options)
+        self._through_parts(micro, finished)
 
     def _into_outputs(self, micro: _MicroBatch, loss: torch.Tensor, options: dict[str, Any]) -> None:
         """The loss's graph, where it is kept, is small beside the logits, which TRL's loop holds anyway."""
@@ -163,25 +175,8 @@ class MicroBatches:
         had_graph = micro.outputs is not None
         self._let_go(micro)
         if had_graph and len(micro.rows) > 1:
-            self._shrink(micro)
+            self._parts.shrink(*micro.rows.shape)
         self._report(phase, micro.rows, WITHOUT_GRAPH, full)
-
-    def _through_whole(self, micro: _MicroBatch) -> Full | None:
-        outputs, micro.outputs = micro.outputs or (), None
-        full = attempt(lambda: backward_from(outputs, micro.caught))
-        if isinstance(full, Full):
-            return full
-        self._limit.fitted(micro.rows.numel())
-        return None
-
-    def _go_on(self, micro: _MicroBatch, full: Full, into_outputs: Callable[[], None]) -> None:
-        """After a backward through the whole graph that was refused, wherever it was."""
-        finished = self._context.gradients.done()
-        self._let_go(micro)
-        self._halve(Phase.BACKWARD, micro, full)
-        if not micro.caught:
-            into_outputs()
-        self._through_parts(micro, finished)
 
     def _through_parts(self, micro: _MicroBatch, finished: Finished) -> None:
         def through(rows: slice, finished: Finished) -> None:
@@ -191,21 +186,9 @@ class MicroBatches:
             with self._context.gradients.kept(list(finished)), memory:
                 outputs = self._outputs(micro, rows)
                 self._trainer.phase_began(Phase.BACKWARD)
-                backward_from(outputs, [gradient[rows] for gradient in micro.caught])
+                _backward_from(outputs, [gradient[rows] for gradient in micro.caught])
 
-        self._in_parts(Phase.BACKWARD, micro, through, finished)
-
-    def _in_parts(self, phase: Phase, micro: _MicroBatch, work: WorkOnRows, finished: Finished = ()) -> None:
-        rows, length = micro.rows.shape
-        self._batches.in_parts("train_tokens", phase, length, range(rows), work, finished)
-
-    def _halve(self, phase: Phase, micro: _MicroBatch, full: Full) -> None:
-        rows, length = micro.rows.shape
-        self._batches.halve("train_tokens", phase, rows, length, full)
-
-    def _shrink(self, micro: _MicroBatch) -> None:
-        rows, length = micro.rows.shape
-        self._batches.shrink("train_tokens", rows, length)
+        self._parts.each(Phase.BACKWARD, range(len(micro.rows)), micro.rows.shape[1], through, finished)
 
     def _report(self, phase: Phase, rows: torch.Tensor, remedy: str, full: Full) -> None:
         self._context.report(phase, remedy, full, rows=len(rows), tokens=rows.numel())
@@ -227,7 +210,56 @@ class MicroBatches:
         except Exception as error:
             micro, self._micro = self._micro, None
             if micro is not None and is_out_of_memory(error):
-                self._shrink(micro)
+                self._parts.shrink(*micro.rows.shape)
                 full = Full(error=error, message=str(error).partition("\n")[0])
                 self._report(Phase.FORWARD, micro.rows, PASSED, full)
             raise
+
+
+# -- the cut --------------------------------------------------------------------------------------------------------
+
+
+class _Cut(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to mypy here
+    """Detaches outputs from their model; their gradients are put into ``caught``.
+
+    They are marked as changed in place, which makes them neither leaves nor views: TRL divides its logits in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, caught: list[torch.Tensor], anchor: torch.Tensor, *outputs: torch.Tensor) -> Any:
+        ctx.caught = caught
+        ctx.mark_dirty(*outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.caught[:] = gradients
+        return (None,) * (2 + len(gradients))
+
+
+class _GoOn(torch.autograd.Function):  # type: ignore[misc]
+    """A root whose backward hands over the caught gradients and keeps none: each is freed once it is used."""
+
+    @staticmethod
+    def forward(ctx: Any, caught: list[torch.Tensor], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.caught = caught
+        return outputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        gradients = tuple(ctx.caught)
+        ctx.caught.clear()
+        return None, *gradients
+
+
+def _cut(outputs: Sequence[torch.Tensor], caught: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Give the same values, for a loss; its backward fills ``caught`` with one gradient per output."""
+    anchor = outputs[0].new_empty(0).requires_grad_()
+    return list(_Cut.apply(caught, anchor, *(output.detach() for output in outputs)))
+
+
+def _backward_from(outputs: Sequence[torch.Tensor], caught: list[torch.Tensor]) -> None:
+    """Goes on with the backward that was cut; empties ``caught``. Does nothing where no output has a graph."""
+    if any(output.requires_grad for output in outputs):
+        root = _GoOn.apply(caught, *outputs)
+        torch.autograd.backward((root,), (torch.empty_like(root),))
