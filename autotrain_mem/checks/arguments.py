@@ -8,8 +8,8 @@ import difflib
 import functools
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from autotrain_mem.checks import table
@@ -47,28 +47,19 @@ _ELSEWHERE = {
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
-    """The user's words as TRL's parser read them."""
-
-    given: Mapping[str, Any]
-    """Exactly the arguments that the user gave, under TRL's names."""
-    defaults: Knobs
-    """TRL's own values for what a plan decides."""
-
-
 def parse(
     method: str,
-    argv: Sequence[str],
+    argv: tuple[str, ...],
     config: Mapping[str, Any],
-    also_known: Iterable[str],
-    switches: Iterable[str] = (),
+    also_known: tuple[str, ...],
+    switches: tuple[str, ...] = (),
     own: Mapping[str, Any] | None = None,
-) -> Parsed:
-    """Parse the flags that are not ours, over the keys of a YAML config.
+) -> tuple[dict[str, Any], Knobs]:
+    """Parses the flags that are not ours, over the keys of a YAML config.
+
+    Returns exactly the arguments that the user gave, under TRL's names, and TRL's own values for what a plan decides.
 
     Args:
-        method: One of ``methods.table.METHODS``.
         argv: Flags without our own.
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.
@@ -96,15 +87,11 @@ def parse(
     flags = Flags(method=method, given=given, own=own or {})
     refuse(table.FLAGS, flags)
     refuse(table.TRL_ARGUMENTS, flags)
-    return Parsed(given=given, defaults=_knobs(defaults))
+    return given, _knobs(defaults)
 
 
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
     """TRL's own values for what a plan decides, for a config that a script made, and TRL has accepted already.
-
-    Args:
-        given: The arguments that count as given; :func:`parse` reads them from flags.
-        own: Our own words.
 
     Raises:
         UsageError: all that contradicts itself or cannot be rehearsed, at once.
@@ -117,7 +104,7 @@ def _knobs(defaults: Mapping[str, Any]) -> Knobs:
     return Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
 
 
-def read_value(method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
+def read_value(method: str, name: str, argv: tuple[str, ...], also_known: tuple[str, ...]) -> Any:
     """The value of one flag by itself; whether it goes with the others is ``parse``'s to say.
 
     Example: ``read_value("sft", "load_in_4bit", ["--load_in_4bit=true"], ())`` is True, which ``parse`` refuses without

@@ -27,8 +27,11 @@ def collect(
     findings: list[Finding] = []
     for check in checks:
         try:
-            problems = check(subject) or ()
-            findings.extend(problem if isinstance(problem, Finding) else _usage(*problem) for problem in problems)
+            for problem in check(subject) or ():
+                if not isinstance(problem, Finding):
+                    message, cure = problem
+                    problem = Finding(kind="error", message=message, cure=cure)
+                findings.append(problem)
         except AutofitError as error:
             findings.append(Finding.of(error))
         except pass_over:
@@ -43,7 +46,3 @@ def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
         AutofitError: of the class of the first problem; the hint of several holds each message with its cure.
     """
     settle(collect(checks, subject))
-
-
-def _usage(message: str, cure: str) -> Finding:
-    return Finding(kind="error", message=message, cure=cure)

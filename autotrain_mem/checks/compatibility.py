@@ -30,20 +30,15 @@ def reward_model(subject: ModelOnCard) -> None:
     check_reward_model(subject.job)
 
 
-_PACKAGES = {"use_liger_kernel": ("liger_kernel", "pip install 'autotrain_mem[liger]'")}
-"""Argument -> the package that it needs to train, though not to be rehearsed, and how to install it."""
-
-
 def packages(flags: Flags) -> Problems:
-    """A plan can be made without a package that the training needs."""
-    for name, (package, command) in _PACKAGES.items():
-        if flags.given.get(name) and importlib.util.find_spec(package) is None:
-            yield Finding(
-                kind="error",
-                error="MissingExtraError",
-                message=f"--{name} needs the package {package} to train.",
-                cure=f"{command}, or remove it.",
-            )
+    """Liger needs its package to train, though not to be rehearsed."""
+    if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message="--use_liger_kernel needs the package liger_kernel to train.",
+            cure="pip install 'autotrain_mem[liger]', or remove it.",
+        )
 
 
 def quantization(subject: ModelOnCard) -> Problems:
@@ -88,7 +83,9 @@ def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int,
 def _why_not(name: str, job: Job, config: Any, compute_capability: tuple[int, int]) -> str | None:
     from autotrain_mem.rehearsal.cuda.attention import why_not
 
-    return why_not(name, compute_capability, _computed_in(job), _head_size(config.get_text_config()))
+    text = config.get_text_config()
+    head_size = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return why_not(name, compute_capability, _computed_in(job), head_size)
 
 
 def _computed_in(job: Job) -> Any:
@@ -117,11 +114,6 @@ def flash_package_missing(name: str) -> str:
         return ""
     packages, command = _FLASH_PACKAGES.get(name, _FROM_HUB)
     return "" if any(importlib.util.find_spec(package) for package in packages) else command
-
-
-def _head_size(config: Any) -> int:
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def liger(subject: ModelOnCard) -> Problems:

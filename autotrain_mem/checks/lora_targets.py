@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -30,12 +30,13 @@ def unmatched_targets(setup: Setup) -> Problems:
         return
     if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
         return
-    layers = dict(_adaptable(_meta_model(job, config)))
+    layers = _adaptable(job)
     lora = peft_config(filled.model, job.model, trust_remote_code=trusts_remote_code(filled))
-    missing = [name for name in _alone(asked) if not _matches(lora, name, list(layers))]
+    names = [asked] if isinstance(asked, str) else list(asked)  # a regular expression is one name
+    missing = [name for name in names if not _matches(lora, name, list(layers))]
     if not missing:
         return
-    none = len(missing) == len(_alone(asked))
+    none = len(missing) == len(names)
     yield Finding(
         kind="error" if none else "warning",
         message=f"--lora_target_modules {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no module of "
@@ -54,11 +55,6 @@ def _cure(missing: Sequence[str], names: Sequence[str]) -> str:
     return some
 
 
-def _alone(asked: Any) -> Sequence[str]:
-    """A regular expression is one name."""
-    return [asked] if isinstance(asked, str) else list(asked)
-
-
 def _matches(lora: Any, name: str, layers: list[str]) -> bool:
     """Asks PEFT's own rule."""
     from peft.tuners.tuners_utils import check_target_module_exists
@@ -68,9 +64,14 @@ def _matches(lora: Any, name: str, layers: list[str]) -> bool:
     return any(check_target_module_exists(one, layer) for layer in layers)  # what is excluded is an object, and false
 
 
-def _meta_model(job: Job, config: Any) -> Any:
-    """Builds the model as TRL does, without weights: the class that the config names, or a classifier of one score."""
+def _adaptable(job: Job) -> dict[str, Any]:
+    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names.
+
+    The model is built as TRL builds it, without weights: the class that the config names, or a classifier of one score.
+    """
+    import torch
     from transformers import AutoModelForSequenceClassification
+    from transformers.pytorch_utils import Conv1D
     from trl.trainer.utils import create_model_from_path
 
     from autotrain_mem.rehearsal.model.from_pretrained import without_weights
@@ -79,18 +80,9 @@ def _meta_model(job: Job, config: Any) -> Any:
     kind = scored if job.method_facts.has_score_head else {}
     trust = bool(job.arguments.get("trust_remote_code", False))
     with without_weights():
-        return create_model_from_path(job.model, trust_remote_code=trust, **kind)
-
-
-def _adaptable(model: Any) -> Iterator[tuple[str, Any]]:
-    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``)."""
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
+        model = create_model_from_path(job.model, trust_remote_code=trust, **kind)
     kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
-    for name, module in model.named_modules():
-        if isinstance(module, kinds):
-            yield name, module
+    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def _last_names(layers: dict[str, Any]) -> list[str]:

@@ -16,11 +16,8 @@ from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.spec import Job
 
 
-def read_config(job: Job, **options: Any) -> Any:
+def read_config(job: Job) -> Any:
     """The config of a model that the job's method can train.
-
-    Args:
-        options: For transformers: ``trust_remote_code``, ``revision``.
 
     Raises:
         ModelNotFoundError: no config.json there, or a hub id that cannot be reached.
@@ -29,7 +26,9 @@ def read_config(job: Job, **options: Any) -> Any:
     """
     if (model := model_of(job)) is not None:
         return model.config
-    config = _load(job.model, "--model", **options)
+    revision = job.arguments.get("model_revision")
+    options = {"revision": revision} if revision else {}
+    config = _load(job.model, "--model", trust_remote_code=job.arguments.get("trust_remote_code", False), **options)
     _check_architecture(job, config)
     return config
 

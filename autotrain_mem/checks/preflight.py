@@ -46,24 +46,14 @@ class Setup:
     reads_data: bool
 
     @functools.cached_property
-    def _data(self) -> tuple[Any, AutofitError | None]:
-        """The training data, or why there are none; neither where they are not read."""
-        if not self.reads_data:
-            return None, None
-        try:
-            return load.load(self.job, self.filled)[self.filled.script.dataset_train_split], None
-        except AutofitError as error:
-            return None, error
-
-    @property
     def rows(self) -> Any:
-        """The training data; None where they are not read, or cannot be."""
-        return self._data[0]
-
-    @property
-    def data_error(self) -> AutofitError | None:
-        """Why the training data cannot be read."""
-        return self._data[1]
+        """The training data, or the AutofitError by which they cannot be read; None where they are not read."""
+        if not self.reads_data:
+            return None
+        try:
+            return load.load(self.job, self.filled)[self.filled.script.dataset_train_split]
+        except AutofitError as error:
+            return error
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -118,22 +108,21 @@ def flash_attention_package(setup: Setup) -> Problems:
 
 
 def data(setup: Setup) -> Problems:
-    """Data that cannot be read, or that a plan does without."""
-    error = setup.data_error
-    if isinstance(error, DatasetError) and _does_without(setup, error):
-        yield _unseen(setup.job)
-    elif error is not None:
+    """Data that cannot be read, or that a plan does without.
+
+    A plan can be made where nothing is trained here, the tokens of a row are given, and it is the hub that did not
+    answer: ``datasets/load.py: dataset_module_factory`` raises ConnectionError for that, its own DatasetNotFoundError
+    for a name that the hub does not know.
+    """
+    job, error = setup.job, setup.rows
+    if not isinstance(error, AutofitError):
+        return
+    out_of_reach = isinstance(error, DatasetError) and isinstance(error.__cause__, ConnectionError)
+    if setup.to_train or job.row_tokens is None or not out_of_reach:
         yield Finding.of(error)
-
-
-def _does_without(setup: Setup, error: DatasetError) -> bool:
-    """Whether a plan can be made all the same: nothing is trained here, and the tokens of a row are given."""
-    return not setup.to_train and setup.job.row_tokens is not None and load.was_out_of_reach(error)
-
-
-def _unseen(job: Job) -> Finding:
+        return
     rows = f"prompts of {job.row_tokens} tokens" if job.is_online else f"rows that fill max_length, {job.row_tokens}"
-    return Finding(
+    yield Finding(
         kind="warning",
         error="DatasetNotFoundError",
         message=f"The dataset {load.dataset_name(job)} could not be looked at, since the hub cannot be reached: "

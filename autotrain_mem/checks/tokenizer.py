@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any
-
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.data.formats import columns_read
+from autotrain_mem.errors import AutofitError
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.spec.preflight import Finding
@@ -37,20 +35,16 @@ def special_tokens(setup: Setup) -> Problems:
                 cure=f"Remove --{name}, which takes {getattr(tokenizer, name)!r}, or give a token that it holds.",
             )
     given = getattr(filled.training, "pad_token", None) or getattr(filled.training, "eos_token", None)
+    saved = "set tokenizer.pad_token and save the tokenizer with the model."
     if not given and tokenizer.pad_token is None and tokenizer.eos_token is None:
         yield Finding(
             kind="error",
             error="TokenizerError",
             message="The tokenizer has neither a padding token nor an end token, so that no batch can be padded.",
-            cure=_name_one(filled),
+            cure=f"Give --pad_token TOKEN, one of its vocabulary, or {saved}"
+            if hasattr(filled.training, "pad_token")
+            else saved.capitalize(),
         )
-
-
-def _name_one(filled: Configs) -> str:
-    saved = "set tokenizer.pad_token and save the tokenizer with the model."
-    if hasattr(filled.training, "pad_token"):
-        return f"Give --pad_token TOKEN, one of its vocabulary, or {saved}"
-    return saved[0].upper() + saved[1:]
 
 
 def padding_of_method(setup: Setup) -> Problems:
@@ -75,17 +69,21 @@ def vocabulary(setup: Setup) -> Problems:
     added = {str(token.content): token.special for token in tokenizer.added_tokens_decoder.values()}
     numbers = tokenizer.get_vocab()
     beyond = sorted((token for token, number in numbers.items() if number >= rows), key=numbers.__getitem__)
-    used = _always_used(tokenizer) if beyond else set()
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    used = {token for token in tokenizer.get_added_vocab() if token in template}
+    used |= {tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token}
     sure = [token for token in beyond if token not in added or token in used]
     perhaps = [token for token in beyond if not added.get(token, True)]
     if not sure and not perhaps:
         return
     enough = max(numbers.values()) + 1
+    named = sure or perhaps
+    some = ", ".join(map(repr, named[:2])) + (", ..." if len(named) > 2 else "")
     yield Finding(
         kind="error" if sure else "warning",
         error="TokenizerError",
         message=f"The embeddings of {setup.job.model} have {rows} rows, and {len(beyond)} of the tokenizer's tokens "
-        f"are beyond them ({_first(sure or perhaps)}): the first batch that holds one ends the training.",
+        f"are beyond them ({some}): the first batch that holds one ends the training.",
         cure="Take the tokenizer that the model was trained with, or call "
         f"model.resize_token_embeddings({enough}) once, save model and tokenizer in a folder, and give it to --model.",
     )
@@ -98,16 +96,6 @@ def _resizes(filled: Configs) -> bool:
     return path is not None and not str(path).endswith((".jinja", ".j2"))
 
 
-def _always_used(tokenizer: Any) -> set[str]:
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    written = {token for token in tokenizer.get_added_vocab() if token in template}
-    return written | {token for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token) if token}
-
-
-def _first(tokens: list[str]) -> str:
-    return ", ".join(map(repr, islice(tokens, 2))) + (", ..." if len(tokens) > 2 else "")
-
-
 # -- chat template -------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +104,7 @@ def chat_template(setup: Setup) -> Problems:
     from trl import is_conversational
 
     filled, tokenizer, rows = setup.filled, setup.tokenizer, setup.rows
-    if tokenizer is None or rows is None:
+    if tokenizer is None or rows is None or isinstance(rows, AutofitError):
         return
     if tokenizer.chat_template is not None or getattr(filled.training, "chat_template_path", None):
         return

@@ -53,9 +53,10 @@ def fingerprint(job: Job, scratch: str) -> str:
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
     template = getattr(filled.training, "chat_template_path", None)
     names = getattr(filled.script, "reward_funcs", None) or []
+    handed = keyword_of(job, "processing_class")
     parts = {
         "data": _data(job, filled),
-        "tokenizer": _tokenizer(job, filled, scratch),
+        "tokenizer": _model(job.model, filled, scratch) if handed is None else _written(handed, scratch),
         "chat template": None if template is None else _model(template, filled, scratch),
         "arguments": _formatting(job),
         "rewards": _sources(names),
@@ -80,18 +81,13 @@ def _data(job: Job, filled: Configs) -> Any:
     return [name, *(splits[split]._fingerprint for split in used if split in splits)]
 
 
-def _tokenizer(job: Job, filled: Configs, scratch: str) -> Any:
-    """The model's own, or the one that a script hands over, written out."""
-    handed = keyword_of(job, "processing_class")
-    return _model(job.model, filled, scratch) if handed is None else _written(handed, scratch)
-
-
 def _model(name: str, filled: Configs, scratch: str) -> Any:
-    """A folder's content without weights, a template file's content, or the commit of a hub id."""
+    """A folder's content without weights, a template file's content, or the commit of a hub id; of one that is not in
+    the cache yet, the tokenizer itself."""
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
-    return _commit(name) or _saved(name, filled, scratch)
+    return _commit(name) or _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
 
 
 def _commit(name: str) -> str | None:
@@ -103,11 +99,6 @@ def _commit(name: str) -> str | None:
         if isinstance(path, str):
             return pathlib.Path(path).parent.name
     return None
-
-
-def _saved(name: str, filled: Configs, scratch: str) -> Any:
-    """The tokenizer itself, written out: of a hub id that is not in the cache yet."""
-    return _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
 
 
 def _written(tokenizer: Any, scratch: str) -> Any:
@@ -157,15 +148,12 @@ def _formatting_function(job: Job) -> Any:
 
 
 def _own_modules() -> list[pathlib.Path]:
-    """The files of all modules that are loaded, but those installed: reading a call loads the script's own."""
+    """The files of all modules that are loaded, but those installed, known by their versions (``versions_key``):
+    reading a call loads the script's own."""
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     paths = [pathlib.Path(file) for file in sorted(files) if os.path.isabs(file)]  # torch.ops is "_ops.py", of nowhere
-    return [path for path in paths if not _is_installed(path)]
-
-
-def _is_installed(path: pathlib.Path) -> bool:
-    """Then it is known by its version (``versions_key``)."""
-    return bool(_PACKAGES.intersection(path.parts)) or any(path.is_relative_to(place) for place in _INSTALLED)
+    own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
+    return [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
 
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})

@@ -10,7 +10,6 @@ from typing import Any
 from autotrain_mem.data.formats import columns_read, format_name, formats_wanted
 from autotrain_mem.data.row_checks import undecodable_line
 from autotrain_mem.errors import (
-    DatasetError,
     DatasetFormatError,
     DatasetNotFoundError,
     EmptyDatasetError,
@@ -44,35 +43,22 @@ def load(job: Job, filled: Configs) -> Any:
         DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
     """
     import datasets
+    from trl import get_dataset
 
+    datasets.disable_progress_bars()
     if job.python_call is not None:
-        splits = splits_of(job, filled)
-        _check(splits, filled, job)
-        return splits
-    if filled.script.dataset_streaming or filled.dataset.streaming:
+        splits: Any = splits_of(job, filled)
+    elif filled.script.dataset_streaming or filled.dataset.streaming:
         raise UsageError(
             "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",
             hint="Remove --dataset_streaming.",
         )
-    datasets.disable_progress_bars()
-    name = dataset_name(job)
-    if filled.dataset.datasets and job.dataset is None:
-        from trl import get_dataset
-
+    elif filled.dataset.datasets and job.dataset is None:
         splits = get_dataset(filled.dataset)
     else:
-        splits = _load_named(name, filled.script.dataset_config)
+        splits = _load_named(dataset_name(job), filled.script.dataset_config)
     _check(splits, filled, job)
     return splits
-
-
-def was_out_of_reach(error: DatasetError) -> bool:
-    """Whether it is the hub that did not answer, so that nobody knows whether the dataset is there.
-
-    datasets tells that from a name that the hub does not know: ``datasets/load.py: dataset_module_factory`` raises
-    ConnectionError for the one, its own DatasetNotFoundError for the other.
-    """
-    return isinstance(error.__cause__, ConnectionError)
 
 
 def dataset_name(job: Job) -> str:
@@ -145,28 +131,19 @@ def _load_file(path: pathlib.Path) -> Any:
 def _first_bad_line(path: pathlib.Path) -> str:
     """Finds what the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
     suffix = path.suffix.lower()
-    if suffix == ".json":
-        return _whole_file(path)
-    if suffix != ".jsonl":
+    if suffix not in (".json", ".jsonl"):
         return ""
     with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+        for number, text in enumerate([lines.read()] if suffix == ".json" else lines, 1):
+            if suffix == ".jsonl" and not text.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(text)
             except json.JSONDecodeError as error:
-                return f"line {number}, column {error.colno} is not JSON ({error.msg})"
-            if not isinstance(row, dict):
+                line = error.lineno if suffix == ".json" else number
+                return f"line {line}, column {error.colno} is not JSON ({error.msg})"
+            if suffix == ".jsonl" and not isinstance(row, dict):
                 return f"line {number} is not a JSON object"
-    return ""
-
-
-def _whole_file(path: pathlib.Path) -> str:
-    try:
-        json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except json.JSONDecodeError as error:
-        return f"line {error.lineno}, column {error.colno} is not JSON ({error.msg})"
     return ""
 
 

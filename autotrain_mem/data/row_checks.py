@@ -17,10 +17,9 @@ _TOKENIZED = "Tokenized rows are lists of at least one whole number. "
 
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
-    """Read every row once.
+    """Reads every row of a datasets.Dataset once.
 
     Args:
-        split: A datasets.Dataset that has these columns.
         columns: What the method reads: see :mod:`autotrain_mem.data.formats`.
         name: The file, folder or hub id, for the message.
 
@@ -106,25 +105,12 @@ def _place(path: pathlib.Path, row: int) -> str:
     return f"row {row + 1}"
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_conversation(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     return all(
         isinstance(message, dict) and isinstance(message.get("role") or message.get("from"), str) for message in value
     )
-
-
-def _are_alike(*values: Any) -> bool:
-    """All texts, or all conversations."""
-    return all(map(_is_text, values)) or all(map(_is_conversation, values))
-
-
-def _are_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 _ALIKE = ("prompt", "completion", "chosen", "rejected")
@@ -139,14 +125,15 @@ def _holds_ids(column: str) -> bool:
 def _is_good(row: Mapping[str, Any]) -> bool:
     """Whether every column that a method reads holds what a column of its name should."""
     alike = [value for column, value in row.items() if column in _ALIKE]
-    return (not alike or _are_alike(*alike)) and all(
+    all_texts = all(isinstance(value, str) for value in alike)
+    return (all_texts or all(map(_is_conversation, alike))) and all(
         _is_good_value(column, value) for column, value in row.items() if column not in _ALIKE
     )
 
 
 def _is_good_value(column: str, value: Any) -> bool:
     if _holds_ids(column):
-        return _are_token_ids(value)
+        return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
     if column in _CONVERSATIONS:
         return _is_conversation(value)
-    return value in (True, False) if column == _LABEL else _is_text(value)
+    return value in (True, False) if column == _LABEL else isinstance(value, str)

@@ -19,8 +19,8 @@ from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import DataProfile, Job
 
 
-def profile(job: Job, output_dir: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
-    """Let the installed trainer prepare the data, untruncated, and count tokens.
+def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
+    """Lets the installed trainer prepare the data, untruncated, and counts tokens.
 
     The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
 
@@ -32,7 +32,7 @@ def profile(job: Job, output_dir: str, on_progress: OnProgress = lambda counting
         ModelNotFoundError: the model comes without a tokenizer.
         RewardFunctionError: a reward function fails on the first rows.
     """
-    filled = method_of(job.method).configs(counting_arguments(job, output_dir))
+    filled = method_of(job.method).configs(counting_arguments(job, scratch))
     splits = load.load(job, filled)
     with progress_reported_to(on_progress):
         trained, *others = (
@@ -134,10 +134,8 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:
-        method = method_of(job.method)
-        if formatting is not None:
-            return method.row_lengths(filled, rows, tokenizer, formatting)
-        return method.row_lengths(filled, rows, tokenizer)
+        more = () if formatting is None else (formatting,)
+        return method_of(job.method).row_lengths(filled, rows, tokenizer, *more)
     except AutofitError:
         raise
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
@@ -151,11 +149,7 @@ def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> Datase
             f"{name} holds conversations, and the tokenizer of {job.model} has no chat template.",
             hint="Give --chat_template_path FILE, a model tuned for chat, or data with prompt and completion as text.",
         )
-    return DatasetFormatError(
-        f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
-        hint=_LOOK_AT if job.python_call is None else _LOOK_AT_IN_PYTHON,
-    )
-
-
-_LOOK_AT = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
-_LOOK_AT_IN_PYTHON = "Look at the values, at formatting_func where there is one, or at the chat template."
+    hint = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
+    if job.python_call is not None:
+        hint = "Look at the values, at formatting_func where there is one, or at the chat template."
+    return DatasetFormatError(f"TRL cannot prepare {name}: {type(error).__name__}: {error}", hint=hint)

@@ -54,7 +54,7 @@ class Worker:
         self._scratch.cleanup()
 
     def kill(self) -> None:
-        """End the process for good, from any thread: whoever waits for an answer is told that it died."""
+        """Ends the process for good, from any thread: whoever waits for an answer is told that it died."""
         with self._lock:
             self._over = True
             self._child.kill()  # it holds nothing that needs saving
@@ -74,40 +74,23 @@ class Worker:
         switches: Iterable[str] = (),
         own: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Knobs]:
-        """(arguments that the user gave, TRL's defaults). Raises UsageError.
-
-        Args:
-            own: Our own flags that the user gave, which may contradict TRL's.
-        """
-        answer = self._ask(
-            "parse",
-            method=method,
-            argv=list(argv),
-            config=dict(config),
-            environment=dict(environment),
-            also_known=list(also_known),
-            switches=list(switches),
-            own=dict(own or {}),
-        )
-        return answer["given"], codec.from_json(Knobs, answer["defaults"])
+        """Reads flags and YAML keys into what the user gave, and TRL's defaults: :func:`checks.arguments.parse`."""
+        words = {"argv": argv, "config": config, "environment": environment, "own": own or {}}
+        names = {"also_known": list(also_known), "switches": list(switches)}
+        given, defaults = self._ask("parse", method=method, **words, **names)
+        return given, codec.from_json(Knobs, defaults)
 
     def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-        """TRL's defaults, where a config made in Python says the rest. Raises UsageError for what contradicts itself.
-
-        Args:
-            given: Of TRL's arguments, those that count as given.
-            own: Our own words.
-        """
-        return codec.from_json(Knobs, self._ask("accept", method=method, given=dict(given), own=dict(own))["defaults"])
+        """TRL's defaults for a config that a script made: :func:`checks.arguments.accept`."""
+        return codec.from_json(Knobs, self._ask("accept", method=method, given=given, own=own))
 
     def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
-        """The value of one flag by itself, whatever it goes with. Raises UsageError."""
-        answer = self._ask("read_value", method=method, name=name, argv=list(argv), also_known=list(also_known))
-        return answer["value"]
+        """The value of one flag by itself: :func:`checks.arguments.read_value`."""
+        return self._ask("read_value", method=method, name=name, argv=argv, also_known=list(also_known))
 
     def help_text(self, method: str) -> str:
         """TRL's help for the method's flags."""
-        text: str = self._ask("help", method=method)["help"]
+        text: str = self._ask("help", method=method)
         return text
 
     def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
@@ -117,47 +100,27 @@ class Worker:
             ModelError: there is no such model, or the method cannot train it.
             UsageError: what is asked for does not work with this model or on this card.
         """
-        answer = self._ask(
-            "describe", job=codec.to_json(job), compute_capability=compute_capability, options=_config_options(job)
-        )
-        return codec.from_json(ModelFacts, answer)
+        return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def check_can_train(self, job: Job) -> None:
         """Raises UsageError when the job lacks something without which nothing can be trained."""
-        self._ask("check", job=codec.to_json(job))
+        self._ask("check", job=job)
 
     def preflight(
         self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Asks what can be known to go wrong before anything is rehearsed.
-
-        Args:
-            to_train: Training follows, on this machine.
-            on_cpu: That training runs on the CPU, with or without a simulated card.
-            reads_data: The data are here to be looked at.
+        """Asks what can be known to go wrong before anything is rehearsed, see :class:`checks.preflight.Setup`.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
         """
-        answer = self._ask(
-            "preflight",
-            job=codec.to_json(job),
-            compute_capability=compute_capability,
-            to_train=to_train,
-            on_cpu=on_cpu,
-            reads_data=reads_data,
-            options=_config_options(job),
-        )
+        facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
+        answer = self._ask("preflight", job=job, compute_capability=compute_capability, **facts)
         return codec.from_json(Preflight, answer)
 
     def fingerprint(self, job: Job) -> str:
-        """Asks for a digest of what :meth:`profile` depends on: the data, the tokenizer and the formatting.
-
-        Raises:
-            DatasetError, ModelNotFoundError: there are no such data, or no tokenizer.
-            UsageError: there is no such reward function.
-        """
-        digest: str = self._ask("fingerprint", job=codec.to_json(job))["fingerprint"]
+        """Asks for a digest of what :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
+        digest: str = self._ask("fingerprint", job=job)
         return digest
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
@@ -169,7 +132,7 @@ class Worker:
         Raises:
             DatasetError: there are no such data, or the method cannot train on them.
         """
-        return codec.from_json(DataProfile, self._ask("profile", on_progress, job=codec.to_json(job)))
+        return codec.from_json(DataProfile, self._ask("profile", on_progress, job=job))
 
     def rehearse(
         self,
@@ -180,23 +143,9 @@ class Worker:
         layers: int | None = None,
         chunks: int | None = None,
     ) -> Trace:
-        """Rehearse one configuration with rows (or prompts) of ``length`` tokens. Raises RehearsalError.
-
-        Args:
-            layers: Of a copy of the model with fewer; None for the model itself.
-            chunks: Of a loss that goes over the tokens in many; None for all of them.
-        """
-        answer = self._ask(
-            "rehearse",
-            job=codec.to_json(job),
-            knobs=codec.to_json(knobs),
-            length=length,
-            compute_capability=compute_capability,
-            layers=layers,
-            chunks=chunks,
-            options=_config_options(job),
-        )
-        return codec.from_json(Trace, answer["trace"])
+        """Rehearses one configuration: :func:`rehearsal.rehearse.rehearse`. Raises RehearsalError."""
+        point = {"length": length, "compute_capability": compute_capability, "layers": layers, "chunks": chunks}
+        return codec.from_json(Trace, self._ask("rehearse", job=job, knobs=knobs, **point))
 
     def _start(self) -> Child:
         # Twice: where the worker writes, and what it removes when this process ends without doing so.
@@ -211,11 +160,11 @@ class Worker:
             return self._child
 
     def _ask(
-        self, operation: str, on_progress: Callable[[Counting], None] = lambda counting: None, **fields: Any
-    ) -> dict[str, Any]:
+        self, operation: str, on_progress: Callable[[Counting], None] = lambda counting: None, /, **fields: Any
+    ) -> Any:
         child = self._living()
         try:
-            child.send({"operation": operation, **fields})
+            child.send({"operation": operation, **codec.to_json(fields)})
             while "progress" in (answer := child.receive(self._time_limit_seconds)):
                 on_progress(codec.from_json(Counting, answer["progress"]))
         except ChildDied as death:
@@ -230,12 +179,11 @@ class Worker:
             error = errors.from_json(answer)
             error.__cause__ = _cause(answer)
             raise error
-        ok: dict[str, Any] = answer["ok"]
-        return ok
+        return answer["ok"]
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Rebuilds what was raised there; of TRL, PEFT or the user's own code in Python's nearest class."""
+    """Rebuilds what was raised there: errors of TRL, PEFT or the user's own code in Python's nearest class."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
     kind = getattr(builtins, raised.get("kind", ""), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -245,12 +193,6 @@ def _cause(answer: Mapping[str, Any]) -> Exception:
     if raised.get("note"):
         cause.add_note(raised["note"])
     return cause
-
-
-def _config_options(job: Job) -> dict[str, Any]:
-    options = {"trust_remote_code": job.arguments.get("trust_remote_code", False)}
-    revision = job.arguments.get("model_revision")
-    return options | ({"revision": revision} if revision else {})
 
 
 def _died(operation: str, death: ChildDied) -> WorkerDiedError:

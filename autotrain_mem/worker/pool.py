@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from autotrain_mem.host import cores, host_memory
@@ -40,9 +40,9 @@ class Workers:
     @classmethod
     def holding(cls, *workers: Worker) -> Workers:
         """Workers that were made elsewhere."""
-        made = cls.__new__(cls)
-        made._all = workers
-        return made
+        self = cls.__new__(cls)
+        self._all = workers
+        return self
 
     def __enter__(self) -> Workers:
         return self
@@ -62,7 +62,7 @@ class Workers:
         return self._all[0]
 
     def kill(self) -> None:
-        """End all of them at once, and for good: whoever waits for an answer is told that its worker died."""
+        """Ends all of them at once, and for good: whoever waits for an answer is told that its worker died."""
         for worker in self._all:
             worker.kill()
 
@@ -74,58 +74,37 @@ class Workers:
         """
         if len(calls) < 2 or len(self) < 2:
             return [call(self.first) for call in calls]
-        batch = _Batch(self._all)
+        free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._all:
+            free.put(worker)
+        stopped = threading.Event()
+
+        def run(call: Callable[[Worker], T]) -> T:
+            worker = free.get()
+            try:
+                if stopped.is_set():
+                    raise CancelledError
+                return call(worker)
+            except BaseException:
+                stopped.set()
+                raise
+            finally:
+                free.put(worker)
+
         with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix="autofit-worker") as threads:
             try:
-                futures = [threads.submit(batch.run, call) for call in calls]
-                _wait(futures)
+                futures = [threads.submit(run, call) for call in calls]
+                while wait(futures, timeout=LOOK_SECONDS).not_done:
+                    pass
             except BaseException:
-                batch.stop()
+                stopped.set()
                 self.kill()
                 raise
-        return _results(futures)
-
-
-class _Batch:
-    """The calls of one ``map``: which workers are free, and whether another call may begin."""
-
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in workers:
-            self._free.put(worker)
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def run(self, call: Callable[[Worker], T]) -> T:
-        if self._stopped.is_set():
-            raise _NotBegunError
-        worker = self._free.get()
-        try:
-            return call(worker)
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            self._free.put(worker)
-
-
-class _NotBegunError(Exception):
-    """Another call had failed before."""
-
-
-def _wait(futures: Sequence[Future[T]]) -> None:
-    while wait(futures, timeout=LOOK_SECONDS).not_done:
-        pass
-
-
-def _results(futures: Sequence[Future[T]]) -> list[T]:
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    for error in errors:
-        if not isinstance(error, _NotBegunError):
-            raise error
-    return [future.result() for future in futures]
+        for future in futures:
+            error = future.exception()
+            if error is not None and not isinstance(error, CancelledError):
+                raise error
+        return [future.result() for future in futures]
 
 
 def room_for() -> int:

@@ -12,58 +12,22 @@ import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
 
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.methods.row_lengths import OnProgress
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
-from autotrain_mem.spec import Job, Knobs, codec
+from autotrain_mem.spec import Job, Knobs, Trace, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.worker.scratch_folders import ScratchFolders
 
 
-def parse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """Flags and YAML keys -> what was given, and TRL's defaults for the knobs."""
-    from autotrain_mem.checks import arguments
-
-    os.environ.update(request["environment"])
-    parsed = arguments.parse(
-        request["method"],
-        request["argv"],
-        request["config"],
-        request["also_known"],
-        request["switches"],
-        request["own"],
-    )
-    return {"given": dict(parsed.given), "defaults": codec.to_json(parsed.defaults)}
-
-
-def accept(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """Arguments of a config that a script made -> TRL's defaults for the knobs; refuses what contradicts itself."""
-    from autotrain_mem.checks import arguments
-
-    return {"defaults": codec.to_json(arguments.accept(request["method"], request["given"], request["own"]))}
-
-
-def read_value(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """One flag -> its value by itself."""
-    from autotrain_mem.checks import arguments
-
-    return {"value": arguments.read_value(request["method"], request["name"], request["argv"], request["also_known"])}
-
-
-def help_text(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """TRL's own help text."""
-    from autotrain_mem.checks import arguments
-
-    return {"help": arguments.help_text(request["method"])}
-
-
-def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job and a card -> what its model's config says; refuses what cannot go together."""
+def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+    """Reads the model's config, and refuses what cannot go together."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.compatibility import ModelOnCard, why_no_flash_attention
@@ -72,112 +36,101 @@ def describe(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
-    job = codec.from_json(Job, request["job"])
-    config = read_config(job, **request["options"])
-    capability = tuple(request["compute_capability"])
-    refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=capability))
+    config = read_config(job)
+    refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
     targets = default_targets(config)
-    facts = ModelFacts(
+    return ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
         is_quantized=bool(checkpoint_quantization(config)),
         digest=config_digest(job, config),
-        flash_attention=why_no_flash_attention(job, config, capability),
+        flash_attention=why_no_flash_attention(job, config, compute_capability),
         pattern=pattern_of(job, config),
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
     )
-    return codec.to_json(facts)
 
 
-def check(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job -> nothing, when it has all that training needs beside a device, weights and data."""
+def check(job: Job) -> None:
+    """Refuses a job that lacks what training needs beside a device, weights and data."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.flags import Flags
 
-    refuse(table.TRAINING, Flags(method=request["job"]["method"], given=request["job"]["arguments"]))
-    return {}
+    refuse(table.TRAINING, Flags(method=job.method, given=job.arguments))
 
 
-def preflight(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job -> what can be known to go wrong with it, and how many parameters its weights' files hold."""
+def preflight(
+    job: Job, compute_capability: tuple[int, int], to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
+) -> Preflight:
+    """Finds what can be known to go wrong with a job, and how many parameters its weights' files hold."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import collect
     from autotrain_mem.checks.model import parameters_on_disk, read_config
     from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
 
-    job = codec.from_json(Job, request["job"])
-    config = read_config(job, **request["options"])
-    facts = {name: request[name] for name in ("to_train", "on_cpu", "reads_data")}
-    setup = setup_of(job, config, scratch, compute_capability=tuple(request["compute_capability"]), **facts)
-    findings = tuple(collect(table.PREFLIGHT, setup, UNFORESEEN))
+    config = read_config(job)
+    facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
+    setup = setup_of(job, config, scratch, compute_capability=compute_capability, **facts)
+    findings = collect(table.PREFLIGHT, setup, UNFORESEEN)
     parameters = parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision"))
-    return codec.to_json(Preflight(findings=findings, parameters=parameters))
+    return Preflight(findings=findings, parameters=parameters)
 
 
-def fingerprint(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job -> what its data, its tokenizer and their formatting are known by."""
-    from autotrain_mem.data.fingerprint import fingerprint as fingerprint_dataset
-
-    return {"fingerprint": fingerprint_dataset(codec.from_json(Job, request["job"]), scratch)}
-
-
-def profile(request: dict[str, Any], scratch: str, on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """A job -> how many rows have how many tokens; told on the way how far the counting is."""
-    from autotrain_mem.data.token_lengths import profile as profile_dataset
-
-    return codec.to_json(profile_dataset(codec.from_json(Job, request["job"]), scratch, on_progress))
-
-
-def rehearse(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """A job and its knobs -> the trace of a rehearsed run."""
+def rehearse(
+    job: Job,
+    knobs: Knobs,
+    length: int,
+    compute_capability: tuple[int, int],
+    layers: int | None,
+    chunks: int | None,
+    scratch: str,
+) -> Trace:
+    """Rehearses one configuration."""
     from autotrain_mem.checks.model import read_config
     from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
 
-    job, knobs = codec.from_json(Job, request["job"]), codec.from_json(Knobs, request["knobs"])
-    read_config(job, **request["options"])
-    capability = tuple(request["compute_capability"])
+    read_config(job)
     gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
     gc.freeze()  # what is imported stays, and need not be looked at again
-    trace = rehearse_trainer(job, knobs, request["length"], scratch, capability, request["layers"], request["chunks"])
-    return {"trace": codec.to_json(trace)}
+    return rehearse_trainer(job, knobs, length, scratch, compute_capability, layers, chunks)
 
 
-OPERATIONS: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
-    "parse": ("Reading the flags", parse),
-    "accept": ("Reading the config", accept),
-    "read_value": ("Reading a flag", read_value),
-    "help": ("Reading TRL's help", help_text),
+OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
+    "parse": ("Reading the flags", "autotrain_mem.checks.arguments:parse"),
+    "accept": ("Reading the config", "autotrain_mem.checks.arguments:accept"),
+    "read_value": ("Reading a flag", "autotrain_mem.checks.arguments:read_value"),
+    "help": ("Reading TRL's help", "autotrain_mem.checks.arguments:help_text"),
     "describe": ("Reading the model's config", describe),
     "check": ("Checking the job", check),
     "preflight": ("Checking model, tokenizer and data", preflight),
-    "fingerprint": ("Looking at the data", fingerprint),
-    "profile": ("Counting the tokens of the data", profile),
+    "fingerprint": ("Looking at the data", "autotrain_mem.data.fingerprint:fingerprint"),
+    "profile": ("Counting the tokens of the data", "autotrain_mem.data.token_lengths:profile"),
     "rehearse": ("Rehearsing the trainer", rehearse),
 }
-"""How an error calls each operation, and what answers it."""
+"""How an error calls each operation, and what answers it, imported when it is asked for. The types of its parameters
+say how a request is read (``spec.codec``); it may also have a ``scratch`` folder to write to, and ``on_progress``."""
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """Do what is asked; whatever goes wrong is an answer too.
+    """Does what is asked; whatever goes wrong is an answer too.
 
     Args:
         on_progress: Is told how far an answer is that takes minutes.
     """
-    step, operate = OPERATIONS[request["operation"]]
-    more = (on_progress,) if operate is profile else ()
+    step, operation = OPERATIONS[request["operation"]]
+    os.environ.update(request.get("environment", {}))
     try:
         with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
-            return {"ok": operate(request, scratch, *more)}
+            function = resolve_name(operation) if isinstance(operation, str) else operation
+            kinds = get_type_hints(function)
+            read = {name: codec.from_json(kinds[name], value) for name, value in request.items() if name in kinds}
+            beside = {"scratch": scratch, "on_progress": on_progress}
+            return {"ok": codec.to_json(function(**read, **{name: beside[name] for name in beside if name in kinds}))}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
     except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
-        refused = failure(step, error, from_python=_from_python(request)).to_json()
+        from_python = request.get("job", {}).get("python_call") is not None
+        refused = failure(step, error, from_python=from_python).to_json()
         return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
-
-
-def _from_python(request: Mapping[str, Any]) -> bool:
-    """Whether a script's trainer asks."""
-    return request.get("job", {}).get("python_call") is not None
 
 
 def import_ahead() -> None:

@@ -211,7 +211,7 @@ def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
     from autotrain_mem.checks import arguments
 
     config = keys("trl", PPO, FULL)
-    read = arguments.parse("ppo", [], config, ()).given
+    read = arguments.parse("ppo", (), config, ())[0]
     assert read["response_length"] == 53
     assert read["gradient_accumulation_steps"] == FULL.gradient_accumulation_steps
 

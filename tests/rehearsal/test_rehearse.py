@@ -13,6 +13,7 @@ import torch
 from real_run import rehearsal_of
 from tiny import tiny_config
 
+from autotrain_mem.checks import arguments
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
@@ -274,23 +275,10 @@ def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
 
 def ask(model: pathlib.Path, *flags: str) -> Trace:
     """A rehearsal as the command has it done: flags are read, and the worker is asked."""
-    parsed = server.parse(
-        {"method": "sft", "argv": flags, "config": {}, "environment": {}, "also_known": (), "switches": (), "own": {}},
-        "",
-    )
-    given = parsed["given"]
+    given, defaults = arguments.parse("sft", flags, {}, ())
     job = Job(method="sft", model=str(model), dataset=None, arguments=given)
-    request = {
-        "operation": "rehearse",
-        "job": codec.to_json(job),
-        "knobs": {**codec.to_json(some_knobs()), **{name: given[name] for name in parsed["defaults"] if name in given}},
-        "length": LENGTH,
-        "options": {"trust_remote_code": False},
-        "compute_capability": (8, 0),
-        "layers": None,
-        "chunks": None,
-    }
-    return codec.from_json(Trace, server.rehearse(request, str(model.parent / "scratch"))["trace"])
+    asked = {name: given[name] for name in codec.to_json(defaults) if name in given}
+    return server.rehearse(job, some_knobs(**asked), LENGTH, (8, 0), None, None, str(model.parent / "scratch"))
 
 
 # -- models --------------------------------------------------------------------------------------------------------

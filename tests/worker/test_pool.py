@@ -146,11 +146,11 @@ def test_after_an_error_no_further_call_begins_and_the_workers_serve_on(workers:
 def test_an_interrupt_kills_the_workers_and_is_raised_promptly(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(futures: object) -> None:
+    def interrupted(futures: object, timeout: float) -> None:
         time.sleep(0.1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "_wait", interrupted)
+    monkeypatch.setattr(pool, "wait", interrupted)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         workers.map([asking(1, 60), asking(2, 60), asking(3, 60)])
