@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from real_run import LENGTH, assert_alike, births, case, peaks, rehearsed
 
-from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 pytestmark = pytest.mark.slow
@@ -74,11 +74,24 @@ def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_pa
     assert rows * longest * hidden * 4 in read
 
 
-def test_an_emptied_cache_is_in_the_trace(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(
+    model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    """transformers empties in each micro-step of every n-th step (``torch_empty_cache_steps``)."""
     one = case("sft", model_folder("qwen2"), {"torch_empty_cache_steps": 1})
     fake, real, _ = assert_alike(one, tmp_path)
-    emptied = [list(trace.events).count(CACHE_EMPTIED) for trace in (fake, real)]
-    assert emptied[0] == emptied[1] > 0
+    emptied = [[phase for phase, event in phases(trace) if event == CACHE_EMPTIED] for trace in (fake, real)]
+    assert emptied[0] == emptied[1]
+    assert emptied[0].count(Phase.FORWARD) == 4
+    assert Phase.BACKWARD not in emptied[0]
+
+
+def phases(trace: Trace) -> Iterator[tuple[Phase, int]]:
+    """Every event, with its phase."""
+    starts, phase = dict(trace.phase_starts), Phase.LOAD
+    for index, event in enumerate(trace.events):
+        phase = starts.get(index, phase)
+        yield phase, event
 
 
 def test_a_bfd_packed_rehearsal_pays_for_the_mask_between_documents(model_folder: Folder) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.utils import import_utils
 
+from autotrain_mem.rehearsal.known_values import KnownValues
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Block, Trace
 
 REAL_AND_FAKE = pytest.mark.parametrize(
@@ -32,3 +39,25 @@ def peak_bytes(trace: Trace) -> int:
         current += sign * block.size_bytes
         highest = max(highest, current)
     return highest
+
+
+def recorded_step(
+    build: Callable[[], Any],
+    batch: dict[str, torch.Tensor],
+    rules: AbstractContextManager[Any],
+    step: Callable[[Any, dict[str, Any]], Any],
+    *,
+    fake: bool,
+) -> tuple[Trace, Any, Any]:
+    """Builds a model under some rules and records a step with it: the record, the step's result, and the model."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    with mode, rules, patch.object(import_utils, "is_fake_tensor", lambda value: False):
+        values = KnownValues(mode) if fake else None
+        model = build()
+        recorder = Recorder(values.run) if values else Recorder()
+        recorder.adopt_model(model)
+        arrived = values.arrive(batch) if values else batch
+        recorder.adopt_batch(arrived.values())
+        with recorder.recording():
+            result = step(model, arrived)
+    return recorder.trace(), result, model

@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import torch
 
-from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, choose
+from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention, plain_attention
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, Inputs, choose, trains
 
 _FLASH_SPLIT = (
     "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
@@ -34,26 +34,12 @@ _CUDNN = (
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
     """Says what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
-    major, _ = compute_capability
-    return (_FLASH_SPLIT, *(_CUDNN if major >= 9 else ()))
-
-
-_plain_attention = torch.nn.functional.scaled_dot_product_attention
+    return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 
 @contextmanager
 def cuda_attention(compute_capability: Capability) -> Iterator[None]:
     """Inside, attention allocates what a card of this compute capability does, by whatever name it is asked for."""
-    attend = _attention(compute_capability)
-    with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
-        yield
-
-
-# -- scaled_dot_product_attention ----------------------------------------------------------------------------------
-
-
-def _attention(capability: Capability) -> Callable[..., torch.Tensor]:
-    """torch.nn.functional.scaled_dot_product_attention for one card."""
 
     def attend(
         query: torch.Tensor,
@@ -67,20 +53,22 @@ def _attention(capability: Capability) -> Callable[..., torch.Tensor]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if attn_mask is not None and attn_mask.requires_grad:
-            return _plain_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return plain_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        inputs = (query, key, value)
         facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
-        backend = choose(query, key, value, attn_mask, capability=capability, **facts)
+        backend = choose(inputs, attn_mask, capability=compute_capability, **facts)
         with torch.autocast("cpu", enabled=False):
             if backend is Backend.MATH:
-                return _math(query, key, value, attn_mask, scale=scale, **facts)
-            trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-            call = Call(
-                backend=backend, capability=capability, is_causal=is_causal, scale=scale, keeps_statistics=trains
-            )
-            return _fused(query, key, value, _bias(attn_mask, query, key, backend), call)
+                return _math(inputs, attn_mask, scale=scale, **facts)
+            call = Call(backend, compute_capability, is_causal, scale, keeps_statistics=trains(inputs))
+            return _fused(inputs, _bias(attn_mask, inputs, backend), call)
 
-    return attend
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
+        yield
+
+
+# -- scaled_dot_product_attention ----------------------------------------------------------------------------------
 
 
 def _autocast(*tensors: torch.Tensor | None) -> Any:
@@ -91,15 +79,13 @@ def _autocast(*tensors: torch.Tensor | None) -> Any:
     return [t.to(dtype) if t is not None and t.dtype in (*HALF, torch.float32) else t for t in tensors]
 
 
-def _fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
-) -> torch.Tensor:
+def _fused(inputs: Inputs, bias: torch.Tensor | None, call: Call) -> torch.Tensor:
     """Flash kernels take heads in multiples of 8: others are padded, and scaled by their own size."""
-    head_size = query.size(3)
+    head_size = inputs[0].size(3)
     padding = -head_size % 8
     if padding == 0 or call.backend is not Backend.FLASH:
-        return FusedAttention.apply(query, key, value, bias, call)
-    padded = [torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value)]
+        return FusedAttention.apply(*inputs, bias, call)
+    padded = [torch.nn.functional.pad(tensor, (0, padding)) for tensor in inputs]
     scale = call.scale if call.scale is not None else head_size**-0.5
     out: torch.Tensor = FusedAttention.apply(*padded, bias, replace(call, scale=scale))
     return out[..., :head_size]
@@ -112,24 +98,23 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
 
 
-def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, backend: Backend) -> torch.Tensor | None:
+def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.Tensor | None:
     """The mask as the kernel takes it; memory-efficient attention wants it aligned to 8 and expanded
     (``attention.cpp: preprocess_mask``)."""
     if mask is None:
         return None
+    query, key, _ = inputs
     bias = _additive(mask, query.dtype)
     if backend is not Backend.EFFICIENT:
         return bias
     if bias.stride(-1) != 1 or any(stride % 8 for stride in bias.stride()[:-1]):
         columns = bias.size(-1)
         bias = torch.nn.functional.pad(bias, (0, 8 - columns % 8))[..., :columns]
-    return bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+    return bias.expand(*query.shape[:3], key.size(2))
 
 
 def _math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: Inputs,
     mask: torch.Tensor | None,
     *,
     scale: float | None,
@@ -142,6 +127,7 @@ def _math(
     Written out because torch's own takes a slower road under any mode: it adds the mask out of place
     (``areAnyTensorSubclassLike``).
     """
+    query, key, value = inputs
     dtype, heads = query.dtype, query.size(-3)
     if mask is not None:
         mask = _additive(mask, dtype)
@@ -174,11 +160,8 @@ def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 # -- flash-attention, by name --------------------------------------------------------------------------------------
 
-_HUB_NAMES = {
-    "flash_attention_2": "kernels-community/flash-attn2",
-    "flash_attention_3": "kernels-community/vllm-flash-attn3",
-}
-FLASH_NAMES = (*_HUB_NAMES, *_HUB_NAMES.values(), "kernels-community/flash-attn3")
+_HUB_NAMES = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
+FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{name}" for name in _HUB_NAMES))
 """The names that :func:`cuda_attention` stands in for (``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS``)."""
 
 
@@ -207,19 +190,6 @@ def why_not(
     return None
 
 
-_LOADED = (
-    "_loaded_implementation",
-    "_flash_fn",
-    "_flash_varlen_fn",
-    "_flash_with_kvcache_fn",
-    "_pad_fn",
-    "_unpad_fn",
-    "_process_flash_kwargs_fn",
-    "_process_with_kvcache_kwargs_fn",
-)
-"""Where ``modeling_flash_attention_utils: lazy_import_flash_attention`` keeps what it has loaded."""
-
-
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
     """Make transformers believe that the flash kernels are there; it loads them by ``_lazy_imports``.
@@ -238,7 +208,8 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
         dense, packed = _flash_functions(backend, capability)
         return dense, packed, None, flash._pad_input, flash._unpad_input
 
-    loaded = {name: None for name in _LOADED if hasattr(flash, name)}
+    # What lazy_import_flash_attention has loaded: _flash_fn, _pad_fn and their like.
+    loaded = {name: None for name in vars(flash) if name.endswith("_fn") or name == "_loaded_implementation"}
     with (
         patch.dict(vars(flash), {"_lazy_imports": load, **loaded}),
         patch.object(modeling_utils, "is_kernels_available", lambda *args, **kwargs: True),
@@ -248,16 +219,15 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
         yield
 
 
-def _flash_functions(
-    backend: Backend, capability: Capability
-) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    """``flash_attn_func`` and ``flash_attn_varlen_func``; transformers reads from the names of their parameters what
-    they can do."""
+def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``flash_attn_func`` and ``flash_attn_varlen_func``; their parameters' names tell transformers what they can."""
 
-    def attend(rows_first: tuple[torch.Tensor, ...], **how: Any) -> torch.Tensor:
-        query, key, value = (tensor.transpose(1, 2) for tensor in rows_first)
-        call = Call(backend=backend, capability=capability, **how)
-        return _fused(query, key, value, None, call).transpose(1, 2)
+    def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
+        # The window counts the query itself: transformers passes one less (_process_flash_attention_kwargs).
+        seen = window[0] + 1 if window[0] >= 0 else None
+        call = Call(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
+        query, key, value = (tensor.transpose(1, 2) for tensor in rows)
+        return _fused((query, key, value), None, call).transpose(1, 2)
 
     def dense(
         q: torch.Tensor,
@@ -270,7 +240,7 @@ def _flash_functions(
         softcap: float = 0.0,
         deterministic: bool = False,
     ) -> torch.Tensor:
-        return attend((q, k, v), **_how(softmax_scale, causal, window_size, softcap))
+        return attend((q, k, v), softmax_scale, causal, window_size, softcap)
 
     def packed(
         q: torch.Tensor,
@@ -287,18 +257,7 @@ def _flash_functions(
         softcap: float = 0.0,
         deterministic: bool = False,
     ) -> torch.Tensor:
-        rows = (q[None], k[None], v[None])
-        how = _how(softmax_scale, causal, window_size, softcap)
-        return attend(rows, ends=cu_seqlens_q, key_ends=cu_seqlens_k, **how)[0]
+        ends = {"ends": cu_seqlens_q, "key_ends": cu_seqlens_k}
+        return attend((q[None], k[None], v[None]), softmax_scale, causal, window_size, softcap, **ends)[0]
 
     return dense, packed
-
-
-def _how(scale: float | None, causal: bool, window: tuple[int, int], softcap: float) -> dict[str, Any]:
-    """The window counts the query itself: transformers passes one less (``_process_flash_attention_kwargs``)."""
-    return {
-        "scale": scale,
-        "is_causal": causal,
-        "window": window[0] + 1 if window[0] >= 0 else None,
-        "softcap": softcap or 0.0,
-    }

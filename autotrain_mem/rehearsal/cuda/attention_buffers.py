@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, Inputs
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
 
-_plain_attention = torch.nn.functional.scaled_dot_product_attention
+plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of a fused kernel, beside its tensors."""
 
@@ -32,19 +32,26 @@ class Call:
     capability: Capability
     is_causal: bool = False
     scale: float | None = None
+    _: KW_ONLY
     keeps_statistics: bool = True
     """Whether a backward pass may follow: only flash writes its logsumexp in any case."""
     ends: torch.Tensor | None = None
-    """Where documents begin and the last ends in one flattened row of queries; None for a batch of equal rows."""
     key_ends: torch.Tensor | None = None
-    """The same of the keys."""
+    """Where documents begin and the last ends in one flattened row of queries, and of keys; None for a batch of equal
+    rows."""
     window: int | None = None
     """A query sees keys less than this far away; None for all."""
     softcap: float = 0.0
 
 
+Kept = tuple[torch.Tensor, list[torch.Tensor]]
+"""The result of a forward pass, and what it keeps beside it."""
+Made = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""The gradients of a backward pass, and its scratch."""
+
+
 def _round_up(number: int, multiple: int) -> int:
-    return (number + multiple - 1) // multiple * multiple
+    return -(-number // multiple) * multiple
 
 
 def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
@@ -54,7 +61,7 @@ def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
     return torch.empty_strided((batch, heads, rows, head_size), stride, dtype=like.dtype)
 
 
-def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
     """``cuda/flash_attn/flash_api.cpp: mha_fwd``: out, the logsumexp of each query, the state of the generator.
 
     flash-attention 3 (``hopper/flash_api.cpp: mha_fwd``) has no such state.
@@ -63,39 +70,34 @@ def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tupl
     return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
 
 
-def _flash_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, call: Call
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _flash_backward(inputs: Inputs, call: Call) -> Made:
     """``flash_api.cpp: mha_bwd`` and ``mha_varlen_bwd``: gradients, float32 accumulators, grouped heads unfolded."""
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    query, key, _ = inputs
+    grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
     rounded = _round_up(head_size, 32 if head_size <= 128 else 64)
-    if call.ends is None:
-        rows_of_all = batch * _round_up(rows, 128)
-        row_sums = rows_of_all
-    else:
-        row_sums = rows_of_all = batch * rows + 128 * (call.ends.shape[0] - 1)
-    scratch = [torch.empty(heads * row_sums, dtype=torch.float32)]
-    scratch.append(torch.empty(rows_of_all * heads * rounded, dtype=torch.float32))
+    padded = batch * (_round_up(rows, 128) if call.ends is None else rows)
+    if call.ends is not None:
+        padded += 128 * (call.ends.shape[0] - 1)
+    scratch = [torch.empty(padded * heads * width, dtype=torch.float32) for width in (1, rounded)]
     if key.size(1) != heads:
         scratch += [torch.empty((batch, key.size(2), heads, head_size), dtype=query.dtype) for _ in range(2)]
     return grads, scratch
 
 
-def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
     """``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``; seed and offset lie on the device."""
     out = torch.empty_like(query) if query.size(3) == value.size(3) else _rows_first(query, value.size(3))
     statistics = [torch.empty(query.shape[:3], dtype=torch.float32)] if call.keeps_statistics else []
     return out, [*statistics, torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)]
 
 
-def _cudnn_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, call: Call
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _cudnn_backward(inputs: Inputs, call: Call) -> Made:
     """``MHA.cpp: run_cudnn_SDP_bprop``; its workspace holds what cudnn-frontend's ``node/
     scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode`` does not keep virtual: the row sums, the float32
     accumulator of the query's gradient, and the gradients of grouped heads unfolded."""
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    query, key, value = inputs
+    grads = [torch.empty_like(tensor) for tensor in inputs]
     elements = query.numel() // query.size(3)
     workspace = 4 * (elements + query.numel())
     if key.size(1) != query.size(1):
@@ -104,7 +106,7 @@ def _cudnn_backward(
     return grads, [torch.empty(workspace, dtype=torch.uint8)]
 
 
-def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
     """``cuda/attention.cu: _efficient_attention_forward``.
 
     The logsumexp is padded to 32 rows (``kernel_forward.h: kAlignLSE``); heads above 128 need a float32 copy of the
@@ -118,29 +120,30 @@ def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> 
     return out, [statistics]
 
 
-def _efficient_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, call: Call
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _efficient_backward(inputs: Inputs, call: Call) -> Made:
     """``cuda/attention_backward.cu: _efficient_attention_backward``.
 
     Half precision kernels compute the row sums themselves; float32 multiplies out and gradient beforehand.
     """
-    grads = [_rows_first(tensor, tensor.size(3)) for tensor in (query, key, value)]
+    query, _, value = inputs
+    grads = [_rows_first(tensor, tensor.size(3)) for tensor in inputs]
+    rows = query.numel() // query.size(3)
     if query.dtype not in HALF:
-        product = torch.empty(out.numel(), dtype=torch.float32)
-        sums = torch.empty(out.numel() // out.size(3), dtype=torch.float32)
+        product = torch.empty(rows * value.size(3), dtype=torch.float32)
+        sums = torch.empty(rows, dtype=torch.float32)
         del product
         scratch = [torch.empty_like(sums)]
         del sums
     else:
-        scratch = [torch.empty(query.shape[:3], dtype=torch.float32)]
-    return grads, [*scratch, torch.empty(_efficient_workspace_bytes(query, key, value, call), dtype=torch.uint8)]
+        scratch = [torch.empty(rows, dtype=torch.float32)]
+    return grads, [*scratch, torch.empty(_efficient_workspace_bytes(inputs, call), dtype=torch.uint8)]
 
 
-def _efficient_workspace_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call) -> int:
+def _efficient_workspace_bytes(inputs: Inputs, call: Call) -> int:
     """``mem_eff_attention/kernel_backward.h: Params::workspace_size``, for the kernel that ``kernels/cutlassB.h``
     lists first among those that fit the card's shared memory (163 KiB on 8.0, 9.0 and 10.x, 99 KiB or less elsewhere).
     """
+    query, key, value = inputs
     half, head = query.dtype in HALF, max(query.size(3), value.size(3))
     large_card = call.capability in ((8, 0), (9, 0)) or call.capability[0] == 10
     ampere_half = half and call.capability[0] >= 8
@@ -159,11 +162,10 @@ def _efficient_workspace_bytes(query: torch.Tensor, key: torch.Tensor, value: to
     return int(batch_heads * _round_up(elements, 4) * 4)
 
 
-def _flash3_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, call: Call
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _flash3_backward(inputs: Inputs, call: Call) -> Made:
     """flash-attention's ``hopper/flash_api.cpp: mha_bwd``, with its largest blocks (128 rows, 128 keys)."""
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    query, key, _ = inputs
+    grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
     rounded = next(size for size in (64, 96, 128, 192, 256) if head_size <= size)
     query_rows, key_rows = (batch * _round_up(count, 128) for count in (rows, key.size(2)))
@@ -176,17 +178,11 @@ def _flash3_backward(
     return grads, scratch
 
 
-_FORWARD = {
-    Backend.FLASH: _flash_forward,
-    Backend.FLASH3: _flash_forward,
-    Backend.CUDNN: _cudnn_forward,
-    Backend.EFFICIENT: _efficient_forward,
-}
-_BACKWARD = {
-    Backend.FLASH: _flash_backward,
-    Backend.FLASH3: _flash3_backward,
-    Backend.CUDNN: _cudnn_backward,
-    Backend.EFFICIENT: _efficient_backward,
+_KERNELS = {
+    Backend.FLASH: (_flash_forward, _flash_backward),
+    Backend.FLASH3: (_flash_forward, _flash3_backward),
+    Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
+    Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
 
 
@@ -198,30 +194,31 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
-        out, kept = _FORWARD[call.backend](query, value, call)
+        out, kept = _KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
             with _unseen():
-                out.copy_(_values(query, key, value, bias, call))
+                out.copy_(_values((query, key, value), bias, call))
         ctx.call = call
         ctx.save_for_backward(query, key, value, bias, out, *kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Every kernel but cuDNN's wants the gradient row by row, and copies one that is not."""
+        """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
         query, key, value, bias, out, *_ = ctx.saved_tensors
+        inputs = (query, key, value)
         call: Call = ctx.call
         if call.backend is not Backend.CUDNN:
             grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
         if call.backend is Backend.FLASH:
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        grads, scratch = _BACKWARD[call.backend](query, key, value, out, call)
-        note(attention(query, key, value, visible=visible_share(query, key, call), backward=True))
+        grads, scratch = _KERNELS[call.backend][1](inputs, call)
+        note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
             with _unseen(), torch.enable_grad():
-                inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
-                values = torch.autograd.grad(_values(inputs[0], inputs[1], inputs[2], bias, call), inputs, grad)
+                leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+                values = torch.autograd.grad(_values(leaves, bias, call), leaves, grad)
             with _unseen():
                 for empty, filled in zip(grads, values, strict=True):
                     empty.copy_(filled)
@@ -235,19 +232,14 @@ def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
     Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
     """
     tokens = int(key.size(2))
-    lengths = _document_lengths(call.ends, tokens)
+    lengths = [tokens]
+    ends = known_value(call.ends) if isinstance(call.ends, FakeTensor) else call.ends
+    if ends is not None:
+        with torch._C._DisableTorchDispatch():
+            lengths = [int(length) for length in ends.diff().tolist() if length > 0]
     seen = sum(length * min(length, call.window or length) for length in lengths) / tokens**2
     halved = call.is_causal and query.size(2) == tokens and call.window is None
     return seen / 2 if halved else seen
-
-
-def _document_lengths(ends: torch.Tensor | None, tokens: int) -> list[int]:
-    """One for all where the ends are not known."""
-    bounds = None if ends is None else known_value(ends) if isinstance(ends, FakeTensor) else ends
-    if bounds is None:
-        return [tokens]
-    with torch._C._DisableTorchDispatch():
-        return [int(length) for length in bounds.diff().tolist() if length > 0]
 
 
 @contextmanager
@@ -257,16 +249,20 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _values(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
-) -> torch.Tensor:
+def _values(inputs: Inputs, bias: torch.Tensor | None, call: Call) -> torch.Tensor:
     """Computes what the kernel computes, by plain means; dropout left out."""
-    grouped = query.size(1) != key.size(1)
+    query, key, value = inputs
     if call.softcap:
-        return _softcapped(query, key, value, call)
-    if call.ends is None and call.window is None and (not call.is_causal or query.size(2) == key.size(2)):
-        return _plain_attention(query, key, value, bias, is_causal=call.is_causal, scale=call.scale, enable_gqa=grouped)
-    return _plain_attention(query, key, value, _visible(query, key, call), scale=call.scale, enable_gqa=grouped)
+        scale = call.scale if call.scale is not None else query.size(3) ** -0.5
+        repeats = query.size(1) // key.size(1)
+        keys, values = (tensor.repeat_interleave(repeats, 1).float() for tensor in (key, value))
+        scores = call.softcap * torch.tanh(query.float() @ keys.transpose(2, 3) * scale / call.softcap)
+        weights = scores.masked_fill(~_visible(query, key, call), float("-inf")).softmax(-1)
+        return (weights @ values).to(query.dtype)
+    is_plain = call.ends is None and call.window is None and (not call.is_causal or query.size(2) == key.size(2))
+    mask, is_causal = (bias, call.is_causal) if is_plain else (_visible(query, key, call), False)
+    grouped = query.size(1) != key.size(1)
+    return plain_attention(*inputs, mask, is_causal=is_causal, scale=call.scale, enable_gqa=grouped)
 
 
 def _visible(query: torch.Tensor, key: torch.Tensor, call: Call) -> torch.Tensor:
@@ -290,12 +286,3 @@ def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.
     bounds = ends.to(torch.long)
     documents = torch.bucketize(tokens, bounds, right=True)
     return documents, bounds[documents.clamp(max=len(bounds) - 1)] - 1 - tokens
-
-
-def _softcapped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call) -> torch.Tensor:
-    scale = call.scale if call.scale is not None else query.size(3) ** -0.5
-    repeats = query.size(1) // key.size(1)
-    keys, values = (tensor.repeat_interleave(repeats, 1).float() for tensor in (key, value))
-    scores = call.softcap * torch.tanh(query.float() @ keys.transpose(2, 3) * scale / call.softcap)
-    weights = scores.masked_fill(~_visible(query, key, call), float("-inf")).softmax(-1)
-    return (weights @ values).to(query.dtype)

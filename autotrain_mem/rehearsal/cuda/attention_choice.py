@@ -26,10 +26,12 @@ class Backend(StrEnum):
     """flash-attention 3: asked for by name only, never picked."""
 
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value."""
+
+
 def choose(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: Inputs,
     mask: torch.Tensor | None,
     *,
     dropout: float,
@@ -37,75 +39,61 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """The kernel that CUDA picks: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``.
+    """The kernel that CUDA picks.
 
     cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
     torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
     """
-    if not _fits_any_fused(query, key, value, mask):
+    if not _fits_any_fused(inputs, mask):
         return Backend.MATH
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    query, key, value = inputs
     grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
     equal_heads = query.size(1) == key.size(1) == value.size(1)
     if equal_heads or grouped:
-        if _cudnn_runs(query, key, value, mask, dropout, capability):
+        if _cudnn_runs(inputs, mask, dropout, capability):
             return Backend.CUDNN
-        if mask is None and _flash_runs(query, key, value, dropout, is_causal, trains, capability):
+        if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
             return Backend.FLASH
-    if equal_heads and _efficient_runs(query, key, value, capability):
+    if equal_heads and _efficient_runs(inputs, capability):
         return Backend.EFFICIENT
     return Backend.MATH
 
 
-def _fits_any_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def trains(inputs: Inputs) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
+def _fits_any_fused(inputs: Inputs, mask: torch.Tensor | None) -> bool:
     """``sdp_utils_cpp.h``: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride."""
-    tensors = (query, key, value)
     return (
-        all(tensor.dim() == 4 for tensor in tensors)
-        and query.size(0) == key.size(0) == value.size(0)
-        and all(tensor.size(2) > 0 and tensor.stride(-1) == 1 for tensor in tensors)
+        all(tensor.dim() == 4 and tensor.size(0) == inputs[0].size(0) for tensor in inputs)
+        and all(tensor.size(2) > 0 and tensor.stride(-1) == 1 for tensor in inputs)
         and (mask is None or mask.stride(-1) == 1)
     )
 
 
-def _cudnn_runs(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    capability: Capability,
-) -> bool:
-    """``can_use_cudnn_attention``. Head sizes above 128 run only with a cuDNN that torch 2.13 does not bring."""
-    sizes = (query.size(3), value.size(3))
+def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: Capability) -> bool:
+    """``can_use_cudnn_attention``, and of the mask ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes above 128 run
+    only with a cuDNN that torch 2.13 does not bring."""
+    query, key, value = inputs
+    if mask is not None:
+        scores = (*query.shape[:3], key.size(2))
+        sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
+        if mask.dim() not in (2, 4) or any(size not in (1, full) for size, full in sizes):
+            return False
     return (
         capability[0] in (9, 10)
         and query.dtype in HALF
-        and all(size <= 128 and size % 8 == 0 for size in sizes)
+        and all(size <= 128 and size % 8 == 0 for size in (query.size(3), value.size(3)))
         and key.size(2) != 1
         and not (dropout and query.size(2) == 1)
-        and (mask is None or _mask_broadcasts(mask, query, key))
     )
 
 
-def _mask_broadcasts(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
-    """``sdp_utils_cpp.h: check_attn_mask_shape``."""
-    target = (query.size(0), query.size(1), query.size(2), key.size(2))
-    return mask.dim() in (2, 4) and all(
-        size in (1, full) for size, full in zip(mask.shape, target[-mask.dim() :], strict=True)
-    )
-
-
-def _flash_runs(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout: float,
-    is_causal: bool,
-    trains: bool,
-    capability: Capability,
-) -> bool:
+def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: Capability) -> bool:
     """``can_use_flash_attention``, without the mask."""
+    query, key, value = inputs
     head = query.size(3)
     small_card = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
     backward_runs = head <= 192 or (head > 224 and not dropout)
@@ -114,12 +102,13 @@ def _flash_runs(
         and query.dtype in HALF
         and head == key.size(3) == value.size(3) <= 256
         and not (is_causal and query.size(2) != key.size(2))
-        and (backward_runs or not (trains and small_card))
+        and (backward_runs or not (small_card and trains(inputs)))
     )
 
 
-def _efficient_runs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, capability: Capability) -> bool:
+def _efficient_runs(inputs: Inputs, capability: Capability) -> bool:
     """``can_use_mem_efficient_attention``; alignment from ``minimum_gemm_alignment``."""
+    query, key, value = inputs
     half = query.dtype in HALF
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] == 7 else 1
     dtypes = (*HALF, torch.float32) if capability[0] >= 8 else (torch.float16, torch.float32)

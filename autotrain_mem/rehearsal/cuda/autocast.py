@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch.library import Library, fallthrough_kernel
+from torch.utils._pytree import tree_leaves
 
 
 def _names(text: str) -> frozenset[str]:
@@ -63,11 +64,7 @@ FLOAT32_BY_DTYPE = _names(
 FLOAT32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 """Sent to an overload that takes a dtype (``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``)."""
 
-WIDEST = _names(
-    """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """
-)
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Cast to float32 when any input is float32 (``AT_FORALL_PROMOTE``)."""
 
 REFUSED = "binary_cross_entropy"
@@ -79,11 +76,6 @@ _CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
 _KEY = "AutocastCPU"
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _CASTED = (torch.float32, torch.float16, torch.bfloat16)
-
-Kernel = Callable[..., Any]
-
-Choose = Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
-"""The dtype that an operator runs in, from its arguments."""
 
 
 @contextmanager
@@ -101,17 +93,16 @@ def cuda_autocast() -> Iterator[None]:
 
 
 @cache
-def _kernels() -> dict[str, Kernel]:
+def _kernels() -> dict[str, Callable[..., Any]]:
     """Makes the kernels to register, one for each operator that the installed torch casts otherwise on the CPU.
 
     Not cuDNN's own: they run on cuDNN alone, and some are known to a CUDA build of torch only (``_cudnn_rnn``).
     """
-    cpu = _registered("AutocastCPU")
-    missing = [name for name in sorted(_registered("AutocastCUDA")) if name not in cpu or name in _CPU_OTHERWISE]
-    surplus = cpu - _registered("AutocastCUDA")
+    cpu, cuda = _registered("AutocastCPU"), _registered("AutocastCUDA")
+    missing = sorted(cuda - (cpu - _CPU_OTHERWISE))
     return {
         **{name: _kernel(name) for name in missing if not name.lstrip("_").startswith("cudnn_")},
-        **dict.fromkeys(sorted(surplus), fallthrough_kernel),
+        **dict.fromkeys(sorted(cpu - cuda), fallthrough_kernel),
         REFUSED: _refuse,
     }
 
@@ -120,7 +111,7 @@ def _registered(key: str) -> set[str]:
     return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
-def _kernel(name: str) -> Kernel:
+def _kernel(name: str) -> Callable[..., Any]:
     """The casting kernel of one operator. Raises KeyError when this torch casts one that no policy here names."""
     operator = _operator(name)
     if name in FLOAT32:
@@ -139,7 +130,9 @@ def _operator(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _casting(operator: Any, choose: Choose) -> Kernel:
+def _casting(operator: Any, choose: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Callable[..., Any]:
+    """``choose`` tells the dtype that the operator runs in, from its arguments."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = choose(args, kwargs)
         with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
@@ -148,7 +141,7 @@ def _casting(operator: Any, choose: Choose) -> Kernel:
     return kernel
 
 
-def _telling_dtype(operator: Any) -> Kernel:
+def _telling_dtype(operator: Any) -> Callable[..., Any]:
     position = [argument.name for argument in operator._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +154,7 @@ def _telling_dtype(operator: Any) -> Kernel:
     return kernel
 
 
-def _appending_dtype(operator: Any) -> Kernel:
+def _appending_dtype(operator: Any) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -181,18 +174,16 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
     )
 
 
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    """``autocast_mode.h: promote_type``."""
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    is_wide = any(tensor.dtype is torch.float32 and _is_eligible(tensor) for tensor in tensors)
+    return torch.float32 if is_wide else torch.get_autocast_dtype("cpu")
+
+
 def _is_eligible(tensor: torch.Tensor) -> bool:
     """``autocast_mode.h: is_eligible``: a floating tensor of the device, except a float64 one."""
     return tensor.dtype in _CASTED and tensor.device.type == "cpu"
-
-
-def _eligible(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if _is_eligible(value):
-            yield value
-    elif not isinstance(value, (str, int, float)) and hasattr(value, "__iter__"):
-        for item in value:
-            yield from _eligible(item)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -201,10 +192,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype) for item in value)
     return value
-
-
-def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    """``autocast_mode.h: promote_type``."""
-    if any(tensor.dtype is torch.float32 for tensor in _eligible((args, kwargs.values()))):
-        return torch.float32
-    return torch.get_autocast_dtype("cpu")

@@ -21,7 +21,7 @@ as there (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -54,7 +54,7 @@ def cuda_bitsandbytes() -> Iterator[None]:
     with (
         _taken_apart(),
         patch.object(bitsandbytes, "matmul", _matmul),
-        patch.object(modules, "_convert_weight_packed_for_cpu", _keep_packing),
+        patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
         patch.object(GlobalOptimManager, "_instance", None),
         # It warns of the cast to float16 at each product.
         patch.object(_functions.logger, "disabled", True),
@@ -65,63 +65,49 @@ def cuda_bitsandbytes() -> Iterator[None]:
 @contextmanager
 def _taken_apart() -> Iterator[None]:
     """Kernels of the autograd key run before an operator is seen as one; what they call is seen."""
-    kernels = torch.ops.bitsandbytes
     if torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):
         yield  # the rules are applied already
         return
     library = Library("bitsandbytes", "IMPL")
     try:
-        library.impl("gemm_4bit", _gemm_4bit(_plain(kernels.gemm_4bit.default)), _KEY)
-        quantize = _int8_vectorwise_quant(_plain(kernels.int8_vectorwise_quant.default))
-        library.impl("int8_vectorwise_quant", quantize, _KEY)
-        library.impl("int8_scaled_mm", _int8_scaled_mm, _KEY)
-        library.impl("int8_mixed_scaled_mm", _int8_mixed_scaled_mm, _KEY)
+        for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
+            library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
         yield
     finally:
         library._destroy()
 
 
-def _plain(operator: Any) -> Callable[..., Any]:
-    """An operator as one, past the kernel that takes it apart."""
-
-    def call(*args: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_APART):
-            return operator(*args)
-
-    return call
+def _whole(operator: Any, *args: Any) -> Any:
+    """Runs an operator as one, past the kernel that takes it apart."""
+    with torch._C._ExcludeDispatchKeyGuard(_APART):
+        return operator(*args)
 
 
-def _gemm_4bit(fused: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def gemm_4bit(
-        A: torch.Tensor,
-        B: torch.Tensor,
-        shapeB: Sequence[int],
-        absmax: torch.Tensor,
-        blocksize: int,
-        quant_type: str,
-        bias: torch.Tensor | None = None,
-        absmax_8bit: torch.Tensor | None = None,
-        absmax_code: torch.Tensor | None = None,
-        absmax_offset: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        inputs = A.shape[-1]
-        if A.numel() // inputs <= FUSED_UP_TO_TOKENS and inputs % blocksize == 0:
-            return fused(A, B, shapeB, absmax, blocksize, quant_type, bias, absmax_8bit, absmax_code, absmax_offset)
-        kernels = torch.ops.bitsandbytes
-        scales = absmax
-        if absmax_8bit is not None:
-            dequantized = kernels.dequantize_blockwise.default(
-                absmax_8bit, absmax, absmax_code, NESTED_BLOCKSIZE, torch.float32
-            )
-            scales = dequantized + absmax_offset
-        weight = kernels.dequantize_4bit.default(B, scales, blocksize, quant_type, shapeB, A.dtype)
-        return torch.nn.functional.linear(A, weight, bias)
-
-    return gemm_4bit
-
-
-def _keep_packing(weight: torch.Tensor, state: Any, *_: Any) -> tuple[torch.Tensor, Any]:
-    return weight, state
+def _gemm_4bit(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    bias: torch.Tensor | None = None,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> Any:
+    kernels = torch.ops.bitsandbytes
+    inputs = A.shape[-1]
+    if A.numel() // inputs <= FUSED_UP_TO_TOKENS and inputs % blocksize == 0:
+        nested = (absmax_8bit, absmax_code, absmax_offset)
+        return _whole(kernels.gemm_4bit.default, A, B, shapeB, absmax, blocksize, quant_type, bias, *nested)
+    scales = absmax
+    if absmax_8bit is not None:
+        dequantized = kernels.dequantize_blockwise.default(
+            absmax_8bit, absmax, absmax_code, NESTED_BLOCKSIZE, torch.float32
+        )
+        scales = dequantized + absmax_offset
+    weight = kernels.dequantize_4bit.default(B, scales, blocksize, quant_type, shapeB, A.dtype)
+    return torch.nn.functional.linear(A, weight, bias)
 
 
 def _matmul(
@@ -140,25 +126,23 @@ def _matmul(
     return MatMul8bitLt.apply(A, B, out, bias, state)
 
 
-def _int8_vectorwise_quant(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
-        rows, scales, _ = plain(A, 0.0)
-        if threshold == 0.0:
-            return rows, scales, None
-        outliers = A.abs() >= threshold
-        if outliers.any():
-            columns = torch.argwhere(outliers.any(dim=0)).view(-1)
-            with torch._C._DisableTorchDispatch():  # on CUDA the kernel above left the outliers out by itself
-                exact, exact_scales, _ = plain(A, threshold)
-                rows.copy_(exact)
-                scales.copy_(exact_scales)
-        else:
-            columns = torch.empty(0, device=A.device, dtype=torch.int64)
-        if A.numel() > A.shape[-1]:
-            rows[:, columns] = 0
-        return rows, scales, columns
-
-    return int8_vectorwise_quant
+def _int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
+    quantize = torch.ops.bitsandbytes.int8_vectorwise_quant.default
+    rows, scales, _ = _whole(quantize, A, 0.0)
+    if threshold == 0.0:
+        return rows, scales, None
+    outliers = A.abs() >= threshold
+    if outliers.any():
+        columns = torch.argwhere(outliers.any(dim=0)).view(-1)
+        with torch._C._DisableTorchDispatch():  # on CUDA the kernel above left the outliers out by itself
+            exact, exact_scales, _ = _whole(quantize, A, threshold)
+            rows.copy_(exact)
+            scales.copy_(exact_scales)
+    else:
+        columns = torch.empty(0, device=A.device, dtype=torch.int64)
+    if A.numel() > A.shape[-1]:
+        rows[:, columns] = 0
+    return rows, scales, columns
 
 
 def _int8_scaled_mm(

@@ -10,7 +10,7 @@ head, is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -31,13 +31,14 @@ def fused_head_stand_ins() -> Iterator[None]:
         return
     from trl.trainer import utils
 
-    with ExitStack() as stack:
-        for module in (head, utils):
-            stack.enter_context(patch.object(module, "_use_triton", lambda device: True))
-        stack.enter_context(patch.object(head, "_forward_kernel", _Kernel(head._forward_tile, statistics=slice(3, 10))))
-        stack.enter_context(patch.object(head, "_backward_kernel", _Kernel(head._backward_tile, statistics=slice(0))))
-        stack.enter_context(patch.object(head, "_addmm_fp32", _add_product))
-        stack.enter_context(patch.object(head, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True))
+    with (
+        patch.object(head, "_use_triton", lambda device: True),
+        patch.object(utils, "_use_triton", lambda device: True),
+        patch.object(head, "_forward_kernel", _Kernel(head._forward_tile, statistics=slice(3, 10))),
+        patch.object(head, "_backward_kernel", _Kernel(head._backward_tile, statistics=slice(0))),
+        patch.object(head, "_addmm_fp32", _add_product),
+        patch.object(head, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True),
+    ):
         yield
 
 
@@ -60,8 +61,7 @@ class _Kernel:
     """
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:
-        self._tile = tile
-        self._statistics = statistics
+        self._tile, self._statistics = tile, statistics
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return self._launch

@@ -60,23 +60,19 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
         yield
 
 
-# -- activations ---------------------------------------------------------------------------------------------------
+_OffloadActivations = activation_offloading.OffloadActivations
 
 
 def _offload_stand_ins(**options: Any) -> Any:
     """TRL's context, which meets every saved tensor as one on a GPU."""
     context = _OffloadActivations(**options)
-    pack, unpack = context.pack_hook, context.unpack_hook
+    pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
     context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
     context.unpack_hook = lambda number: _bare(unpack(number))
-    learn = context.update_model_params
     context.update_model_params = lambda model: learn(
         SimpleNamespace(parameters=lambda: map(_OnDevice, model.parameters()))
     )
     return context
-
-
-_OffloadActivations = activation_offloading.OffloadActivations
 
 
 class _OnDevice:
@@ -112,9 +108,8 @@ class _Storage:
         """Far from its neighbours', since TRL adds the offset of a view."""
         return _NUMBERS.setdefault(self._storage, next(_NUMBER)) << 64
 
-    def size(self) -> int:
-        size: int = self._storage.size()
-        return size
+    def size(self) -> Any:
+        return self._storage.size()
 
 
 _NUMBER = itertools.count(1)
@@ -159,38 +154,29 @@ class _Stream:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def wait_stream(self, stream: _Stream) -> None: ...
+    def wait_stream(self, *other: Any) -> None: ...
 
-    def wait_event(self, event: None) -> None: ...
-
-    def record_event(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-def _accelerator(recorder: Recorder | None) -> SimpleNamespace:
-    """``torch.cuda`` as far as TRL uses it; each new stream has the next number."""
-    default, numbers = _Stream(0), itertools.count(1)
-
-    def stream(entered: _Stream) -> AbstractContextManager[None]:
-        return nullcontext() if recorder is None else recorder.on_stream(entered.number)
-
-    return SimpleNamespace(
-        Stream=lambda: _Stream(next(numbers)),
-        default_stream=lambda: default,
-        current_stream=lambda: default,
-        stream=stream,
-        empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
-    )
+    wait_event = record_event = synchronize = wait_stream
 
 
 class _TorchWithAccelerator:
-    """The module ``torch`` as TRL's module sees it."""
+    """The module ``torch`` as TRL's module sees it; each new stream has the next number."""
 
     accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
 
     def __init__(self, recorder: Recorder | None) -> None:
-        self.cuda = _accelerator(recorder)
+        default, numbers = _Stream(0), itertools.count(1)
+
+        def stream(entered: _Stream) -> AbstractContextManager[None]:
+            return nullcontext() if recorder is None else recorder.on_stream(entered.number)
+
+        self.cuda = SimpleNamespace(
+            Stream=lambda: _Stream(next(numbers)),
+            default_stream=lambda: default,
+            current_stream=lambda: default,
+            stream=stream,
+            empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -198,17 +184,13 @@ class _TorchWithAccelerator:
     def get_device_module(self, device: str) -> Any:
         return self.cuda
 
-    def empty(self, *size: int, **options: Any) -> _OnHost:
+    def empty(self, *size: Any, **options: Any) -> _OnHost:
         return _OnHost()
 
-    def empty_like(self, tensor: Any, **options: Any) -> _OnHost:
-        return _OnHost()
+    empty_like = empty
 
     def as_strided(self, tensor: Any, **view: Any) -> torch.Tensor:
         return torch.as_strided(_bare(tensor), **view)
-
-
-# -- optimizer -----------------------------------------------------------------------------------------------------
 
 
 def _on_unseen_host(work: Callable[[], None]) -> None:

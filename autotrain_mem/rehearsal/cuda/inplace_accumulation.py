@@ -30,9 +30,8 @@ IN_PLACE = {
 }
 """What a mode makes autograd run -> what it runs otherwise."""
 
-_NODES = ("GatherBackward", "IndexBackward", "MaxBackward", "MinBackward", "SortBackward", "TopkBackward")
-_MORE_NODES = ("MedianBackward", "KthvalueBackward", "ModeBackward", "MaskedSelectBackward", "CummaxBackward")
-_WRITING_NODES = (*_NODES, *_MORE_NODES)
+_WRITERS = ("Gather", "Index", "Max", "Min", "Sort", "Topk", "Median", "Kthvalue", "Mode", "MaskedSelect", "Cummax")
+_WRITING_NODES = tuple(f"{name}Backward" for name in _WRITERS)
 """Backward formulas that write into zeros of their own."""
 
 

@@ -13,7 +13,6 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
 
@@ -33,8 +33,6 @@ _KEEPS_GRADIENT = ("gemma3_text",)
 
 _SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
 """What ``liger_kernel_config`` may switch, with its default (``apply_liger_kernel_to_llama`` and its like)."""
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
@@ -72,13 +70,13 @@ def _apply(model: Any, switches: dict[str, Any], multiprocessors: int, stack: Ex
         raise UsageError(f"--use_liger_kernel: {reason}.", hint="Remove --use_liger_kernel.")
     if switches["rope"]:
         modeling = importlib.import_module(type(model).__module__)
-        stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", _rotate))
+        stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", Rotation.apply))
     in_place = model.config.model_type not in _KEEPS_GRADIENT
     for name, module in model.named_modules():
         if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
-            module.forward = _norm(module, in_place, multiprocessors)
+            module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place, multiprocessors)
         if (switches["swiglu"] and switches["geglu"]) and name.endswith(".mlp"):
-            module.forward = MethodType(_gated_mlp, module)
+            module.forward = lambda x, mlp=module: mlp.down_proj(GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x)))
     if switches["fused_linear_cross_entropy"]:
         model.forward = _model_forward(model, model.forward)
 
@@ -112,14 +110,6 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
         return grad_input, None if partial is None else partial.sum(dim=0).to(weight.dtype), None, None
 
 
-def _norm(module: torch.nn.Module, in_place: bool, multiprocessors: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = RMSNorm.apply(hidden_states, module.weight, in_place, multiprocessors)
-        return out
-
-    return forward
-
-
 class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
     """``ops/swiglu.py: LigerSiLUMulFunction`` and ``ops/geglu.py: LigerGELUMulFunction``."""
 
@@ -138,11 +128,6 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
         gate, up = ctx.saved_tensors
         note(pass_through(grad, gate, up, gate, up))
         return gate, up
-
-
-def _gated_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = self.down_proj(GatedProduct.apply(self.gate_proj(x), self.up_proj(x)))
-    return out
 
 
 class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
@@ -167,10 +152,6 @@ def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any) -> Any:
-    return Rotation.apply(q, k, cos, sin)
-
-
 # -- the head ------------------------------------------------------------------------------------------------------
 
 
@@ -188,18 +169,21 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         losses = torch.zeros(tokens, dtype=torch.float32)
         hits = torch.zeros(tokens, dtype=torch.float32) if accuracy else None
         counted = (target != ignored).sum().item()
-        size = chunk_tokens(tokens, *weight.shape)
-        storage = None
+        size, storage = chunk_tokens(tokens, *weight.shape), None
         if _writes_into_storage(hidden, weight):
             storage = torch.empty((size, weight.shape[0]), dtype=hidden.dtype)
         for start in range(0, tokens, size):
-            logits = _logits(hidden[start : start + size], weight, storage)
+            rows = slice(start, start + size)
+            chunk = hidden[rows]
+            if storage is None:
+                logits = chunk @ weight.t()
+            else:
+                note(product(chunk.shape[0], chunk.shape[1], weight.shape[0], hidden.dtype))
+                logits = storage[: chunk.shape[0]]
             note(pass_through(logits, logits))
             _fill(logits, losses, hits)
             if hidden.requires_grad:
-                _add_gradients(
-                    logits, hidden[start : start + size], weight, grad_hidden[start : start + size], grad_weight
-                )
+                _add_gradients(logits, hidden[rows], weight, grad_hidden[rows], grad_weight)
             del logits
         del storage
         ctx.save_for_backward(grad_hidden.detach(), None if grad_weight is None else grad_weight.detach())
@@ -224,16 +208,9 @@ def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
 
 def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     """``_can_use_mm_out``: only where the product needs no cast."""
-    same = hidden.dtype == weight.dtype and hidden.dtype in (*_HALF, torch.float32)
+    same = hidden.dtype == weight.dtype and hidden.dtype in (*HALF, torch.float32)
     autocast = torch.is_autocast_enabled("cpu")
     return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
-
-
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-    if storage is None:
-        return hidden @ weight.t()
-    note(product(hidden.shape[0], hidden.shape[1], weight.shape[0], hidden.dtype))
-    return storage[: hidden.shape[0]]
 
 
 def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
@@ -258,7 +235,7 @@ def _add_gradients(
     _fill(logits, grad_hidden, grad_weight)
     if grad_weight is None:
         return
-    if logits.dtype in _HALF:
+    if logits.dtype in HALF:
         hidden.to(logits.dtype)
         note(product(hidden.shape[0], weight.shape[1], weight.shape[0], hidden.dtype))
     else:
@@ -286,9 +263,8 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         use_token_scaling: bool = False,
         **kwargs: Any,
     ) -> Any:
-        labelled = labels is not None or shift_labels is not None
         if skip_logits is None:
-            skip_logits = model.training and labelled
+            skip_logits = model.training and (labels is not None or shift_labels is not None)
         if not skip_logits:
             more = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             kwargs.update({name: value for name, value in more.items() if value is not None})

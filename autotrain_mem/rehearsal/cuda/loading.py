@@ -24,7 +24,7 @@ LoRA's layers are put beside weights that are on the device, in their dtype, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -109,9 +109,6 @@ class _StateOnGpu:
         return getattr(PartialState(), name)
 
 
-# -- before the weights are there ------------------------------------------------------------------------------------
-
-
 def _look(model: Any, load_config: Any) -> _Loading:
     """A model on the meta device, its layers replaced by quantized ones that are empty yet."""
     quantizer = load_config.hf_quantizer
@@ -122,9 +119,6 @@ def _look(model: Any, load_config: Any) -> _Loading:
         warm_up_bytes=HALF * int(total // HALF),
         source_bytes=0 if quantizer is None or quantizer.pre_quantized else load_config.dtype.itemsize,
     )
-
-
-# -- a model that is whole -------------------------------------------------------------------------------------------
 
 
 def _arrive(model: Any, loading: _Loading, recorder: Recorder) -> None:
@@ -150,23 +144,17 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
         if state is None:
             _quantize_8bit(tensor, name, elements if source_bytes else 0, recorder)
             return
-        if source_bytes and _is_transposed(model, name):
+        layer = model.get_submodule(name.rpartition(".")[0])
+        if source_bytes and issubclass(getattr(layer, "source_cls", torch.nn.Linear), Conv1D):
+            # GPT-2's weights are made contiguous first (bitsandbytes/nn/modules.py: Params4bit._quantize).
             sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
         _quantize_4bit(tensor, state, name, recorder, is_new=bool(source_bytes))
-
-
-def _is_transposed(model: Any, name: str) -> bool:
-    """GPT-2's weights are made contiguous first (``bitsandbytes/nn/modules.py: Params4bit._quantize``)."""
-    layer = model.get_submodule(name.rpartition(".")[0])
-    return issubclass(getattr(layer, "source_cls", torch.nn.Linear), Conv1D)
 
 
 def _quantize_8bit(weight: Any, name: str, elements: int, recorder: Recorder) -> None:
     """The host sends the weight back as float16 (``transformers/integrations/bitsandbytes.py: Bnb8bitQuantize``,
     ``bitsandbytes/nn/modules.py: Int8Params._quantize``), to ``backends/cuda/ops.py: int8_vectorwise_quant``."""
-    with ExitStack() as sources:
-        if elements:
-            sources.enter_context(recorder.taken(elements * HALF, Owner.TEMPORARY, name))
+    with recorder.taken(elements * HALF, Owner.TEMPORARY, name) if elements else nullcontext():
         recorder.mark(weight.SCB, Owner.WEIGHTS, f"{name}.SCB")
         recorder.mark(weight, Owner.WEIGHTS, name)
 
@@ -190,9 +178,6 @@ def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is
         recorder.mark(nested.absmax, Owner.WEIGHTS, f"{name}.state2.absmax")
         recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
         recorder.mark(nested.code, Owner.WEIGHTS, f"{name}.state2.code")
-
-
-# -- adapters --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

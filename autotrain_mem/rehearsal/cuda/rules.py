@@ -26,6 +26,7 @@ from transformers.integrations import moe
 
 from autotrain_mem.rehearsal.cuda import attention, loading, workspaces
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
+from autotrain_mem.rehearsal.cuda.attention_choice import Capability
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.cuda.bitsandbytes import cuda_bitsandbytes
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
@@ -34,14 +35,11 @@ from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
 from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 
-Capability = tuple[int, int]
-
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
 """What a trainer runs on: a rehearsal's tensors, a simulated card's, and those of a rehearsal on a machine with a GPU,
 where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
 
 _ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
-_FAKE: tuple[Tensors, ...] = ("fake cpu", "fake cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ RULES = (
     Rule(lambda recorder, card: host_offloading(recorder)),
     Rule(lambda recorder, card: cuda_loading(recorder)),
     Rule(lambda recorder, card: recorded_empty_cache(recorder), (*_ON_CPU, "fake cuda")),
-    Rule(lambda recorder, card: liger_stand_ins(), _FAKE),
+    Rule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),
 )
 """Every rule, in the order in which they are entered."""
 

@@ -25,69 +25,39 @@ NOT_COUNTED = (
     "copies that kernels other than softmax make of inputs that are not contiguous",
 )
 
-INT64 = 8
-FLOAT = 4
+INT64, FLOAT = 8, 4
 
 _aten = torch.ops.aten
 
 Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 """Bytes of scratch, from an operator's arguments and its result."""
 
-Taking = Callable[[tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
-
 
 def workspaces(compute_capability: tuple[int, int]) -> Workspace:
-    """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used."""
-    takings: dict[Any, Taking] = {
-        **{operator: _given_back(row) for operator, row in _rows(compute_capability).items()},
-        **dict.fromkeys(_BY_CUBLAS, _kept_by_cublas(_cublas_bytes(compute_capability))),
-    }
+    """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used.
+
+    cuBLAS: a handle belongs to a thread, and its workspace to the handle (``cuda/CublasHandlePool.cpp:
+    setWorkspaceForHandle``). It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it.
+    On CUDA autograd runs a backward pass in a thread of its own, so a training run keeps two.
+    """
+    rows, size_bytes = _rows(compute_capability), _cublas_bytes(compute_capability)
+    forward, backward = ((Scratch(size_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
 
     def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
-        taking = takings.get(operator)
-        return () if taking is None else taking(args, kwargs, out)
+        if operator in _BY_CUBLAS:
+            return forward if torch._C._current_graph_task_id() == -1 else backward
+        row = rows.get(operator)
+        size = 0 if row is None else row(args, kwargs, out)
+        return (Scratch(size),) if size else ()
 
     return workspace
 
 
-def _given_back(row: Row) -> Taking:
-    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
-        size = row(args, kwargs, out)
-        return (Scratch(size),) if size else ()
-
-    return taking
-
-
-def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
-    return {
-        _aten.sum.dim_IntList: _sum_over(compute_capability),
-        _aten.sum.default: _sum_converted,
-        _aten.embedding_dense_backward.default: _embedding_backward,
-        _aten._softmax.default: _softmax,
-        _aten._log_softmax.default: _softmax,
-        _aten._softmax_backward_data.default: _softmax_backward,
-        _aten._log_softmax_backward_data.default: _log_softmax_backward,
-        _aten.logsumexp.default: _logsumexp,
-        _aten.multinomial.default: _multinomial,
-        _aten._foreach_norm.Scalar: _foreach_norm,
-        _aten.sort.default: _sort,
-        _aten.sort.stable: _sort,
-        _aten.index.Tensor: _index,
-        _aten._index_put_impl_.default: _index_put,
-        _aten.index_put_.default: _index_put,
-        _aten.index_put.default: _index_put,
-        _aten.masked_select.default: _masked_select,
-        _aten.masked_scatter.default: _masked_scatter,
-        _aten.masked_scatter_.default: _masked_scatter,
+_BY_CUBLAS = frozenset(
+    {
+        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
     }
-
-
-# -- cuBLAS ----------------------------------------------------------------------------------------------------------
-
-
-_BY_CUBLAS = (
-    *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
-    *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
 )
 
 
@@ -96,30 +66,44 @@ def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
 
     Hopper and Blackwell take 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
     """
-    major, _ = compute_capability
-    return 32 << 20 if major >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+    return 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
 
 
-def _kept_by_cublas(size_bytes: int) -> Taking:
-    """A handle belongs to a thread, and its workspace to the handle (``CublasHandlePool.cpp: setWorkspaceForHandle``).
-
-    It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a
-    backward pass in a thread of its own, so a training run keeps two.
-    """
-    forward, backward = ((Scratch(size_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
-
-    def taking(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
-        in_backward = torch._C._current_graph_task_id() != -1
-        return backward if in_backward else forward
-
-    return taking
-
-
-# -- temporaries the size of their input -----------------------------------------------------------------------------
+def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
+    return {
+        _aten.sum.dim_IntList: _sum_over(compute_capability),
+        _aten.sum.default: _sum_converted,
+        _aten.embedding_dense_backward.default: _embedding_backward,
+        # native/cuda/SoftMax.cu: host_softmax copies an input that is not contiguous, such as logits cut by rows.
+        _aten._softmax.default: lambda args, kwargs, out: _copied(args[0]),
+        _aten._log_softmax.default: lambda args, kwargs, out: _copied(args[0]),
+        # softmax_backward_cuda_out holds `tmp = grad * output`; log_softmax does not, but host_softmax_backward copies
+        # what is not contiguous.
+        _aten._softmax_backward_data.default: lambda args, kwargs, out: _bytes(args[0]),
+        _aten._log_softmax_backward_data.default: lambda args, kwargs, out: _copied(args[0]) + _copied(args[1]),
+        _aten.logsumexp.default: _logsumexp,
+        # native/Distributions.cpp: multinomial_out holds `q`, an exponential draw for each probability.
+        _aten.multinomial.default: lambda args, kwargs, out: _bytes(args[0]),
+        _aten._foreach_norm.Scalar: _foreach_norm,
+        _aten.sort.default: _sort,
+        _aten.sort.stable: _sort,
+        _aten.index.Tensor: _index,
+        **dict.fromkeys(
+            (_aten._index_put_impl_.default, _aten.index_put_.default, _aten.index_put.default), _index_put
+        ),
+        # native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl indexes by the expanded mask: its positions.
+        _aten.masked_select.default: lambda args, kwargs, out: out.numel() * max(args[0].dim(), args[1].dim()) * INT64,
+        _aten.masked_scatter.default: _masked_scatter,
+        _aten.masked_scatter_.default: _masked_scatter,
+    }
 
 
 def _bytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel() * tensor.element_size())
+
+
+def _copied(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else _bytes(tensor)
 
 
 def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
@@ -127,32 +111,6 @@ def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     tensor = args[0]
     return _bytes(tensor) if tensor.is_floating_point() else 2 * tensor.numel() * FLOAT
 
-
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/SoftMax.cu: host_softmax`` copies an input that is not contiguous, such as logits cut by rows."""
-    return _copied(args[0])
-
-
-def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/SoftMax.cu: softmax_backward_cuda_out`` holds ``tmp = grad * output``; log_softmax does not."""
-    return _bytes(args[0])
-
-
-def _log_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/SoftMax.cu: host_softmax_backward`` copies what is not contiguous."""
-    return _copied(args[0]) + _copied(args[1])
-
-
-def _copied(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_contiguous() else _bytes(tensor)
-
-
-def _multinomial(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/Distributions.cpp: multinomial_out`` holds ``q``, an exponential draw for each probability."""
-    return _bytes(args[0])
-
-
-# -- sums ------------------------------------------------------------------------------------------------------------
 
 MULTIPROCESSORS = {
     (7, 0): 80,
@@ -210,11 +168,12 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
         rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing, one half after the other
     if not columns or rows < _MOST_VALUES:
         return 0
-    vectors, most = columns // vector, _BLOCK_THREADS // vector
-    width = min(_power_of_two(vectors), _WARP)
-    height = min(_power_of_two(rows), most // width)
-    width = min(_power_of_two(vectors), most // height)
-    values, grid, blocks = -(-rows // height), -(-vectors // width), threads // (width * height)
+    # the largest powers of two that are not above what there is of each
+    across, down = (1 << (count.bit_length() - 1) for count in (columns // vector, rows))
+    most = _BLOCK_THREADS // vector
+    height = min(down, most // min(across, _WARP))
+    width = min(across, most // height)
+    values, grid, blocks = -(-rows // height), -(-(columns // vector) // width), threads // (width * height)
     if values < _MOST_VALUES or grid > blocks:
         return 0
     shares = max(min(-(-blocks // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
@@ -241,13 +200,6 @@ def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
     return rows, columns, vector
 
 
-def _power_of_two(number: int) -> int:
-    """The largest that is not above it."""
-    return 1 << (number.bit_length() - 1)
-
-
-# -- embedding -------------------------------------------------------------------------------------------------------
-
 _FEW_INDICES = 3072
 _ROWS_PER_PARTIAL = 10
 
@@ -271,8 +223,6 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     return int(kept + max(sorting, adding))
 
 
-# -- optimizer -------------------------------------------------------------------------------------------------------
-
 _FOREACH_CHUNK = 65536
 
 
@@ -285,8 +235,6 @@ def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> in
     chunks = max((-(-tensor.numel() // _FOREACH_CHUNK) for tensor in tensors), default=0)
     return int(len(tensors) * chunks * max(FLOAT, max((tensor.element_size() for tensor in tensors), default=0)))
 
-
-# -- sorting ---------------------------------------------------------------------------------------------------------
 
 _SMALL_SORT = 4096
 _LARGE_SEGMENT = 1_000_000
@@ -311,8 +259,6 @@ def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     return int(elements * (2 * INT64 + item))
 
 
-# -- masks and indices -----------------------------------------------------------------------------------------------
-
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -326,11 +272,6 @@ def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         return int(sum(mask.numel() * mask.dim() for mask in masks)) * INT64
     trailing = math.prod(tensor.shape[masks[0].dim() :])
     return int(out.numel() // max(trailing, 1) * masks[0].dim() * INT64)
-
-
-def _masked_select(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl`` indexes by the expanded mask: its positions."""
-    return int(out.numel() * max(args[0].dim(), args[1].dim()) * INT64)
 
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -50,11 +51,16 @@ def without_weights() -> Iterator[None]:
         model = _load_on_meta(load, cls, path, args, kwargs)
         return model if detect_fake_mode() is None else materialize(model)
 
+    find_adapter = auto_factory.find_adapter_config_file
+
+    def find_cached_adapter(path: Any, **options: Any) -> Any:
+        return find_adapter(path, **{**options, "local_files_only": True})
+
     with (
         patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
         # Here and not in _no_checkpoint, so that a rule over this can watch it (cuda/loading.py).
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
-        patch.object(auto_factory, "find_adapter_config_file", _local(auto_factory.find_adapter_config_file)),
+        patch.object(auto_factory, "find_adapter_config_file", find_cached_adapter),
     ):
         yield
 
@@ -71,90 +77,60 @@ def _load_on_meta(load: _Function, cls: Any, path: Any, args: tuple[Any, ...], k
             hint="Take a model that the installed transformers implements; see --attn_implementation for attention "
             "that is not installed here.",
         ) from error
-    _check_head(model)
-    return model
-
-
-def _check_head(model: Any) -> None:
-    has_head = any(hasattr(model, name) for name in _HEADS) or model.get_output_embeddings() is not None
-    if not has_head:
+    if not any(hasattr(model, name) for name in _HEADS) and model.get_output_embeddings() is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} is not a causal language model: it has no output head over the vocabulary.",
             hint="Train a causal language model, such as Qwen2ForCausalLM or LlamaForCausalLM.",
         )
+    return model
 
 
 @contextmanager
 def _no_checkpoint() -> Iterator[None]:
     """transformers' ``from_pretrained`` with the steps left out that read a checkpoint's tensors."""
-    quantizer, dtype, files = (
-        modeling_utils.get_hf_quantizer,
-        modeling_utils._get_dtype,
-        modeling_utils._get_resolved_checkpoint_files,
-    )
-    with (
-        patch.object(modeling_utils, "get_hf_quantizer", _refusing(quantizer)),
-        patch.object(modeling_utils, "_get_dtype", _knowing_without_files(dtype)),
-        patch.object(modeling_utils, "_get_resolved_checkpoint_files", _only_local(files)),
-        patch.object(modeling_utils, "maybe_load_adapters", _refusing_adapters(modeling_utils.maybe_load_adapters)),
-        patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)),
-    ):
+    instead: dict[str, _Function] = {
+        "get_hf_quantizer": _rehearsed_quantizer,
+        "_get_dtype": _dtype_without_files,
+        "_get_resolved_checkpoint_files": _local_files,
+        "maybe_load_adapters": _no_adapters,
+    }
+    with ExitStack() as stack:
+        for name, function in instead.items():
+            stack.enter_context(patch.object(modeling_utils, name, partial(function, getattr(modeling_utils, name))))
+        stack.enter_context(patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)))
         yield
 
 
-def _local(find: _Function) -> _Function:
-    """Whether a repository holds an adapter is looked up in the cache only."""
-
-    def find_local(model: Any, **options: Any) -> Any:
-        return find(model, **{**options, "local_files_only": True})
-
-    return find_local
+def _rehearsed_quantizer(plain: _Function, config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+    refuse_unrehearsed(config, quantization_config)
+    return plain(config, quantization_config, *args, **kwargs)
 
 
-def _refusing(get_hf_quantizer: _Function) -> _Function:
-    def checked(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_unrehearsed(config, quantization_config)
-        return get_hf_quantizer(config, quantization_config, *args, **kwargs)
-
-    return checked
-
-
-def _refusing_adapters(maybe_load_adapters: _Function) -> _Function:
-    def checked(path: Any, *args: Any, **kwargs: Any) -> Any:
-        adapter, base, rest = maybe_load_adapters(path, *args, **kwargs)
-        if adapter is not None:
-            raise UnsupportedModelError(
-                f"{adapter} holds a LoRA adapter beside its base model, which is not rehearsed yet.",
-                hint="Merge the adapter into its base (peft's merge_and_unload), or train the base model.",
-            )
-        return adapter, base, rest
-
-    return checked
+def _no_adapters(plain: _Function, path: Any, *args: Any, **kwargs: Any) -> Any:
+    adapter, base, rest = plain(path, *args, **kwargs)
+    if adapter is not None:
+        raise UnsupportedModelError(
+            f"{adapter} holds a LoRA adapter beside its base model, which is not rehearsed yet.",
+            hint="Merge the adapter into its base (peft's merge_and_unload), or train the base model.",
+        )
+    return adapter, base, rest
 
 
-def _only_local(resolve: _Function) -> _Function:
+def _local_files(plain: _Function, *, pretrained_model_name_or_path: Any, **options: Any) -> Any:
     """Checkpoint files of a folder, where it holds any: they tell a dtype that config.json does not."""
-
-    def resolve_local(*, pretrained_model_name_or_path: Any, **options: Any) -> Any:
-        if pretrained_model_name_or_path is None or not os.path.isdir(pretrained_model_name_or_path):
-            return None, None
-        try:
-            return resolve(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
-        except OSError:
-            return None, None
-
-    return resolve_local
+    if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
+        with suppress(OSError):
+            return plain(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
+    return None, None
 
 
-def _knowing_without_files(get_dtype: _Function) -> _Function:
+def _dtype_without_files(
+    plain: _Function, dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any
+) -> Any:
     """``auto`` with a config that names no dtype: float32, what checkpoints older than the field hold."""
-
-    def get(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        if dtype == "auto" and config.dtype is None and checkpoint_files is None:
-            dtype = torch.float32
-        return get_dtype(dtype, checkpoint_files, config, *args, **kwargs)
-
-    return get
+    if dtype == "auto" and config.dtype is None and checkpoint_files is None:
+        dtype = torch.float32
+    return plain(dtype, checkpoint_files, config, *args, **kwargs)
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:

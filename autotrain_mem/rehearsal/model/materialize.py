@@ -27,7 +27,7 @@ def load_config(model: str, **options: Any) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model, **options)
+        return AutoConfig.from_pretrained(model, **options)
     except OSError as error:
         raise ModelNotFoundError(
             f"No model {model!r}: it is neither a folder here nor a hub id that can be reached.",
@@ -41,7 +41,6 @@ def load_config(model: str, **options: Any) -> Any:
             f"transformers {transformers.__version__} cannot read the config of {model}: {error}",
             hint="Update transformers, or pass --trust_remote_code true for a model that brings its own code.",
         ) from error
-    return config
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:

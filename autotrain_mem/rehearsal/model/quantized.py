@@ -7,16 +7,14 @@ parameter with the same attributes stands in for them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from autotrain_mem.errors import UnsupportedModelError
-
-_LEAVE_IT = "Remove --load_in_4bit and --load_in_8bit, or take the checkpoint that it was quantized from."
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
@@ -32,7 +30,8 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     present = quantization_method(checkpoint_quantization(config))
     if present and asked is not None:
         raise UnsupportedModelError(
-            f"The checkpoint is quantized already ({present}), so it cannot be quantized again.", hint=_LEAVE_IT
+            f"The checkpoint is quantized already ({present}), so it cannot be quantized again.",
+            hint="Remove --load_in_4bit and --load_in_8bit, or take the checkpoint that it was quantized from.",
         )
     method = present or quantization_method(asked)
     if method and method != "bitsandbytes":
@@ -69,52 +68,33 @@ def quantization_method(quantization: Any) -> str:
     return str(getattr(method, "value", method))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    """The facts that decide the storages of a 4-bit weight; layers of one kind share a template."""
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    blocksize: int
-    nested: bool
-    quant_type: str
-    storage: torch.dtype
-
-
-_Template = tuple[torch.Tensor, Any]
-"""A packed weight and its QuantState, on the meta device."""
-
-
 def stand_in(model: Any) -> None:
     """Give bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
     import bitsandbytes
 
-    templates: dict[_Kind, _Template] = {}
+    quantize = functools.cache(_quantize)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
-            kind = _kind(module, model)
-            if kind not in templates:
-                templates[kind] = _quantize(kind)
-            _fill_4bit(module, templates[kind])
+            weight = module.weight
+            packed, described = quantize(
+                (module.out_features, module.in_features),
+                # A checkpoint that is quantized already has packed weights, which unpack to the model's dtype.
+                model.config.dtype if model.hf_quantizer.pre_quantized else weight.dtype,
+                blocksize=weight.blocksize,
+                compress_statistics=weight.compress_statistics,
+                quant_type=weight.quant_type,
+                quant_storage=weight.quant_storage,
+            )
+            state = _quant_state(described)
+            _exchange(module, _like(packed), quant_state=state, bnb_quantized=True)
+            module.quant_state = state
         elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            _fill_8bit(module)
+            # bitsandbytes/nn/modules.py: Int8Params._quantize: int8 rows, and one float32 scale for each.
+            rows = torch.empty((module.out_features, module.in_features), dtype=torch.int8)
+            _exchange(module, rows, CB=rows, SCB=torch.empty(module.out_features))
 
 
-def _kind(linear: Any, model: Any) -> _Kind:
-    weight = linear.weight
-    # A checkpoint that is quantized already is built with packed weights, which unpack to the model's dtype.
-    dtype = model.config.dtype if model.hf_quantizer.pre_quantized else weight.dtype
-    return _Kind(
-        shape=(linear.out_features, linear.in_features),
-        dtype=dtype,
-        blocksize=weight.blocksize,
-        nested=weight.compress_statistics,
-        quant_type=weight.quant_type,
-        storage=weight.quant_storage,
-    )
-
-
-def _quantize(kind: _Kind) -> _Template:
+def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
     """Let bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
 
     Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
@@ -122,28 +102,16 @@ def _quantize(kind: _Kind) -> _Template:
     from bitsandbytes import functional
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with (
-        _disable_current_modes(),
-        patch.dict(functional.name2qmap, {"dynamic": torch.empty(256, device="meta")}),
-    ):
-        packed, state = functional.quantize_4bit(
-            torch.empty(kind.shape, dtype=kind.dtype, device="meta"),
-            blocksize=kind.blocksize,
-            compress_statistics=kind.nested,
-            quant_type=kind.quant_type,
-            quant_storage=kind.storage,
-        )
+    with _disable_current_modes(), patch.dict(functional.name2qmap, {"dynamic": torch.empty(256, device="meta")}):
+        packed, state = functional.quantize_4bit(torch.empty(shape, dtype=dtype, device="meta"), **options)
     return packed, state
 
 
-def _fill_4bit(linear: Any, template: _Template) -> None:
-    packed, described = template
-    state = _quant_state(described)
-    weight = torch.nn.Parameter(_like(packed), requires_grad=False)
-    for name, value in {**linear.weight.__dict__, "quant_state": state, "bnb_quantized": True}.items():
+def _exchange(linear: Any, stored: torch.Tensor, **attributes: Any) -> None:
+    weight = torch.nn.Parameter(stored, requires_grad=False)
+    for name, value in {**linear.weight.__dict__, **attributes}.items():
         setattr(weight, name, value)
     linear.weight = weight
-    linear.quant_state = state
 
 
 def _quant_state(described: Any) -> Any:
@@ -163,16 +131,6 @@ def _quant_state(described: Any) -> Any:
 
 def _like(described: torch.Tensor) -> torch.Tensor:
     return torch.empty(described.shape, dtype=described.dtype)
-
-
-def _fill_8bit(linear: Any) -> None:
-    """``bitsandbytes/nn/modules.py: Int8Params._quantize``: int8 rows, and one float32 scale for each."""
-    rows = torch.empty((linear.out_features, linear.in_features), dtype=torch.int8)
-    weight = torch.nn.Parameter(rows, requires_grad=False)
-    attributes = {**linear.weight.__dict__, "CB": rows, "SCB": torch.empty(linear.out_features)}
-    for name, value in attributes.items():
-        setattr(weight, name, value)
-    linear.weight = weight
 
 
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

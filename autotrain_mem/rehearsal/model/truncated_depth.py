@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -19,8 +19,6 @@ from autotrain_mem.spec.model import FEWEST_LOSS_CHUNKS, LayerPattern
 
 MOST_KINDS = 4
 """Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
-
-_Function = Callable[..., Any]
 
 
 @contextmanager
@@ -72,7 +70,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
 
 
 def _shortening(owner: Any, model: str, layers: int) -> Any:
-    read: _Function = owner.__dict__["from_pretrained"].__func__
+    read = owner.__dict__["from_pretrained"].__func__
 
     def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         found = read(cls, path, *args, **kwargs)
@@ -101,7 +99,7 @@ def shorten_model(model: Any, layers: int) -> None:
     """
     from transformers import PreTrainedConfig
 
-    deep = layers_of(model)
+    deep = _layers_of(model)
     assert deep is not None
     whole = len(deep)
     del deep[layers:]
@@ -112,27 +110,34 @@ def shorten_model(model: Any, layers: int) -> None:
 
 
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
-    """How the layers of a job's model repeat, with the adapter that they will have; None where they do not.
+    """How the layers of a job's model repeat, with the adapter that they will have; None where they do not, or where
+    that cannot be seen.
 
-    An adapter that is for some layers only is seen in no model without it, and finds none of them in a short one.
+    It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen in
+    no model without it, and finds none of them in a short one. Policy and value model may differ in depth, and share
+    names: where there are two, they are rehearsed whole.
 
     Args:
         config: The model's.
     """
     adapter = keyword_of(job, "peft_config")
-    if tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
+    if _tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
         return None
-    model = model_of(job)
-    return layer_pattern(job, config) if model is None else model_pattern(model)
+    if (given := model_of(job)) is not None:
+        return model_pattern(given)
+    if job.method_facts.has_value_model or getattr(config, "auto_map", None):
+        return None  # a model's own code is not run for this
+    model = _built(config)
+    return None if model is None else _pattern(_layers_of(model))
 
 
 def _asked_adapter(job: Job) -> dict[str, Any]:
     """A single name is a regular expression to PEFT (``trl/trainer/model_config.py: __post_init__``)."""
-    asked = {name.removeprefix("lora_"): job.arguments.get(name) for name in _ASKED}
+    names = ("target_modules", "target_parameters", "modules_to_save")
+    asked = {name: job.arguments.get(f"lora_{name}") for name in names}
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
 
 
-_ASKED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
 _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
 """Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names
 (``peft/tuners/lora/config.py: LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
@@ -142,7 +147,7 @@ _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
 """In a regular expression, which a text in the place of a list is: ``.*layers.[0-9].mlp.*`` is the first ten."""
 
 
-def tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
+def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
     """Whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
     if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
         return True
@@ -155,44 +160,23 @@ def _is_numbered(names: Any) -> bool:
     return any(_NUMBERED.search(name) is not None for name in names or ())
 
 
-def layer_pattern(job: Job, config: Any) -> LayerPattern | None:
-    """How the layers of a job's model repeat; None where they do not, or where that cannot be seen.
-
-    Policy and value model may differ in depth, and share names: where there are two, they are rehearsed whole.
-
-    It is seen in the model itself, built without weights in 0.03 s.
-    """
-    if job.method_facts.has_value_model or getattr(config, "auto_map", None):
-        return None  # a model's own code is not run for this
-    model = _built(config)
-    return None if model is None else _pattern(layers_of(model))
-
-
 def model_pattern(model: Any) -> LayerPattern | None:
-    """How the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`layer_pattern`.
+    """How the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`pattern_of`.
 
     Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
     """
-    layers = layers_of(model)
-    if layers is None or not all(_is_of_a_library(module) for module in _around(model, layers)):
+    layers = _layers_of(model)
+    if layers is None:
         return None
-    return _pattern(layers)
+    path = next(name for name, module in model.named_modules() if module is layers).split(".")
+    around = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+    # A trainer may have put another forward in the place of the class's.
+    homes = [type(module).__module__ for module in around] + [module.forward.__module__ for module in around]
+    return _pattern(layers) if all(home.split(".")[0] in _LIBRARIES for home in homes) else None
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
 """Whose models go over their layers one by one, however many there are."""
-
-
-def _is_of_a_library(module: Any) -> bool:
-    """Its class is, and its ``forward``, which a trainer may have put in the place of the class's."""
-    homes = (type(module).__module__, module.forward.__module__)
-    return all(home.split(".")[0] in _LIBRARIES for home in homes)
-
-
-def _around(model: Any, inner: Any) -> list[Any]:
-    """The modules that hold a module, from the outermost on, and that module itself."""
-    path = next(name for name, module in model.named_modules() if module is inner).split(".")
-    return [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
 
 
 def _built(config: Any) -> Any:
@@ -208,7 +192,7 @@ def _built(config: Any) -> Any:
         return None
 
 
-def layers_of(model: Any) -> Any:
+def _layers_of(model: Any) -> Any:
     """The ModuleList of the model's layers; None where there is not one list of as many as its config says."""
     import torch
     from transformers import PreTrainedModel
@@ -225,19 +209,16 @@ def _depth(config: Any) -> int | None:
 
 def _pattern(layers: Any) -> LayerPattern | None:
     """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
-    if layers is None or _share_weights(layers):
+    if layers is None:
         return None
+    own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    if len(set().union(*own)) < sum(map(len, own)):
+        return None  # a parameter is in several layers, so that more layers are not more weights
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
             return LayerPattern(layers=len(tables), period=period)
     return None
-
-
-def _share_weights(layers: Any) -> bool:
-    """Whether a parameter is in several layers, so that more layers are not more weights."""
-    own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
-    return len(set().union(*own)) < sum(len(parameters) for parameters in own)
 
 
 _Table = dict[tuple[str, str], Any]

@@ -19,32 +19,16 @@ Op = Callable[[torch.Tensor], torch.Tensor]
 
 ROWS, COLUMNS = 6, 8
 
+# Of each policy those that a training meets, and each form of a call; that every operator has one is seen below.
 FLOAT32: dict[str, Op] = {
-    "acos": torch.acos,
-    "cdist": lambda x: torch.cdist(x, x),
-    "cosh": torch.cosh,
-    "cosine_similarity": lambda x: functional.cosine_similarity(x, x),
-    "cumprod": lambda x: torch.cumprod(x, 1),
     "cumsum": lambda x: torch.cumsum(x, -1),
     "cumsum by keyword": lambda x: torch.cumsum(x, dim=1),
-    "dist": lambda x: torch.dist(x, x + x),
-    "erfinv": lambda x: torch.erfinv(x / 2),
     "exp": torch.exp,
-    "expm1": torch.expm1,
-    "group_norm": lambda x: functional.group_norm(x, 2),
-    "huber_loss": lambda x: functional.huber_loss(x, x + x),
-    "kl_div": lambda x: functional.kl_div(x, x, reduction="batchmean"),
-    "l1_loss": lambda x: functional.l1_loss(x, x + x),
     "layer_norm": lambda x: functional.layer_norm(x, (COLUMNS,)),
     "layer_norm with weights": lambda x: functional.layer_norm(x, (COLUMNS,), x[0], x[1]),
-    "linalg_matrix_norm": lambda x: torch.linalg.matrix_norm(x),
     "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "log2": torch.log2,
     "log_softmax": lambda x: torch.log_softmax(x, -1),
     "logsumexp": lambda x: torch.logsumexp(x, -1),
-    "margin_ranking_loss": lambda x: functional.margin_ranking_loss(x, x, x),
     "mse_loss": lambda x: functional.mse_loss(x, x + x),
     "nll_loss": lambda x: functional.nll_loss(x, torch.zeros(ROWS, dtype=torch.long)),
     "norm": lambda x: torch.ops.aten.norm.Scalar(x),
@@ -55,28 +39,19 @@ FLOAT32: dict[str, Op] = {
     "pow of tensors": lambda x: x**x,
     "prod": lambda x: x.prod(),
     "prod of rows": lambda x: x.prod(1),
-    "reciprocal": torch.reciprocal,
     "rms_norm": lambda x: functional.rms_norm(x, (COLUMNS,)),
-    "rsqrt": torch.rsqrt,
-    "sinh": torch.sinh,
-    "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, x + x),
     "softmax": lambda x: torch.softmax(x, -1),
-    "softplus": functional.softplus,
     "sum": lambda x: x.sum(),
     "sum of rows": lambda x: x.sum(-1),
-    "tan": torch.tan,
     "with logits": lambda x: functional.binary_cross_entropy_with_logits(x, x),
 }
 
 LOWER: dict[str, Op] = {
     "addmm": lambda x: torch.addmm(x[:, :ROWS], x, x.t()),
-    "baddbmm": lambda x: torch.baddbmm(x[None, :, :ROWS], x[None], x.t()[None]),
     "bmm": lambda x: torch.bmm(x[None], x.t()[None]),
     "conv1d": lambda x: functional.conv1d(x[None], x[:, :3][None]),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
     "linear": lambda x: functional.linear(x, x),
-    "matmul": lambda x: x @ x.t(),
-    "mm": lambda x: torch.mm(x, x.t()),
     "mv": lambda x: torch.mv(x, x[0]),
     "sdpa": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
 }
@@ -84,22 +59,15 @@ LOWER: dict[str, Op] = {
 ALONE: dict[str, Op] = {
     "add": lambda x: x + x,
     "cat": lambda x: torch.cat([x, x]),
-    "stack": lambda x: torch.stack([x, x]),
-    "gelu": functional.gelu,
     "silu": functional.silu,
     "mean": lambda x: x.mean(-1),
     "embedding": lambda x: functional.embedding(torch.zeros(2, dtype=torch.long), x),
-    "reflection_pad1d": lambda x: functional.pad(x[None], (1, 1), mode="reflect"),
-    "trace": torch.trace,
-    "sqrt": torch.sqrt,
     "sum told its dtype": lambda x: x.sum(-1, dtype=x.dtype),
     "softmax told its dtype": lambda x: torch.softmax(x, -1, dtype=x.dtype),
 }
 
 WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "addcdiv": lambda x, y: torch.addcdiv(x, y, y),
     "addcmul": lambda x, y: torch.addcmul(x, x, y),
-    "atan2": torch.atan2,
     "dot": lambda x, y: torch.dot(x[0], y[0]),
     "index_put": lambda x, y: x.index_put((torch.zeros(1, dtype=torch.long),), y[0]),
     "scatter_add": lambda x, y: x.scatter_add(0, torch.zeros(1, COLUMNS, dtype=torch.long), y),
@@ -126,13 +94,7 @@ def run(op: Op, dtype: torch.dtype, tensors: Callable[[], Any], autocast: Callab
 
 
 def test_the_lists_here_are_the_installed_torchs() -> None:
-    lists = [
-        rules.LOWER_PRECISION,
-        rules.FLOAT32,
-        rules.FLOAT32_BY_DTYPE,
-        frozenset(rules.FLOAT32_BY_OVERLOAD),
-        rules.WIDEST,
-    ]
+    lists = [rules.LOWER_PRECISION, rules.FLOAT32, rules.FLOAT32_BY_DTYPE, {*rules.FLOAT32_BY_OVERLOAD}, rules.WIDEST]
     named = frozenset({rules.REFUSED}).union(*lists)
     assert len(named) == 1 + sum(len(names) for names in lists), "an operator has one policy"
     of_cudnn = {"cudnn_convolution", "cudnn_convolution_transpose"}
@@ -214,20 +176,6 @@ def test_a_step_allocates_what_cudas_casts_do(tensors: Callable[[], Any]) -> Non
     assert births(tensors, lambda: layer(x).sum() + layer(x).sum()).count(100 * 50 * 2) == 1, "one cast for all uses"
 
 
-@REAL_AND_FAKE
-def test_gradients_come_back_in_the_dtype_of_their_tensors(tensors: Callable[[], Any]) -> None:
-    with tensors():
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
-        x = torch.ones(2, 8, dtype=torch.bfloat16, requires_grad=True)
-        with cuda_autocast(), bf16():
-            loss = functional.cross_entropy(model(x), torch.zeros(2, dtype=torch.long))
-            assert loss.dtype is torch.float32
-        loss.backward()
-    assert x.grad is not None
-    assert x.grad.dtype is torch.bfloat16
-    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}  # type: ignore[union-attr]
-
-
 def test_gradients_are_those_of_the_explicit_casts() -> None:
     cast, plain = (sample(torch.bfloat16).requires_grad_() for _ in range(2))
     with cuda_autocast(), bf16():
@@ -250,6 +198,10 @@ def test_without_autocast_nothing_is_cast(autocast: Callable[[], Any]) -> None:
 def test_the_cpus_policy_is_given_back(raises: bool) -> None:
     before = rules._registered("AutocastCPU")
     with pytest.raises(ZeroDivisionError) if raises else nullcontext(), cuda_autocast():
+        with cuda_autocast():
+            pass
+        with bf16():
+            assert sample(torch.bfloat16).exp().dtype is torch.float32, "the outer policy is still there"
         if raises:
             raise ZeroDivisionError
     assert rules._registered("AutocastCPU") == before
@@ -261,16 +213,6 @@ def test_the_cpus_policy_is_given_back(raises: bool) -> None:
     with bf16(), Recorder().recording() as recorder:
         torch.cat([low, wide])
     assert len(recorder.trace().blocks) == 2, "the CPU casts before it joins"
-
-
-def test_a_policy_within_a_policy_gives_back_the_outer_one() -> None:
-    with cuda_autocast():
-        with cuda_autocast():
-            pass
-        with bf16():
-            assert sample(torch.bfloat16).exp().dtype is torch.float32
-    with bf16():
-        assert sample(torch.bfloat16).exp().dtype is torch.bfloat16
 
 
 def test_operators_of_cudnn_that_only_a_cuda_build_registers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

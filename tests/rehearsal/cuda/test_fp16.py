@@ -7,12 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from real_run import VARIANTS, Case, assert_alike, births, case, rehearsal_of, trained
 
 from autotrain_mem.rehearsal.cuda import rules
-from autotrain_mem.rehearsal.cuda.rules import fp16_on_cpu
 from autotrain_mem.spec import Phase
 
 Folder = Callable[[str], pathlib.Path]
@@ -58,11 +55,3 @@ def test_a_t4_has_a_fused_attention_kernel_for_fp16_and_none_for_bf16(model_fold
     t4 = (7, 5)
     half, brain = (case("sft", model_folder("qwen2"), fp16=on, use_peft=True) for on in (True, False))
     assert sum(birth[2] for birth in forward(half, t4)) < sum(birth[2] for birth in forward(brain, t4))
-
-
-def test_the_cpu_is_left_as_it_was() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    with fp16_on_cpu():
-        assert Accelerator(mixed_precision="fp16", cpu=True).native_amp
-    assert not Accelerator(mixed_precision="fp16", cpu=True).native_amp
-    AcceleratorState._reset_state(reset_partial_state=True)

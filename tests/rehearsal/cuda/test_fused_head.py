@@ -6,16 +6,14 @@ import importlib.util
 import sys
 from contextlib import nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from trace_reading import sizes
+from trace_reading import recorded_step
 
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
-from autotrain_mem.rehearsal.known_values import KnownValues, known_value
-from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.rehearsal.known_values import known_value
+from autotrain_mem.spec import Owner
 
 HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
 needs_fused_head = pytest.mark.skipif(not HAS_FUSED_HEAD, reason="TRL 1.16 brought the fused head")
@@ -46,23 +44,16 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.float32) -> tuple[list[int], Any, Any]:
-    """Births of a forward and a backward pass, the outputs, and the model."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
-    from transformers.utils import import_utils
+    """Births of a forward and a backward pass, with the model's and the batch's, the outputs, and the model."""
 
-    given, lens = batch(), fused_head_stand_ins() if stand_ins else nullcontext()
-    with mode, lens, patch.object(import_utils, "is_fake_tensor", lambda value: False):
-        values = KnownValues(mode) if isinstance(mode, FakeTensorMode) else None
-        model = model_with_head(weights)
-        recorder = Recorder(values.run) if values is not None else Recorder()
-        recorder.adopt_model(model)
-        arrived = values.arrive(given) if values is not None else given
-        recorder.adopt_batch(arrived.values())
-        known = len(recorder.trace().blocks)
-        with recorder.recording():
-            outputs = model(**arrived, fused_lm_head=True)
-            outputs.loss.backward()
-    return sizes(recorder.trace())[known:], outputs, model
+    def step(model: Any, batch: Any) -> Any:
+        outputs = model(**batch, fused_lm_head=True)
+        outputs.loss.backward()
+        return outputs
+
+    rules = fused_head_stand_ins() if stand_ins else nullcontext()
+    trace, outputs, model = recorded_step(lambda: model_with_head(weights), batch(), rules, step, fake=fake)
+    return [block.size_bytes for block in trace.blocks if block.owner is not Owner.WEIGHTS], outputs, model
 
 
 @needs_fused_head
@@ -84,22 +75,20 @@ def test_values_and_gradients_are_those_of_trls_own_path() -> None:
 
 
 @needs_fused_head
-@pytest.mark.parametrize("fake", [True, False], ids=["fake", "real"])
-def test_only_tokens_with_a_label_are_scored(fake: bool) -> None:
+def test_only_tokens_with_a_label_are_scored() -> None:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    births, _, _ = trained(fake)
+    births, _, _ = trained(fake=True)
     tile = _CHUNKED_LOGPROB_CHUNK_SIZE * 4
     assert births.count(SCORED * tile) == 2, "one buffer in the forward pass, one in the backward pass"
     assert ROWS * (TOKENS - 1) * tile not in births
 
 
 @needs_fused_head
-@pytest.mark.parametrize("fake", [True, False], ids=["fake", "real"])
-def test_a_tile_is_folded_without_copies(fake: bool) -> None:
+def test_a_tile_is_folded_without_copies() -> None:
     """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
-    births, _, _ = trained(fake, weights=torch.bfloat16)
-    theirs, _, _ = trained(fake, stand_ins=False, weights=torch.bfloat16)
+    births, _, _ = trained(fake=True, weights=torch.bfloat16)
+    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
     assert SCORED * VOCABULARY * 4 not in births
     assert ROWS * (TOKENS - 1) * VOCABULARY * 4 in theirs
     # float32 copies of the head: its gradient's accumulator alone, where TRL's path casts the weights as well.

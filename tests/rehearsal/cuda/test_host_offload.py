@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
-import object_trainer
 import pytest
 import torch
-from real_run import peak
+from object_trainer import rehearsed, sft_trainer, trained
+from real_run import births, peak
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -23,39 +23,22 @@ from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.work import Kind
 from autotrain_mem.trainers.host_optimizer import offload_to_host
 
-
-@pytest.fixture(scope="module")
-def folder(model_folder: Callable[[str], pathlib.Path]) -> str:
-    return str(model_folder("qwen2"))
+Build = Callable[[], Any]
 
 
-def build(
-    folder: str,
-    output_dir: pathlib.Path,
-    prepare: Callable[[Any], None] = lambda trainer: None,
-    *,
-    peft: bool = False,
-    **arguments: Any,
-) -> Any:
+@pytest.fixture
+def building(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[..., Build]:
+    """``building(activation_offloading=True)``: what builds a trainer with these settings."""
     from peft import LoraConfig
 
-    beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
-    trainer = object_trainer.sft_trainer(folder, output_dir, beside, **arguments)
-    prepare(trainer)
-    return trainer
+    def build(*, peft: bool = False, optimizer_on_host: bool = False, **arguments: Any) -> Any:
+        beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
+        trainer = sft_trainer(str(model_folder("qwen2")), tmp_path, beside, **arguments)
+        if optimizer_on_host:
+            offload_to_host(trainer)
+        return trainer
 
-
-def rehearsed(*args: Any, **arguments: Any) -> Trace:
-    return object_trainer.rehearsed(partial(build, *args, **arguments))
-
-
-def real(*args: Any, **arguments: Any) -> tuple[Trace, torch.nn.Module]:
-    trace, trainer = object_trainer.trained(partial(build, *args, **arguments))
-    return trace, trainer.model
-
-
-def births(trace: Trace) -> list[tuple[str, str, int]]:
-    return [(phase.value, block.owner.value, block.size_bytes) for phase, sign, block in trace.walk() if sign > 0]
+    return lambda **settings: partial(build, **settings)
 
 
 # -- activation offloading -----------------------------------------------------------------------------------------
@@ -64,16 +47,20 @@ def births(trace: Trace) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
 def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allocates(
-    checkpointing: bool, peft: bool, folder: str, tmp_path: pathlib.Path
+    checkpointing: bool, peft: bool, building: Callable[..., Build]
 ) -> None:
-    arguments = {"activation_offloading": True, "gradient_checkpointing": checkpointing, "peft": peft}
-    fake, (true, _) = rehearsed(folder, tmp_path, **arguments), real(folder, tmp_path, **arguments)
-    assert births(fake) == births(true)
+    build = building(activation_offloading=True, gradient_checkpointing=checkpointing, peft=peft)
+    fake, (true, _) = rehearsed(build), trained(build)
+    assert_same_births(fake, true)
     assert [block.stream for block in fake.blocks] == [block.stream for block in true.blocks]
     assert {block.stream for block in fake.blocks} == {0, 1}
     assert [use[1:] for use in fake.stream_uses] == [use[1:] for use in true.stream_uses]
-    assert peak(fake) == peak(true)
     assert peak(fake, Owner.ACTIVATIONS) == peak(true, Owner.ACTIVATIONS)
+
+
+def assert_same_births(fake: Trace, true: Trace) -> None:
+    assert [birth[:3] for birth in births(fake)] == [birth[:3] for birth in births(true)]
+    assert peak(fake) == peak(true)
 
 
 def copied(trace: Trace, kind: Kind) -> dict[Phase, float]:
@@ -85,48 +72,43 @@ def copied(trace: Trace, kind: Kind) -> dict[Phase, float]:
     return found
 
 
-def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(folder: str, tmp_path: pathlib.Path) -> None:
-    trace = rehearsed(folder, tmp_path, activation_offloading=True, gradient_checkpointing=False)
+def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(building: Callable[..., Build]) -> None:
+    trace = rehearsed(building(activation_offloading=True, gradient_checkpointing=False))
     gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     # The last to leave may come back before their copy is done, and are then taken from where they were.
     assert 0.9 * gone < back <= gone
 
 
-def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights(folder: str, tmp_path: pathlib.Path) -> None:
-    trace = rehearsed(folder, tmp_path, offload_to_host, optim="adamw_torch_fused")
-    weights = sum({block.module: block.size_bytes for block in trace.blocks if block.owner is Owner.GRADIENTS}.values())
-    assert copied(trace, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
-    assert copied(trace, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
-
-
-def test_offloaded_activations_train_the_same_weights_in_less_memory(folder: str, tmp_path: pathlib.Path) -> None:
-    less, trained = real(folder, tmp_path, activation_offloading=True, gradient_checkpointing=False)
-    more, expected = real(folder, tmp_path, gradient_checkpointing=False)
+def test_offloaded_activations_train_the_same_weights_in_less_memory(building: Callable[..., Build]) -> None:
+    less, changed = trained(building(activation_offloading=True, gradient_checkpointing=False))
+    more, expected = trained(building(gradient_checkpointing=False))
     assert peak(less, Owner.ACTIVATIONS) < peak(more, Owner.ACTIVATIONS)
-    assert_same_weights(trained, expected)
-
-
-def assert_same_weights(model: torch.nn.Module, expected: torch.nn.Module) -> None:
-    weights = dict(expected.named_parameters())
-    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    weights = dict(expected.model.named_parameters())
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in changed.model.named_parameters())
 
 
 REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, fake_tensors], ids=["real", "fake"])
 ELEMENTS = 1000
 
 
-def chain(layers: int, *, offload: bool, elements: int = ELEMENTS) -> Trace:
-    """What is recorded of ``layers`` times sin, each of which saves its input."""
-    recorder = Recorder()
+@contextmanager
+def recording(model: Any = None, *, offload: bool = True, recorder: Recorder | None = None) -> Iterator[Recorder]:
+    """Inside, what a forward pass saves goes to the host, and the device is recorded."""
+    recorder = recorder or Recorder()
     with host_offloading(recorder):
-        model = torch.nn.Linear(2, 2)
+        model = model or torch.nn.Linear(2, 2)
         context = activation_offloading.get_act_offloading_ctx_manager(model) if offload else nullcontext()
-        x = torch.linspace(0, 1, elements).requires_grad_()
         with recorder.recording(), context:
-            out = x
-            for _ in range(layers):
-                out = (out * 1.5).sin()
-            out.sum().backward()
+            yield recorder
+
+
+def chain(*, offload: bool) -> Trace:
+    """What is recorded of 40 times sin, each of which saves its input."""
+    out = torch.linspace(0, 1, ELEMENTS).requires_grad_()
+    with recording(offload=offload) as recorder:
+        for _ in range(40):
+            out = (out * 1.5).sin()
+        out.sum().backward()
     return recorder.trace()
 
 
@@ -137,7 +119,7 @@ def test_few_activations_are_on_the_device_at_once_and_what_comes_back_is_born_a
     """TRL keeps the five last, whose copy may still run (``max_fwd_stash_size``), and copies on one stream of its own,
     beside the default one on which the rest of the training stays."""
     with tensors():
-        offloaded, kept = (chain(40, offload=offload) for offload in (True, False))
+        offloaded, kept = (chain(offload=offload) for offload in (True, False))
     assert peak(kept) >= 40 * ELEMENTS * 4
     assert peak(offloaded) <= 10 * ELEMENTS * 4
     still_leaving = 5
@@ -151,12 +133,9 @@ def test_few_activations_are_on_the_device_at_once_and_what_comes_back_is_born_a
 
 
 def test_a_copy_that_is_contiguous_for_the_way_out_is_born_there_too() -> None:
-    recorder = Recorder()
-    with host_offloading(recorder):
-        x = torch.ones(64, 32, requires_grad=True)
-        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
-        with recorder.recording(), context:
-            (x * 2).t().sin()
+    x = torch.ones(64, 32, requires_grad=True)
+    with recording() as recorder:
+        (x * 2).t().sin()
     (copy,) = [block for block in recorder.trace().blocks if block.stream == 1]
     assert copy.size_bytes == 64 * 32 * 4
 
@@ -166,18 +145,15 @@ def test_what_is_still_referred_to_after_its_node_is_recorded_as_used_on_the_def
     tensors: Callable[[], Any],
 ) -> None:
     """TRL's own case for ``record_stream``: something has kept a view of the tensor that came back."""
-    recorder = Recorder()
-    with tensors(), host_offloading(recorder):
+    with tensors():
         _Keep.kept = []
         out = torch.ones(ELEMENTS, requires_grad=True)
-        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
-        with recorder.recording(), context:
+        with recording() as recorder:
             for _ in range(10):
                 out = _Keep.apply(out * 1.5)
             out.sum().backward()
         trace = recorder.trace()
         _Keep.kept = []
-    assert trace.stream_uses
     assert {use.stream for use in trace.stream_uses} == {0}
     assert {trace.blocks[use.block - 1].stream for use in trace.stream_uses} == {1}
     born = {event: index for index, event in enumerate(trace.events) if event > 0}
@@ -204,29 +180,14 @@ class _Keep(torch.autograd.Function):
 @REAL_OR_FAKE
 def test_a_view_is_not_taken_for_its_neighbour(tensors: Callable[[], Any]) -> None:
     """TRL tells storages apart by address plus offset: fake ones all lie at 0, and numbered ones lie close together."""
-    with tensors(), host_offloading():
+    with tensors():
         out = torch.ones(ELEMENTS, requires_grad=True)
-        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
-        with Recorder().recording() as recorder, context:
+        with recording() as recorder:
             for _ in range(20):
                 out = (out * 1.5)[1:].sin()
                 out = (out * 1.5).sin()
             out.sum().backward()
     assert peak(recorder.trace()) <= 12 * ELEMENTS * 4, "five sent away, each with the view's copy, and two of now"
-
-
-def test_without_the_rules_a_cpu_run_needs_an_accelerator() -> None:
-    """What the rule is for: should TRL offload from the CPU one day, it can go."""
-    with pytest.raises(AttributeError):
-        activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
-
-
-@REAL_OR_FAKE
-def test_a_tensor_below_a_kibibyte_stays(tensors: Callable[[], Any]) -> None:
-    """``min_offload_size``, TRL's default."""
-    with tensors():
-        offloaded, kept = (chain(40, offload=offload, elements=255) for offload in (True, False))
-    assert peak(offloaded) == peak(kept)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +206,8 @@ def test_a_view_comes_back_as_it_left(view: Callable[[torch.Tensor], torch.Tenso
     def gradient(offload: bool) -> torch.Tensor:
         torch.manual_seed(0)
         x = torch.randn(32, 64, requires_grad=True)
-        model = torch.nn.Linear(2, 2)
-        with host_offloading():
-            context = activation_offloading.get_act_offloading_ctx_manager(model) if offload else nullcontext()
-            with context:
-                (view(x * 2).sin() * view(x.exp())).sum().backward()
+        with recording(offload=offload):
+            (view(x * 2).sin() * view(x.exp())).sum().backward()
         assert x.grad is not None
         return x.grad
 
@@ -259,12 +217,12 @@ def test_a_view_comes_back_as_it_left(view: Callable[[torch.Tensor], torch.Tenso
 @REAL_OR_FAKE
 def test_weights_do_not_leave_the_device(tensors: Callable[[], Any]) -> None:
     """Neither as parameters nor as the transposed views that a product saves."""
-    with tensors(), host_offloading():
+    recorder = Recorder()
+    with tensors():
         model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(20)])
         x = torch.ones(1, 64, requires_grad=True)
-        recorder = Recorder()
         recorder.adopt_model(model)
-        with recorder.recording(), activation_offloading.get_act_offloading_ctx_manager(model):
+        with recording(model, recorder=recorder):
             model(x).sum().backward()
     weights_and_gradients = 20 + 20
     assert Counter(block.size_bytes for block in recorder.trace().blocks)[64 * 64 * 4] == weights_and_gradients
@@ -273,12 +231,11 @@ def test_weights_do_not_leave_the_device(tensors: Callable[[], Any]) -> None:
 def test_the_values_of_fake_data_come_back_with_them() -> None:
     """What is known about token ids and masks is known after their way to the host too."""
     ids = torch.arange(1000)
-    with fake_tensors() as mode, host_offloading():
+    with fake_tensors() as mode:
         values = KnownValues(mode)
-        context = activation_offloading.get_act_offloading_ctx_manager(torch.nn.Linear(2, 2))
         batch = values.arrive({"ids": ids})
         weight = torch.ones(1000, requires_grad=True)
-        with Recorder(values.run).recording(), context:
+        with recording(recorder=Recorder(values.run)):
             out = _Scale.apply(weight, batch["ids"] * 3)
             for _ in range(20):
                 out = out.sin()
@@ -308,29 +265,22 @@ class _Scale(torch.autograd.Function):
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adagrad"])  # adagrad starts with state
 def test_a_rehearsal_with_the_optimizer_on_the_host_allocates_what_the_real_run_allocates(
-    optim: str, folder: str, tmp_path: pathlib.Path
+    optim: str, building: Callable[..., Build]
 ) -> None:
-    fake = rehearsed(folder, tmp_path, offload_to_host, optim=optim)
-    true, _ = real(folder, tmp_path, offload_to_host, optim=optim)
-    assert births(fake) == births(true)
-    assert peak(fake) == peak(true)
+    build = building(optimizer_on_host=True, optim=optim)
+    assert_same_births(rehearsed(build), trained(build)[0])
 
 
-def test_with_the_optimizer_on_the_host_its_state_and_temporaries_are_not_on_the_device(
-    folder: str, tmp_path: pathlib.Path
+def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
+    building: Callable[..., Build],
 ) -> None:
-    on_host, on_device = rehearsed(folder, tmp_path, offload_to_host), rehearsed(folder, tmp_path)
-    assert peak(on_device, Owner.OPTIMIZER_STATE) > 0
+    on_host, on_device = (rehearsed(building(optimizer_on_host=there)) for there in (True, False))
+    gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
+    weights = sum(gradients.values())
+    assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
+    assert copied(on_host, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
     assert peak(on_host, Owner.OPTIMIZER_STATE) == 0
-    assert peak(on_host, Owner.WEIGHTS) == peak(on_device, Owner.WEIGHTS)
-    assert peak(on_host, Owner.GRADIENTS) == peak(on_device, Owner.GRADIENTS)
+    for owner in (Owner.WEIGHTS, Owner.GRADIENTS):
+        assert peak(on_host, owner) == peak(on_device, owner)
     saved = peak(on_device) - peak(on_host)
-    assert saved > 0.99 * peak(on_device, Owner.OPTIMIZER_STATE), "all of it, or the peak moves into the backward pass"
-
-
-def test_a_simulated_run_with_the_optimizer_on_the_host_trains_the_same_weights(
-    folder: str, tmp_path: pathlib.Path
-) -> None:
-    _, trained = real(folder, tmp_path, offload_to_host, optim="adamw_torch_fused")
-    _, expected = real(folder, tmp_path, optim="adamw_torch_fused")
-    assert_same_weights(trained, expected)
+    assert saved > 0.99 * peak(on_device, Owner.OPTIMIZER_STATE) > 0, "all, or the peak moves into the backward pass"

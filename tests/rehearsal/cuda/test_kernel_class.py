@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from nouns import TRL_DEFAULTS
-from tiny import tiny_folder
+from real_run import case, rehearsal_of
 
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.rehearsal.cuda import attention, workspaces
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, _efficient_workspace_bytes
-from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Capability, choose
+from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Capability, Inputs, choose
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
-from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.spec import Job
 from autotrain_mem.spec.hardware import kernel_class
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
@@ -27,19 +24,14 @@ HEADS = (16, 20, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 288)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def test_a_class_is_named_by_one_of_its_own_cards() -> None:
-    assert {kernel_class(kernel_class(capability)) for capability in CAPABILITIES} == {
-        kernel_class(capability) for capability in CAPABILITIES
-    }
-    assert {kernel_class(capability) for capability in MERGED} <= set(CAPABILITIES)
-    assert len({kernel_class(capability) for capability in CAPABILITIES}) < len(CAPABILITIES)
-
-
-def test_an_unknown_card_is_a_class_of_its_own() -> None:
+def test_a_class_is_named_by_one_of_its_own_cards_and_an_unknown_card_is_one_of_its_own() -> None:
+    classes = {kernel_class(capability) for capability in CAPABILITIES}
+    assert {kernel_class(one) for one in classes} == classes
+    assert classes < set(CAPABILITIES)
     assert [kernel_class(capability) for capability in ((6, 1), (8, 7), (12, 1))] == [(6, 1), (8, 7), (12, 1)]
 
 
-def calls(rows: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def calls(rows: int) -> list[Inputs]:
     """Queries, keys and values of every head size and dtype, with grouped heads and without; they hold no bytes."""
 
     def tensor(heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -54,13 +46,13 @@ def calls(rows: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
 def decisions(capability: Capability) -> list[tuple[Any, ...]]:
     """Which kernel every call takes, and the workspace that memory-efficient attention would take for it."""
     found: list[tuple[Any, ...]] = []
-    for query, key, value in [*calls(1), *calls(300)]:
-        mask = torch.empty(2, 1, query.size(2), key.size(2), device="meta")
+    for inputs in [*calls(1), *calls(300)]:
+        mask = torch.empty(2, 1, inputs[0].size(2), inputs[1].size(2), device="meta")
         for bias, dropout, causal in itertools.product((None, mask), (0.0, 0.1), (False, True)):
             facts: dict[str, Any] = {"dropout": dropout, "is_causal": causal, "enable_gqa": True}
-            found.append((choose(query, key, value, bias, capability=capability, **facts),))
-        call = Call(backend=Backend.EFFICIENT, capability=capability)
-        found.append((_efficient_workspace_bytes(query, key, value, call),))
+            found.append((choose(inputs, bias, capability=capability, **facts),))
+        call = Call(Backend.EFFICIENT, capability)
+        found.append((_efficient_workspace_bytes(inputs, call),))
     found += [
         (attention.why_not("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7
     ]
@@ -88,15 +80,12 @@ def test_the_card_that_stands_for_a_class_takes_no_less_for_a_sum_over_rows(capa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
-def test_rehearsals_for_cards_of_one_class_are_the_same(tmp_path: pathlib.Path, family: str) -> None:
-    model = tiny_folder(tmp_path / family, family)
-    job = Job(method="sft", model=str(model), dataset=None, arguments={"bf16": False})
-    knobs = replace(TRL_DEFAULTS, per_device_train_batch_size=2, max_length=48, gradient_checkpointing=False)
+def test_rehearsals_for_cards_of_one_class_are_the_same(model_folder: Callable[[str], pathlib.Path]) -> None:
+    one = case("sft", model_folder("gemma3"), {"bf16": False}, gradient_checkpointing=False)
 
     def trace(capability: Capability) -> tuple[Any, ...]:
-        found = rehearse(job, knobs, 48, str(tmp_path), capability)
-        return found.blocks, found.events, found.not_counted
+        rehearsed = rehearsal_of(one.job, one.knobs, one.length, compute_capability=capability)
+        return rehearsed.blocks, rehearsed.events, rehearsed.not_counted
 
     for capability in MERGED:
         assert trace(capability) == trace(kernel_class(capability))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -39,22 +39,17 @@ def options(kind: str) -> dict[str, Any]:
     return {"dtype": torch.bfloat16, **quantization}
 
 
-def fake_load(path: Any, kind: str = "full", **more: Any) -> Trace:
-    with fake_tensors(), without_weights():
-        recorder = Recorder()
-        with cuda_loading(recorder):
-            model = AutoModelForCausalLM.from_pretrained(path, **{"device_map": "auto", **options(kind), **more})
+def loaded(path: Any, kind: str = "full", *, fake: bool = True, **more: Any) -> Trace:
+    """What is recorded of a model while it is loaded."""
+    recorder = Recorder()
+    with ExitStack() as stack:
+        if fake:
+            stack.enter_context(fake_tensors())
+            stack.enter_context(without_weights())
+        stack.enter_context(cuda_loading(recorder))
+        model = AutoModelForCausalLM.from_pretrained(path, **{"device_map": "auto", **options(kind), **more})
         trace = recorder.trace()
         del model
-    return trace
-
-
-def real_load(path: Any, kind: str = "full") -> Trace:
-    recorder = Recorder()
-    with cuda_loading(recorder):
-        model = AutoModelForCausalLM.from_pretrained(path, device_map="auto", **options(kind))
-    trace = recorder.trace()
-    del model
     return trace
 
 
@@ -63,40 +58,29 @@ def names(trace: Trace) -> list[str]:
     return [block.module for _, sign, block in trace.walk() if sign > 0 and block.owner is Owner.WEIGHTS]
 
 
-@contextmanager
-def as_on_a_gpu() -> Iterator[list[int]]:
-    """Bytes that transformers' warm-up asks for, on an empty GPU with a TiB."""
+def transformers_warm_up(path: Any, kind: str) -> int:
+    """Bytes that ``caching_allocator_warmup`` asks for on an empty GPU with a TiB, called where transformers does."""
     asked: list[int] = []
+    read = PreTrainedModel._load_pretrained_model
 
     def empty(elements: int, dtype: torch.dtype, **where: Any) -> None:
         asked.append(elements * dtype.itemsize)
 
-    with (
-        patch.object(torch.cuda, "mem_get_info", lambda index: (1 << 40, 1 << 40)),
-        patch.object(torch.cuda, "memory_reserved", lambda index: 0),
-        patch.object(torch.cuda, "memory_allocated", lambda index: 0),
-        patch.object(torch.cuda, "current_device", lambda: 0),
-        patch.object(modeling_utils.torch, "empty", empty),
-    ):
-        yield asked
-
-
-def transformers_warm_up(path: Any, kind: str) -> int:
-    """By ``caching_allocator_warmup`` itself, called where transformers calls it."""
-    asked: list[int] = []
-    read = PreTrainedModel._load_pretrained_model
-
     def watched(model: Any, state_dict: Any, files: Any, load_config: Any, *more: Any) -> Any:
         devices = dict.fromkeys(model.state_dict(), torch.device("cuda", 0))
-        with as_on_a_gpu() as bytes_asked:
+        gpu = {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (1 << 40, 1 << 40)}
+        answers = {name: (lambda index, answer=answer: answer) for name, answer in gpu.items()}
+        with (
+            patch.multiple(torch.cuda, current_device=lambda: 0, **answers),
+            patch.object(modeling_utils.torch, "empty", empty),
+        ):
             modeling_utils.caching_allocator_warmup(model, devices, load_config.hf_quantizer)
-        asked.extend(bytes_asked)
         return read(model, state_dict, files, load_config, *more)
 
     with patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(watched)):
         AutoModelForCausalLM.from_pretrained(path, **options(kind))
-    assert len(asked) == 1
-    return asked[0]
+    (size_bytes,) = asked
+    return size_bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +88,7 @@ def transformers_warm_up(path: Any, kind: str) -> int:
 def test_first_comes_one_block_of_the_size_that_transformers_asks_for_and_goes(
     family: str, kind: str, model_folder: Folder
 ) -> None:
-    trace = fake_load(model_folder(family), kind)
+    trace = loaded(model_folder(family), kind)
     assert list(trace.events[:2]) == [1, -1]
     assert trace.blocks[0].module == WARM_UP
     assert trace.blocks[0].size_bytes == transformers_warm_up(model_folder(family), kind)
@@ -112,36 +96,33 @@ def test_first_comes_one_block_of_the_size_that_transformers_asks_for_and_goes(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_born_in_the_order_in_which_transformers_loads_them(family: str, model_folder: Folder) -> None:
-    loaded: list[str] = []
+    names_set: list[str] = []
     set_one = core_model_loading.set_param_for_module
 
     def watched(model: Any, name: str, *args: Any) -> None:
-        loaded.append(name)
+        names_set.append(name)
         set_one(model, name, *args)
 
     with patch.object(core_model_loading, "set_param_for_module", watched):
         model = AutoModelForCausalLM.from_pretrained(model_folder(family))
-    born = names(fake_load(model_folder(family)))
-    assert born[: len(loaded)] == loaded
-    assert set(born[len(loaded) :]) == {name for name, _ in model.named_non_persistent_buffers()}
-    assert len(loaded) >= 20
+    born = names(loaded(model_folder(family)))
+    assert born[: len(names_set)] == names_set
+    assert set(born[len(names_set) :]) == {name for name, _ in model.named_non_persistent_buffers()}
+    assert len(names_set) >= 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_a_rehearsed_load_is_a_real_one(family: str, kind: str, model_folder: Folder) -> None:
-    fake, real = fake_load(model_folder(family), kind), real_load(model_folder(family), kind)
+    fake, real = (loaded(model_folder(family), kind, fake=fake) for fake in (True, False))
     assert fake.events == real.events
     assert fake.blocks == real.blocks
 
 
-def test_what_is_loaded_without_a_map_of_devices_is_not_on_the_device(model_folder: Folder) -> None:
-    """GRPO's reward models: the trainer moves them when it is there."""
-    assert not fake_load(model_folder("qwen2"), device_map=None).events
-
-
-def test_a_quantizer_asks_for_a_map_of_its_own(model_folder: Folder) -> None:
-    asked, unasked = (fake_load(model_folder("qwen2"), "fp4", device_map=given) for given in ("auto", None))
+def test_only_a_quantizer_asks_for_a_map_of_devices_of_its_own(model_folder: Folder) -> None:
+    """GRPO's reward models are loaded without one: the trainer moves them when it is there."""
+    assert not loaded(model_folder("qwen2"), device_map=None).events
+    asked, unasked = (loaded(model_folder("qwen2"), "fp4", device_map=given) for given in ("auto", None))
     assert unasked.events
     assert (unasked.events, unasked.blocks) == (asked.events, asked.blocks)
 
@@ -180,7 +161,7 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_fol
         made = functional.quantize_4bit(source, compress_statistics=nested, quant_type=kind[:3])
         del source
     large = [block.size_bytes for block in recorder.trace().blocks if block.size_bytes >= 64]
-    ours = of_weight(fake_load(model_folder("qwen2"), kind), WEIGHT)
+    ours = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
     table, codes = 1024, Counter([64, 64, 64, 64])  # kept by bitsandbytes for the process; made on the host
     born = Counter(size for sign, size in ours if sign > 0 and size >= 64)
     assert not born - Counter(large)
@@ -193,7 +174,7 @@ def test_a_weight_arrives_whole_and_dies_when_it_is_quantized(
     kind: str, passing: list[int], model_folder: Folder
 ) -> None:
     """768: a float32 scale for each 64 of 64 x 192. 8 bits: once more in float16."""
-    events = of_weight(fake_load(model_folder("qwen2"), kind), WEIGHT)
+    events = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
     assert events[0] == (1, SOURCE)
     assert events[-1] == (-1, SOURCE)
     assert sorted(size for sign, size in events if sign < 0) == sorted(passing)
@@ -201,7 +182,7 @@ def test_a_weight_arrives_whole_and_dies_when_it_is_quantized(
 
 def test_gpt2s_weights_are_turned_over_before_they_are_quantized(model_folder: Folder) -> None:
     source = 64 * 3 * 64 * 2
-    events = of_weight(fake_load(model_folder("gpt2"), "fp4"), "transformer.h.0.attn.c_attn.weight")
+    events = of_weight(loaded(model_folder("gpt2"), "fp4"), "transformer.h.0.attn.c_attn.weight")
     assert events.count((1, source)) == events.count((-1, source)) == 2
 
 

@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import accelerate
 import pytest
 import torch
+import transformers
+from accelerate.utils import memory
 from trace_reading import REAL_AND_FAKE, live, peak_bytes
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
-from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated
+from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
+from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 LAYERS = 4
 ELEMENTS = 1000
@@ -26,25 +30,17 @@ def rules() -> AbstractContextManager[None]:
     return cuda_semantics(Recorder(), (8, 0))
 
 
-class Operators:
-    """The names of the operators that were dispatched."""
+@contextmanager
+def operators() -> Iterator[list[str]]:
+    """The names of the operators that are dispatched inside."""
+    names: list[str] = []
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.names.append(operator._schema.name.removeprefix("aten::"))
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names.append(operator._schema.name.removeprefix("aten::"))
         return operator(*args, **kwargs)
 
-    def foreach(self) -> list[str]:
-        return [name for name in self.names if name.startswith("_foreach")]
-
-
-@contextmanager
-def watched() -> Iterator[Operators]:
-    operators = Operators()
-    with Recorder(operators.run).recording():
-        yield operators
+    with Recorder(run).recording():
+        yield names
 
 
 def parameters_with_gradients() -> list[torch.nn.Parameter]:
@@ -66,10 +62,10 @@ def test_an_optimizer_works_on_all_parameters_at_once(
 ) -> None:
     with tensors(), rules():
         optimizer = kind(parameters_with_gradients())
-        with watched() as operators:
+        with operators() as names:
             optimizer.step()
-    assert operators.foreach()
-    assert operators.names.count("addcdiv_") == 0, "nothing goes parameter by parameter"
+    assert any(name.startswith("_foreach") for name in names)
+    assert "addcdiv_" not in names, "nothing goes parameter by parameter"
 
 
 @REAL_AND_FAKE
@@ -102,19 +98,19 @@ def temporaries_of_a_step() -> int:
 def test_an_optimizer_that_is_told_how_to_step_is_obeyed(choice: str, operator: str) -> None:
     with rules():
         optimizer = torch.optim.AdamW(parameters_with_gradients(), **{choice: choice == "fused"})
-        with watched() as operators:
+        with operators() as names:
             optimizer.step()
-    assert operator in operators.names
-    assert "_foreach_addcdiv_" not in operators.names
+    assert operator in names
+    assert "_foreach_addcdiv_" not in names
 
 
 @REAL_AND_FAKE
 def test_gradient_clipping_takes_the_foreach_path(tensors: Callable[[], Any]) -> None:
     with tensors(), rules():
         parameters = parameters_with_gradients()
-        with watched() as operators:
+        with operators() as names:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-    assert {"_foreach_norm", "_foreach_mul_"} <= set(operators.names)
+    assert {"_foreach_norm", "_foreach_mul_"} <= set(names)
 
 
 # -- dropout -------------------------------------------------------------------------------------------------------
@@ -153,7 +149,36 @@ def test_the_trivial_cases_of_dropout_are_as_without_the_rules(p: float, trainin
     assert out.tolist() == [expected] * 10
 
 
-# -- restoring -----------------------------------------------------------------------------------------------------
+# -- emptied caches ------------------------------------------------------------------------------------------------
+
+
+def trl_empty_cache() -> None:
+    from trl.experimental.utils import empty_cache
+
+    empty_cache()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.cuda.empty_cache(),
+        lambda: memory.clear_device_cache(),
+        lambda: transformers.trainer.clear_device_cache(),
+        lambda: memory.release_memory(None),
+        lambda: accelerate.Accelerator(cpu=True).free_memory(),
+        trl_empty_cache,
+    ],
+    ids=["torch", "accelerate", "transformers", "release_memory", "free_memory", "trl"],
+)
+def test_every_way_to_empty_a_devices_cache_is_recorded_once(call: Callable[[], Any]) -> None:
+    recorder = Recorder()
+    with recorded_empty_cache(recorder):
+        call()
+    call()
+    assert list(recorder.trace().events) == [CACHE_EMPTIED]
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_imitated_is_said() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2ForCausalLM, Qwen2Model
 
 from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
@@ -37,6 +37,12 @@ def fake(auto: Any, path: Any, **options: Any) -> Any:
 def tensors(model: Any) -> list[tuple[str, tuple[int, ...], torch.dtype, bool]]:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     return [(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in named]
+
+
+def assert_alike(made: Any, real: Any) -> None:
+    assert tensors(made) == tensors(real)
+    assert facts(made) == facts(real)
+    assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
 
 
 def facts(model: Any) -> dict[str, Any]:
@@ -65,24 +71,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_is_the_one_that_is_loaded_with_weights(family: str, options: str, model_folder: Folder) -> None:
     real = AutoModelForCausalLM.from_pretrained(model_folder(family), **OPTIONS[options])
-    made = fake(AutoModelForCausalLM, model_folder(family), **OPTIONS[options])
-    assert tensors(made) == tensors(real)
-    assert facts(made) == facts(real)
-    assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
+    assert_alike(fake(AutoModelForCausalLM, model_folder(family), **OPTIONS[options]), real)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reward_model_has_the_head_that_is_asked_for(family: str, model_folder: Folder) -> None:
     real = AutoModelForSequenceClassification.from_pretrained(model_folder(family), num_labels=1)
-    made = fake(AutoModelForSequenceClassification, model_folder(family), num_labels=1)
-    assert tensors(made) == tensors(real)
-    assert facts(made) == facts(real)
-
-
-def test_config_json_is_enough(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    path = bare(model_folder("qwen2"), tmp_path / "bare")
-    made = fake(AutoModelForCausalLM, path, dtype="auto")
-    assert tensors(made) == tensors(AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype="auto"))
+    assert_alike(fake(AutoModelForSequenceClassification, model_folder(family), num_labels=1), real)
 
 
 def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
@@ -101,27 +96,18 @@ def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
 def test_what_an_architecture_keeps_in_float32_stays_so(
     attribute: str, dtype: torch.dtype, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Qwen2ForCausalLM
-
     monkeypatch.setattr(Qwen2ForCausalLM, attribute, ["down_proj"])
     real = Qwen2ForCausalLM.from_pretrained(model_folder("qwen2"), dtype=dtype)
     assert tensors(fake(Qwen2ForCausalLM, model_folder("qwen2"), dtype=dtype)) == tensors(real)
 
 
-def test_tied_embeddings_are_one_parameter(model_folder: Folder) -> None:
-    made = fake(AutoModelForCausalLM, model_folder("qwen2"))
+def test_tied_embeddings_are_one_parameter_on_no_real_device(model_folder: Folder) -> None:
+    made = fake(AutoModelForCausalLM, model_folder("qwen2"), device_map="auto")
     assert made.lm_head.weight is made.model.embed_tokens.weight
-
-
-def test_without_a_fake_mode_the_model_stays_on_the_meta_device(model_folder: Folder) -> None:
+    assert not hasattr(made, "hf_device_map"), "no map is made for the machine that rehearses"
     with without_weights():
         made = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"))
-    assert {tensor.device.type for tensor in made.parameters()} == {"meta"}
-
-
-def test_a_map_of_devices_is_not_made_for_the_machine_that_rehearses(model_folder: Folder) -> None:
-    made = fake(AutoModelForCausalLM, model_folder("qwen2"), device_map="auto")
-    assert not hasattr(made, "hf_device_map")
+    assert {tensor.device.type for tensor in made.parameters()} == {"meta"}, "without a fake mode"
 
 
 REMOTE = """
@@ -147,14 +133,9 @@ def test_a_model_that_brings_its_own_code_is_made_alike(
     assert all(isinstance(tensor, FakeTensor) for tensor in made.parameters())
 
 
-def test_a_model_without_a_head_is_refused(model_folder: Folder) -> None:
-    from transformers import Qwen2Model
-
+def test_a_model_without_a_head_and_attention_that_is_not_installed_are_refused(model_folder: Folder) -> None:
     with pytest.raises(UnsupportedModelError, match="no output head"):
         fake(Qwen2Model, model_folder("qwen2"))
-
-
-def test_attention_that_is_not_installed_is_said(model_folder: Folder) -> None:
     with pytest.raises(UnsupportedModelError, match="attn") as caught:
         fake(AutoModelForCausalLM, model_folder("qwen2"), attn_implementation="no_such_attention")
     assert "--attn_implementation" in caught.value.hint
@@ -172,7 +153,7 @@ def test_neither_adapters_nor_generation_defaults_are_looked_up_on_the_network(
 ) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
     import huggingface_hub
-    from transformers import AutoConfig, Qwen2ForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_folder("qwen2"))
     asked: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from tiny import tiny_config
 
 from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
 from autotrain_mem.rehearsal.model.truncated_depth import (
-    layer_pattern,
     model_pattern,
+    pattern_of,
     shorten,
     shorten_model,
     with_layers,
@@ -55,6 +56,12 @@ def rehearsed(one: Case, **options: Any) -> Trace:
     return rehearsal_of(one.job, one.knobs, one.length, **options)
 
 
+def assert_same(told: Trace | None, whole: Trace) -> None:
+    assert told is not None
+    assert story(told) == story(whole)
+    assert told.operators == whole.operators
+
+
 # -- the whole from a part -----------------------------------------------------------------------------------------
 
 
@@ -77,11 +84,7 @@ def test_few_layers_tell_every_event_of_a_whole_rehearsal(
     held_back = LAYERS_HELD_BACK if one.knobs.activation_offloading else 0
     depths = Depths(short=held_back + 1, long=held_back + 3, whole=DEPTH if held_back else 5)
     short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
-    told = expand(short, long, depths)
-    assert told is not None
-    whole = rehearsed(one, layers=None if held_back else depths.whole)
-    assert story(told) == story(whole)
-    assert told.operators == whole.operators
+    assert_same(expand(short, long, depths), rehearsed(one, layers=None if held_back else depths.whole))
 
 
 @pytest.mark.slow
@@ -102,10 +105,7 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
         return told
 
     told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=5))
-    whole = rehearsal_of(one.job, one.knobs, length, layers=5)
-    assert told is not None
-    assert story(told) == story(whole)
-    assert told.operators == whole.operators
+    assert_same(told, rehearsal_of(one.job, one.knobs, length, layers=5))
 
 
 @pytest.mark.slow
@@ -131,13 +131,6 @@ def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(
     with with_layers(str(tmp_path), 3):
         assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == 3
         assert type(config).from_pretrained(tmp_path).num_hidden_layers == 3
-    assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == DEPTH
-
-
-def test_another_model_keeps_its_layers(tmp_path: pathlib.Path) -> None:
-    from transformers import AutoConfig
-
-    deep_config("qwen2").save_pretrained(tmp_path)
     with with_layers("another model", 3):
         assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == DEPTH
 
@@ -165,12 +158,8 @@ def test_lists_that_tell_of_each_layer_are_shortened_too() -> None:
 )
 def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[str, Any], period: int | None) -> None:
     expected = None if period is None else LayerPattern(layers=DEPTH, period=period)
-    assert layer_pattern(JOB, deep_config(family, **changes)) == expected
-
-
-def test_ppo_loads_several_models_and_has_none() -> None:
-    job = Job(method="ppo", model="a model", dataset=None)
-    assert layer_pattern(job, deep_config("qwen2")) is None
+    assert pattern_of(JOB, deep_config(family, **changes)) == expected
+    assert pattern_of(replace(JOB, method="ppo"), deep_config(family, **changes)) is None, "it loads several models"
 
 
 # -- a model object ------------------------------------------------------------------------------------------------
@@ -279,16 +268,12 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
     packed = pack(with_lora(owned_mlps(deep_model("qwen2"))))
 
     def rehearsed(layers: int) -> Trace:
-        return rehearsed_trainer(lambda: sft_trainer(shortened(unpack(packed), layers), tmp_path))
+        def build() -> Any:
+            model = unpack(packed)
+            shorten_model(model, layers)
+            return sft_trainer(model, tmp_path)
+
+        return rehearsed_trainer(build)
 
     depths = Depths(short=1, long=3, whole=5)
-    told = expand(rehearsed(depths.short), rehearsed(depths.long), depths)
-    whole = rehearsed(depths.whole)
-    assert told is not None
-    assert story(told) == story(whole)
-    assert told.operators == whole.operators
-
-
-def shortened(model: Any, layers: int) -> Any:
-    shorten_model(model, layers)
-    return model
+    assert_same(expand(rehearsed(depths.short), rehearsed(depths.long), depths), rehearsed(depths.whole))
