@@ -249,11 +249,14 @@ def test_each_way_of_asking_for_a_method_is_seen(text: str) -> None:
 
 
 def test_every_method_has_a_module_with_the_same_functions_in_the_same_order() -> None:
+    """But for those that ``Method`` has a body for, which may be left out."""
     offered = [name for name in vars(Method) if not name.startswith("_")]
-    assert "build_trainer" in offered
+    needed = {"make_parser", "configs", "build_trainer", "worst_rows", "rows_editor", "row_lengths"}
     for method in METHODS:
         body = TREES[f"autotrain_mem.methods.{method}"].body
-        assert [name for node in body for name in names_bound(node) if name in offered] == offered, method
+        bound = [name for node in body for name in names_bound(node) if name in offered]
+        assert bound == [name for name in offered if name in bound], method
+        assert needed <= {*bound}, method
 
 
 def test_every_method_has_a_public_trainer() -> None:

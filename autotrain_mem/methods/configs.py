@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ REHEARSED_STEPS = 2
 """Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Configs:
-    """TRL's four dataclasses of one method, filled."""
+    """Holds TRL's four dataclasses of one method, filled; in the order of its parser."""
 
     script: Any
     training: Any
@@ -33,26 +33,14 @@ class Configs:
         return str(getattr(self.training.eval_strategy, "value", self.training.eval_strategy)) != "no"
 
 
-def fill(script: type, training: type, arguments: Mapping[str, Any]) -> Configs:
-    """Fill TRL's dataclasses out of a flat mapping of their fields; a name that none of them has is left out.
-
-    Args:
-        script: ``ScriptArguments``, or the method's own kind of it.
-        training: The method's config, such as ``SFTConfig``.
-    """
-    from trl import DatasetMixtureConfig
-
-    return Configs(
-        script=_filled(script, arguments),
-        training=_filled(training, arguments),
-        model=model_arguments(arguments),
-        dataset=_filled(DatasetMixtureConfig, arguments),
-    )
-
-
 def script_parser(method: str) -> Any:
-    """TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
+    """Make TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
+
+
+def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
+    """Fill a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
+    return Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:
@@ -65,6 +53,18 @@ def model_arguments(arguments: Mapping[str, Any]) -> Any:
 def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     return kind(**{name: value for name, value in arguments.items() if name in names})
+
+
+def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """Build the installed trainer of this name as TRL's own script does.
+
+    With ``beta`` above 0, or in DPO and KTO, TRL itself decides on the reference: a second model, the adapter switched
+    off, or log-probabilities computed before training (``precompute_ref_log_probs``).
+    """
+    import trl
+
+    common = trainer_arguments(filled, model, stub)
+    return getattr(trl, trainer)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:

@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from operator import add
 from typing import Any
-from unittest.mock import patch
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods import defaults
-from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
-from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.loss_basis import Basis
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
-from autotrain_mem.methods.strided_views import strided_log_softmax
+from autotrain_mem.methods import preference
+from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.interface import Basis, EditRows
+from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
-from autotrain_mem.spec import Knobs
 
-
-def make_parser() -> Any:
-    """TRL's own parser of ``trl dpo``."""
-    return script_parser("dpo")
-
-
-def configs(arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses, filled."""
-    from trl import DPOConfig, ScriptArguments
-
-    return fill(ScriptArguments, DPOConfig, arguments)
-
-
-rehearsal_changes = defaults.rehearsal_changes
-
-
-def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """The installed DPOTrainer as ``trl dpo`` builds it.
-
-    TRL itself decides on the reference: a second model, the adapter switched off, or log-probabilities computed before
-    training (``precompute_ref_log_probs``).
-    """
-    from trl import DPOTrainer
-
-    common = trainer_arguments(filled, model, stub)
-    with nullcontext() if stub is None else without_precomputing():
-        return DPOTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
-
-
-def without_precomputing() -> AbstractContextManager[Any]:
-    """Inside, a trainer that computes the reference's scores before training has them already."""
-    from trl import DPOTrainer
-
-    return patch.object(DPOTrainer, "_precompute_ref_logps", _with_scores)
-
-
-def _with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:
-    """The data after the reference scored them, which is a forward without gradients: less than training."""
-    scores = [0.0] * len(dataset)
-    return dataset.add_column("ref_chosen_logps", scores).add_column("ref_rejected_logps", scores)
+make_parser = partial(script_parser, "dpo")
+configs = partial(fill, make_parser)
+build_trainer = partial(build, "DPOTrainer")
+without_precomputing = partial(
+    preference.without_precomputing, "DPOTrainer", lambda trainer: ("ref_chosen_logps", "ref_rejected_logps")
+)
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
+    """Make pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
     from datasets import Dataset
 
     prompt = length // 2
@@ -72,36 +33,19 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Every real batch of pairs is padded."""
+    """Imitate the padding that every real batch of pairs has."""
     return shorten_last_rejected
 
 
-def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
-    """Let autograd see a view as it sees one of real tensors."""
-    from trl.trainer import dpo_trainer
-
-    return strided_log_softmax(dpo_trainer)
+training_patches = partial(preference.training_patches, "trl.trainer.dpo_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Let the trainer prepare the data untruncated; a pair is as long as its prompt with its longer completion."""
-    from trl import DPOTrainer
-
-    filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
-    trainer = DPOTrainer(
-        model=smallest_model(),
-        ref_model=smallest_model(),
-        args=filled.training,
-        train_dataset=split,
-        processing_class=tokenizer,
-    )
-    rows = trainer.train_dataset
+    """Count tokens as the trainer prepares them; a pair is as long as its prompt with its longer completion."""
+    rows = preference.prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
 
-
-check = defaults.check
-tokenizer_findings = defaults.tokenizer_findings
 
 PAIRWISE = frozenset(
     {
@@ -113,7 +57,7 @@ PAIRWISE = frozenset(
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """A loss that compares the pairs of a micro-batch, or means over tokens beside means over pairs."""
+    """Name a loss that compares the pairs of a micro-batch, or a mean over tokens beside means over pairs."""
     kinds = list(trainer.loss_types)
     others = [kind for kind in kinds if kind not in PAIRWISE]
     if kinds == ["sft"] or not others:
@@ -124,7 +68,7 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """A mean over pairs; with loss_type sft alone, over the chosen tokens."""
+    """Take it for a mean over pairs; with loss_type sft alone, over the chosen tokens."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS
 
 
@@ -137,5 +81,5 @@ _LOGGED = {
 
 
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """Means over pairs, but for what is known of the tokens."""
+    """Take every number for a mean over pairs, but for what is known of the tokens."""
     return _LOGGED.get(name, Basis.UNITS)

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, fill, script_parser
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.configs import fill, script_parser
+from autotrain_mem.methods.interface import Basis
 
-
-def make_parser() -> Any:
-    """TRL's own parser of ``trl grpo``."""
-    return script_parser("grpo")
-
-
-def configs(arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses, filled."""
-    from trl import GRPOConfig
-    from trl.scripts.grpo import GRPOScriptArguments
-
-    return fill(GRPOScriptArguments, GRPOConfig, arguments)
-
-
+make_parser = partial(script_parser, "grpo")
+configs = partial(fill, make_parser)
 rehearsal_changes = online.rehearsal_changes
-
-
-def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """The installed GRPOTrainer as ``trl grpo`` builds it."""
-    from trl import GRPOTrainer
-
-    return online.build(GRPOTrainer, filled, model, train_dataset, eval_dataset, stub)
-
-
-without_precomputing = online.without_precomputing
+build_trainer = partial(online.build_trainer, "GRPOTrainer")
 worst_rows = online.worst_rows
 rows_editor = online.rows_editor
 training_patches = online.training_patches
 row_lengths = online.row_lengths
 check = online.check
-tokenizer_findings = online.tokenizer_findings
 
 _LOSS_BASES = {
     "grpo": Basis.UNITS,
@@ -55,7 +33,7 @@ _LOSS_BASES = {
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """A loss that is not known, or that is steered by all tokens of a micro-batch."""
+    """Name a loss that is not known, or that is steered by all tokens of a micro-batch."""
     if trainer.loss_type not in _LOSS_BASES:
         return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
@@ -68,7 +46,7 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Each ``loss_type`` has its own."""
+    """Look it up by ``loss_type``."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)
 
 
@@ -77,7 +55,7 @@ _PER_TOKEN = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_
 
 
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """As in RLOO, but for what is a mean over tokens, and for the loss."""
+    """Do as RLOO does, but for what is a mean over tokens, and for the loss."""
     if name == "policy_loss":
         return loss_basis(trainer, is_counted=False)
     if name == "kl" or (name in _PER_TOKEN and trainer.importance_sampling_level == "token"):

@@ -10,24 +10,26 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods import defaults
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.interface import Basis, EditRows
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.worst_case_text import text_of, without_last
+from autotrain_mem.methods.worst_case_text import text_of
 from autotrain_mem.spec import Knobs
 
-TRIED_ROWS = 2
 
+def build_trainer(
+    trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
+) -> Any:
+    """Build the trainer of this name as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
+    import trl
 
-def build(trainer: Any, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any) -> Any:
-    """Build a trainer of this class as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
     rewards = rewards_of(filled, rehearsed=stub is not None)
-    return trainer(
+    # In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer.
+    judges = None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
+    return getattr(trl, trainer)(
         reward_funcs=rewards,
-        reward_processing_classes=reward_tokenizers(rewards, stub),
+        reward_processing_classes=judges,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         **trainer_arguments(filled, model, stub),
@@ -43,14 +45,6 @@ def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
     return [*([model] if model else []), *functions]
 
 
-def reward_tokenizers(rewards: list[Any], stub: Any) -> list[Any] | None:
-    """Let a reward model read a rehearsal's tokens; in a real run it brings its own tokenizer."""
-    return None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
-
-
-without_precomputing = defaults.without_precomputing
-
-
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Make prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
     from datasets import Dataset
@@ -59,10 +53,11 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Take a token from a generation's first prompt, where there are others: masks are real, and no tensor is smaller.
+    """Take a token, but never the last, from a generation's first prompt, where there are others.
 
-    TRL pads all prompts of a generation to the longest. Together with completions of which only the first has its full
-    length (``generation``), every row of such a batch is padded, whatever order it is shuffled into.
+    Masks are real then, and no tensor is smaller. TRL pads all prompts of a generation to the longest. Together with
+    completions of which only the first has its full length (``generation``), every row of such a batch is padded,
+    whatever order it is shuffled into.
     """
     training = filled.training
     group = min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
@@ -70,7 +65,8 @@ def rows_editor(filled: Configs) -> EditRows:
     def shorten(rows: list[Any]) -> list[Any]:
         if len(rows) <= group:
             return rows
-        return [{**row, "prompt": without_last(row["prompt"])} for row in rows[:group]] + rows[group:]
+        shorter = text_of(max(1, len(rows[0]["prompt"].split()) - 1))
+        return [{**row, "prompt": shorter} for row in rows[:group]] + rows[group:]
 
     return shorten
 
@@ -126,7 +122,7 @@ def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows."""
-    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(TRIED_ROWS, len(split)))])
+    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
 
@@ -171,8 +167,6 @@ def check(filled: Configs, *, to_train: bool) -> None:
         check_packages(names)
 
 
-tokenizer_findings = defaults.tokenizer_findings
-
 _LOGGED = {
     "clip_ratio/low_min": Basis.LOWEST,
     "clip_ratio/high_max": Basis.HIGHEST,
@@ -182,5 +176,5 @@ _LOGGED = {
 
 
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """Means over completions, but for these."""
+    """Take every number for a mean over completions, but for these."""
     return _LOGGED.get(name, Basis.UNITS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods import defaults, online
+from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
     REHEARSED_STEPS,
@@ -35,11 +36,7 @@ def make_parser() -> Any:
     return TrlParser((ScriptArguments, _config_type(), ModelConfig, DatasetMixtureConfig), prog="autofit ppo")
 
 
-def configs(arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses, filled."""
-    from trl import ScriptArguments
-
-    return fill(ScriptArguments, _config_type(), arguments)
+configs = partial(fill, make_parser)
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
@@ -79,9 +76,6 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     )
 
 
-without_precomputing = defaults.without_precomputing
-
-
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Make prompts of ``length`` tokens, enough for every rollout.
 
@@ -93,7 +87,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """The rows are padded already."""
+    """Leave the rows, which are padded already."""
     return list
 
 
@@ -143,12 +137,8 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
+    """Say that PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
     return f"how {type(trainer).__name__} makes one loss of many rows is not known"
-
-
-loss_basis = defaults.loss_basis
-logged_basis = defaults.logged_basis
 
 
 def policy_tokenizer(model: str, filled: Configs) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods import defaults
-from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
-from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.interface import Basis, EditRows
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_rejected
 from autotrain_mem.spec.preflight import Finding
@@ -17,38 +16,23 @@ from autotrain_mem.spec.preflight import Finding
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
 
 
-def make_parser() -> Any:
-    """TRL's own parser of ``trl reward``."""
-    return script_parser("reward")
+make_parser = partial(script_parser, "reward")
 
 
 def configs(arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses, filled.
+    """Fill TRL's dataclasses; LoRA's task is SEQ_CLS unless given.
 
-    LoRA's task is SEQ_CLS unless given: PEFT then trains the new head with the adapter, which TRL's own default
-    (CAUSAL_LM) would leave frozen as it was drawn (trl/trainer/model_config.py: lora_task_type).
+    PEFT then trains the new head with the adapter, which TRL's own default (CAUSAL_LM) would leave frozen as it was
+    drawn (trl/trainer/model_config.py: lora_task_type).
     """
-    from trl import RewardConfig, ScriptArguments
-
-    return fill(ScriptArguments, RewardConfig, {**LORA_TASK, **arguments})
+    return fill(make_parser, {**LORA_TASK, **arguments})
 
 
-rehearsal_changes = defaults.rehearsal_changes
-
-
-def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """The installed RewardTrainer as ``trl reward`` builds it."""
-    from trl import RewardTrainer
-
-    common = trainer_arguments(filled, model, stub)
-    return RewardTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
-
-
-without_precomputing = defaults.without_precomputing
+build_trainer = partial(build, "RewardTrainer")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Pairs whose two sequences both fill ``length`` tokens: the collator makes one batch of them."""
+    """Make pairs whose two sequences both fill ``length`` tokens: the collator makes one batch of them."""
     from datasets import Dataset
 
     full = [[ORDINARY_TOKEN] * length] * rows
@@ -56,11 +40,8 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Every real batch of pairs is padded."""
+    """Imitate the padding that every real batch of pairs has."""
     return shorten_last_rejected
-
-
-training_patches = defaults.training_patches
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
@@ -73,9 +54,6 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     )
     rows = trainer.train_dataset
     return pair_lengths(list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids"))
-
-
-check = defaults.check
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
@@ -95,10 +73,6 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
         )
 
 
-why_not_split = defaults.why_not_split
-loss_basis = defaults.loss_basis
-
-
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """Means over pairs, but for the extremes."""
+    """Take every number for a mean over pairs, but for the extremes."""
     return {"min_reward": Basis.LOWEST, "max_reward": Basis.HIGHEST}.get(name, Basis.UNITS)

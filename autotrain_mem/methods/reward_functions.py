@@ -24,7 +24,7 @@ _SIGNATURE = (
 
 
 def built_in_rewards() -> dict[str, RewardFunction]:
-    """TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
+    """List TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
     from trl import rewards
 
     return {

@@ -66,7 +66,7 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
 
 
 class _Bar:
-    """What ``Dataset.map`` uses of tqdm's bars."""
+    """Has what ``Dataset.map`` uses of tqdm's bars."""
 
     def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
         self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
@@ -105,10 +105,7 @@ def without_labels() -> Iterator[None]:
 
 
 def smallest_model(*, classifier: bool = False) -> Any:
-    """A model of a few hundred weights, for trainers that are built only to prepare data.
-
-    It is a causal language model, or a classifier with one score.
-    """
+    """Make a model of a few hundred weights, causal or with one score, for trainers that only prepare data."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
     config = Qwen2Config(

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods import defaults
-from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
-from autotrain_mem.methods.interface import EditRows
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.interface import Basis, EditRows
 from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_row
 
-
-def make_parser() -> Any:
-    """TRL's own parser of ``trl sft``."""
-    return script_parser("sft")
-
-
-def configs(arguments: Mapping[str, Any]) -> Configs:
-    """TRL's dataclasses, filled."""
-    from trl import ScriptArguments, SFTConfig
-
-    return fill(ScriptArguments, SFTConfig, arguments)
-
-
-rehearsal_changes = defaults.rehearsal_changes
-
-
-def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """The installed SFTTrainer as ``trl sft`` builds it."""
-    from trl import SFTTrainer
-
-    common = trainer_arguments(filled, model, stub)
-    return SFTTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
-
-
-without_precomputing = defaults.without_precomputing
+make_parser = partial(script_parser, "sft")
+configs = partial(fill, make_parser)
+build_trainer = partial(build, "SFTTrainer")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Rows that fill ``length`` tokens.
+    """Make rows that fill ``length`` tokens.
 
     Packed blocks are full whatever the rows; each gets two documents, since the mask that keeps documents apart is part
     of what a packed batch costs.
@@ -54,11 +31,8 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Padding-free batches have no padding to imitate."""
+    """Imitate padding, but in padding-free batches, which have none."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
-
-
-training_patches = defaults.training_patches
 
 
 def row_lengths(
@@ -75,16 +49,11 @@ def row_lengths(
     return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
 
 
-check = defaults.check
-tokenizer_findings = defaults.tokenizer_findings
-why_not_split = defaults.why_not_split
-
-
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """A mean over tokens; over those of all micro-batches where transformers counted them."""
+    """Take it for a mean over tokens; over those of all micro-batches where transformers counted them."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 
 def logged_basis(trainer: Any, name: str) -> Basis:
-    """What is known of the tokens is a mean over them."""
+    """Take what is known of the tokens for a mean over them."""
     return Basis.TOKENS if name in ("entropy", "mean_token_accuracy") else Basis.UNITS

@@ -1,8 +1,9 @@
-"""The training methods, a row each: the one place that knows which there are. Pure: it runs in any process."""
+"""Lists the training methods, a row each: the one place that knows which there are. Pure: it runs in any process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from autotrain_mem.methods.facts import AxolotlFacts, LlamaFactoryFacts, MethodFacts
 
@@ -160,20 +161,7 @@ GRPO = MethodFacts(
     ),
 )
 
-RLOO = MethodFacts(
-    name="rloo",
-    title="RLOO",
-    knobs=("max_completion_length", "num_generations"),
-    defaults={"learning_rate": 1e-6},
-    example_dataset=_PROMPTS,
-    formats=(("prompt",),),
-    row_noun="completions",
-    reads_images=True,
-    reward_model_argument="reward_model_name_or_path",
-    is_online=True,
-    groups_completions=True,
-    liger_since="1.16",
-)
+RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6}, axolotl=None)
 """Axolotl's ``enums.py: RLType`` has no RLOO and no PPO."""
 
 PPO = MethodFacts(
@@ -229,5 +217,5 @@ REWARD_MODEL_ARGUMENTS = tuple(
 
 
 def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
-    """The names of the methods of which something holds."""
+    """Name the methods of which something holds."""
     return frozenset(name for name, row in METHODS.items() if holds(row))

@@ -31,12 +31,6 @@ def text_of(tokens: int) -> str:
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
-def without_last(text: str) -> str:
-    """Take one token from a text of :func:`text_of`, but never the last."""
-    words = text.split()
-    return text_of(max(1, len(words) - 1))
-
-
 def shorten_last_row(rows: list[Any]) -> list[Any]:
     """Cut one token off the last row: a batch of several rows is padded, and so carries a real attention mask.
 

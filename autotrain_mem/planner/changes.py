@@ -16,16 +16,6 @@ from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever
 from autotrain_mem.units import format_bytes
 
-_WITHOUT = {
-    "bf16_weights": "without rounding it needs",
-    "8bit_optimizer": "without rounding it needs",
-    "lora": "full fine-tuning needs",
-    "8bit_base": "LoRA on a base that is not quantized needs",
-    "4bit_base": "LoRA without a 4-bit base needs",
-    "max_length": "the length asked for needs",
-}
-"""What the least demanding point without the lever stands for."""
-
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
     """Every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
@@ -42,7 +32,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
             name=lever_name(row),
             before=_value(row, space.base),
             after=_value(row, knobs),
-            harm=_harm(row, space.base, knobs),
+            harm=Harm.NONE if _is_let_go(row, space.base, knobs) else row.harm,
             why=_why(row, space, knobs, memo, too_slow),
         )
         for row in moved
@@ -55,41 +45,29 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
     return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
 
 
-def _harm(row: LeverRow, base: Knobs, knobs: Knobs) -> Harm:
-    """A lever of time let go, not pulled, does no harm: a larger micro-batch, or no recomputation."""
-    return Harm.NONE if _is_let_go(row, base, knobs) else row.harm
-
-
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    let_go = {
-        MICRO_BATCH: knobs.per_device_train_batch_size > base.per_device_train_batch_size,
-        "gradient_checkpointing": not knobs.gradient_checkpointing,
-    }
-    return let_go.get(row.name, False)
+    """Whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no recomputation."""
+    if row.name == MICRO_BATCH:
+        return knobs.per_device_train_batch_size > base.per_device_train_batch_size
+    return row.name == "gradient_checkpointing" and not knobs.gradient_checkpointing
 
 
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
-        return _why_let_go(row)
+        return row.let_go
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
         native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
         needed = f"with segments of fixed size it needs {_against(native.required_bytes, native.budget_bytes)}"
     elif row.name in OFFLOADING:
         needed = _needed_on_the_device(row, space, knobs, memo)
-    elif row.name in _WITHOUT:
+    elif row.without:
         needed = _needed_without(row, space, knobs, memo, too_slow)
     else:
         needed = _next_that_failed(space, knobs, memo) if row.name == MICRO_BATCH else ""
     drops = METHODS[space.method].drops_long_rows and row.name == "max_length"
     reason = "pairs with a side of more tokens are dropped" if drops else row.reason
     return f"{needed}: {reason}" if needed else reason
-
-
-def _why_let_go(row: LeverRow) -> str:
-    if row.name == MICRO_BATCH:
-        return "more rows at once fit, with less accumulation: the same optimizer steps in less time"
-    return "the activations fit without recomputing them, which is faster"
 
 
 def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
@@ -121,7 +99,7 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    """What every level without this lever needs at least, of those that were rehearsed before this one was reached."""
+    """Says what every level without this lever needs at least, of those rehearsed before this one was reached."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "the base model is frozen and loses no update to rounding"
     asked = _value(row, space.base)
@@ -136,7 +114,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     if not tried:
         return ""
     least = min(tried, key=lambda estimate: estimate.required_bytes)
-    return f"{_WITHOUT[row.name]} at least {_against(least.required_bytes, least.budget_bytes)}"
+    return f"{row.without} at least {_against(least.required_bytes, least.budget_bytes)}"
 
 
 def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:

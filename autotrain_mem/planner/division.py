@@ -1,4 +1,4 @@
-"""Which micro-batches divide a job's batches: its effective batch, and those that GRPO, RLOO and PPO add to it."""
+"""Finds the micro-batches that divide a job's batches: its effective batch, and those that GRPO, RLOO and PPO add."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
         BatchSplitError: none would do, or not those that were given.
         UsageError: the sizes of groups and generations make no sense together.
     """
-    _check_counts(job)
+    # TRL divides by these unasked: no rows, and it ends in a division by zero or in an empty generation.
+    names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
+    check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
     if knobs.num_generations is not None:
         _check_evaluated_groups(job, knobs)
         return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
@@ -62,12 +64,6 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     if job.method_facts.least_rows > 1 and job.arguments.get("loss_type") not in job.method_facts.one_row_losses:
         return _of_several_rows(job, knobs, job.method_facts.least_rows)
     return None
-
-
-def _check_counts(job: Job) -> None:
-    """TRL divides by them unasked: no rows, and it ends in a division by zero or in an empty generation."""
-    names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
-    check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
 
 
 def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
@@ -90,16 +86,12 @@ def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[i
     pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
     if allowed is None or not pinned or rows in allowed:
         return allowed
+    given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
+    divided = " and ".join(f"--{name} {job.arguments[name]}" for name in given)
     raise BatchSplitError(
-        f"micro-batches of {rows} do not go with {_divided(job)}: groups and mini-batches stay whole",
+        f"micro-batches of {rows} do not go with {divided}: groups and mini-batches stay whole",
         hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
     )
-
-
-def _divided(job: Job) -> str:
-    """Repeats what the user said of the batches that micro-batches make up."""
-    given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
-    return " and ".join(f"--{name} {job.arguments[name]}" for name in given)
 
 
 def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | None:
@@ -113,7 +105,13 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
     if steps is not None:
         allowed = tuple(rows for rows in every if rows * steps % group == 0)
         if not allowed:
-            raise _no_whole_group(group, knobs.effective_batch_size, steps)
+            raise BatchSplitError(
+                f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an "
+                f"effective batch of {knobs.effective_batch_size} is taken {steps} times: those of one prompt form a "
+                "group, and groups stay whole",
+                hint=f"use --effective_batch_size {either(multiples(group, knobs.effective_batch_size))}, "
+                f"or remove --{GENERATION_STEPS}",
+            )
         return allowed
     if size is not None:
         _check_groups(group, size, GENERATION, group)
@@ -140,18 +138,12 @@ def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
     """Args: ``unit`` divides every size that would do."""
     if completions % group == 0:
         return
+    groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
+    others = f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
     raise BatchSplitError(
         f"--{GROUP} {group} does not divide {completions} completions: those of one prompt form a group, and groups "
         "stay whole",
-        hint=f"use --{flag} {either(multiples(unit, completions))}{_other_groups(group, completions)}",
-    )
-
-
-def _no_whole_group(group: int, effective: int, steps: int) -> BatchSplitError:
-    return BatchSplitError(
-        f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an effective "
-        f"batch of {effective} is taken {steps} times: those of one prompt form a group, and groups stay whole",
-        hint=f"use --effective_batch_size {either(multiples(group, effective))}, or remove --{GENERATION_STEPS}",
+        hint=f"use --{flag} {either(multiples(unit, completions))}{others}",
     )
 
 
@@ -171,11 +163,6 @@ def multiples(unit: int, near: int) -> list[int]:
     """``multiples(8, 12) == [8, 16]``."""
     below = near // unit * unit
     return [multiple for multiple in (below, below + unit) if multiple]
-
-
-def _other_groups(group: int, completions: int) -> str:
-    groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
-    return f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
 
 
 def nearest(numbers: list[int], to: int) -> list[int]:

@@ -7,10 +7,10 @@ that a whole grid would find, but for what a guess at the border takes for too l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from autotrain_mem.planner.border import most_that_fits
-from autotrain_mem.planner.guess import LEEWAY, Sight, promise, sights
+from autotrain_mem.planner.guess import LEEWAY, Sight, between, promise, sights
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line, at, eased, least_demanding, length_line, lines, most_demanding
@@ -22,6 +22,10 @@ TIE = 0.005
 
 ROUGHLY = 0.1
 """The same for a plan that is only shown beside another."""
+
+MIDDLE_EVERY = 3
+"""Each third guess is the middle of what is left, so that a curve that misleads the slope costs at most three times
+what plain bisection would."""
 
 LENGTH_TURNS = 6
 """Guesses at a length after the shortest and the one asked for: with these two, at most 8 rehearsals."""
@@ -52,7 +56,7 @@ def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimat
         return None
     if level.lengths:
         return most_that_fits(space, length_line(space, level), memo, turns=LENGTH_TURNS)
-    found = _fastest(_Grid(space, level, memo), TIE if confirmed else ROUGHLY)
+    found = _fastest(space, level, memo, TIE if confirmed else ROUGHLY)
     return None if found is None else most_that_fits(space, eased(space, found.knobs), memo, turns=EASING_TURNS)
 
 
@@ -79,30 +83,22 @@ def _surely_fits(memo: Memo, knobs: Knobs) -> bool:
     return memo(knobs).fits
 
 
-class _Grid:
-    """The points of one level, and beside them those of gentler levels, from which much can be concluded."""
+def _fastest(space: Space, level: Level, memo: Memo, tie: float) -> Estimate | None:
+    """Rehearses what can be fastest until nothing that is left can be faster: each turn one point that is new.
 
-    def __init__(self, space: Space, level: Level, memo: Memo) -> None:
-        gentler = [each for each in levels(space) if each.harm <= level.harm and not each.lengths]
-        self.space = space
-        self.memo = memo
-        self.own = tuple(lines(space, level))
-        self.every = tuple(line for each in gentler for line in lines(space, each))
-
-    def look(self) -> list[Sight]:
-        """Returns what is known by now of each of the level's lines."""
-        return sights(self.memo, self.own, self.every)
-
-
-def _fastest(grid: _Grid, tie: float) -> Estimate | None:
-    """Rehearses what can be fastest until nothing that is left can be faster: each turn one point that is new."""
+    Beside the level's lines those of gentler levels are looked at, from which much can be concluded.
+    """
+    gentler = [each for each in levels(space) if each.harm <= level.harm and not each.lengths]
+    own, every = tuple(lines(space, level)), tuple(line for each in gentler for line in lines(space, each))
     while True:
-        seen = grid.look()
+        seen = sights(memo, own, every)
         best = _best_known(seen, tie)
-        candidate = _most_promising(grid, seen, 0.0 if best is None else best.tokens_per_second * (1 + tie))
-        if candidate is None:
+        beyond = 0.0 if best is None else best.tokens_per_second * (1 + tie)
+        promises = [(number, promise(memo, space, sight, beyond)) for number, sight in enumerate(seen)]
+        likely = [(each.expected, -number, each.knobs) for number, each in promises if each is not None]
+        if not likely:
             return best
-        grid.memo(candidate)
+        memo(max(likely)[2])
 
 
 def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
@@ -111,15 +107,6 @@ def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
     fastest = max((each.tokens_per_second for _, each in fitting), default=0.0)
     tied = [(number, each) for number, each in fitting if each.tokens_per_second >= fastest * (1 - tie)]
     return min(tied, key=lambda pair: (pair[0], pair[1].required_bytes), default=(0, None))[1]
-
-
-def _most_promising(grid: _Grid, seen: list[Sight], beyond: float) -> Knobs | None:
-    """The point that is likely to be fastest of those that may fit; None where none can beat the best."""
-    promises = [
-        (made, -number) for number, sight in enumerate(seen) if (made := promise(grid.memo, grid.space, sight, beyond))
-    ]
-    best = max(promises, key=lambda pair: (pair[0].expected, pair[1]), default=None)
-    return None if best is None else best[0].knobs
 
 
 def _neighbour(space: Space, level: Level, knobs: Knobs) -> list[Knobs]:
@@ -143,3 +130,35 @@ def _is_on(line: Line, knobs: Knobs) -> bool:
 def _demand(knobs: Knobs) -> tuple[int, float]:
     """Grows along a line."""
     return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
+
+
+def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: int | None = None) -> Estimate | None:
+    """The last point that fits, given that the next one was rehearsed and does not; None when the first does not.
+
+    Peak memory is close to linear in the tokens of a micro-batch, so the first and last point give a slope and the
+    third rehearsal lands at the border. Both sides of the border are rehearsed, since reserved bytes are not strictly
+    monotone and no slope is trusted. With points 1, 2, 4, 8 rows and a border at 4: rehearses 1, 8, then 4.
+
+    Args:
+        points: Ordered by demand, not empty.
+        turns: How many guesses may follow the first and last point; the best so far is returned then.
+    """
+    low, high = 0, len(points) - 1
+    if not memo(points[low]).fits:
+        return None
+    if memo(points[high]).fits:
+        return memo(points[high])
+    turn = 0
+    while high - low > 1 and turn != turns:
+        turn += 1
+        guess = (low + high) // 2 if turn % MIDDLE_EVERY == 0 else _guess(space, points, low, high, memo)
+        low, high = (guess, high) if memo(points[guess]).fits else (low, guess)
+    return memo(points[low])
+
+
+def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, memo: Memo) -> int:
+    """The last point between two rehearsed ones that the slope says would fit, or else the one next to ``low``."""
+    small, large = memo(points[low]), memo(points[high])
+    inside = range(high - 1, low, -1)
+    fitting = (each for each in inside if between(space, points[each], small, large) <= small.budget_bytes)
+    return next(fitting, low + 1)

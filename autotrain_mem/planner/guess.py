@@ -6,7 +6,8 @@ Guesses only steer the search: what is taken is always rehearsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
@@ -14,7 +15,7 @@ from operator import attrgetter
 from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, OFFLOADING, SLOWING, LeverRow, Savings
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line
-from autotrain_mem.planner.space import Space
+from autotrain_mem.planner.space import Space, with_rows
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
@@ -56,44 +57,31 @@ class Sight:
         failed += [_rows(each.knobs) for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
         return min(failed, default=float("inf"))
 
-    @property
-    def rehearsed_rows(self) -> frozenset[int]:
-        return frozenset(_rows(each.knobs) for each in self.known)
-
 
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
     """Returns what is known for each of the lines, from these and from all others that were looked at."""
-    rehearsed = [(_traits(other[0]), known) for other in among if (known := memo.known(other))]
-    return [_sight(memo, line, rehearsed) for line in lines]
+    rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
+    return [
+        Sight(
+            line=line,
+            known=memo.known(line),
+            gentler=[known for other, known in rehearsed if _is_below(other, line[0])],
+            harder=[known for other, known in rehearsed if _is_below(line[0], other)],
+        )
+        for line in lines
+    ]
 
 
-def _sight(memo: Memo, line: Line, rehearsed: Sequence[tuple[_Traits, Sequence[Estimate]]]) -> Sight:
-    own = _traits(line[0])
-    return Sight(
-        line=line,
-        known=memo.known(line),
-        gentler=[known for other, known in rehearsed if other.is_below(own)],
-        harder=[known for other, known in rehearsed if own.is_below(other)],
-    )
+@lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
+def _is_below(one: Knobs, other: Knobs) -> bool:
+    """Whether two lines differ in levers that save bytes alone, of which the first has fewer."""
+    return _saving(one) < _saving(other) and _otherwise(one) == _otherwise(other)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Traits:
-    """Holds what sets lines apart: levers that take bytes away and make no step faster, and all else."""
-
-    saving: frozenset[str]
-    otherwise: tuple[object, ...]
-
-    def is_below(self, other: _Traits) -> bool:
-        """Whether two lines differ in levers that save bytes alone, of which the first has fewer."""
-        return self.otherwise == other.otherwise and self.saving < other.saving
-
-
-def _traits(knobs: Knobs) -> _Traits:
+def _otherwise(knobs: Knobs) -> tuple[object, ...]:
     row = LEVERS[EIGHT_BIT]
     optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    otherwise = (optim, knobs.use_peft, knobs.dtype, knobs.base_bits)
-    return _Traits(saving=_saving(knobs), otherwise=otherwise)
+    return optim, knobs.use_peft, knobs.dtype, knobs.base_bits
 
 
 def _saving(knobs: Knobs) -> frozenset[str]:
@@ -102,25 +90,26 @@ def _saving(knobs: Knobs) -> frozenset[str]:
     return frozenset(name for name in SLOWING if getattr(knobs, name)) | rounded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
     """Holds the speed of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
 
+    knobs: Knobs
     at_best: float
     expected: float
 
 
 def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
-    """From points of the same line by the work that they were seen to do, and from lines with fewer levers of time.
+    """Guesses from points of the same line, by the work that they do, and from lines with fewer levers of time.
 
     Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
     """
     speeds = [_slowed(memo, known, knobs) for known in sight.gentler]
     if sight.known:
         expected = memo.speed(_nearest(sight.known, knobs), knobs)
-        speeds.append(Speed(at_best=_at_best(memo, sight.known, knobs), expected=expected))
+        speeds.append(Speed(knobs=knobs, at_best=_at_best(memo, sight.known, knobs), expected=expected))
     at_best = min((each.at_best for each in speeds), default=float("inf"))
-    return Speed(at_best=at_best, expected=min([at_best, *(each.expected for each in speeds[-1:])]))
+    return Speed(knobs=knobs, at_best=at_best, expected=min([at_best, *(each.expected for each in speeds[-1:])]))
 
 
 def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
@@ -129,7 +118,7 @@ def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
     least = prod(LEAST_SLOWER for _ in offloads)
     usually = prod(LEVERS[name].usual.slower for name in offloads)
     at_best = _at_best(memo, known, knobs) / least
-    return Speed(at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
+    return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
 
 
 def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
@@ -142,43 +131,27 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     by_work = memo.speed(nearest, knobs)
     if _rows(knobs) >= _rows(nearest.knobs):
         return by_work
-    same = memo.speed(nearest, _with_rows_of(nearest.knobs, knobs))
+    same = memo.speed(nearest, with_rows(knobs, _rows(nearest.knobs)))
     larger = [each.tokens_per_second for each in known if _rows(each.knobs) > _rows(nearest.knobs)]
     if _rows(knobs) > 1 and max(larger, default=0.0) > nearest.tokens_per_second:
         return same
     return min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 
-def _with_rows_of(known: Knobs, knobs: Knobs) -> Knobs:
-    return replace(
-        knobs,
-        per_device_train_batch_size=known.per_device_train_batch_size,
-        gradient_accumulation_steps=known.gradient_accumulation_steps,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Promise:
-    """A point to rehearse next, and how fast it should be."""
-
-    knobs: Knobs
-    expected: float
-
-
-def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Promise | None:
+def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | None:
     """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
 
     The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
     """
-    guessed = [(knobs, speed(memo, sight, knobs)) for knobs in _may_fit(space, sight)]
-    faster = [Promise(knobs=knobs, expected=each.expected) for knobs, each in guessed if each.at_best > beyond]
+    guessed = [speed(memo, sight, knobs) for knobs in _may_fit(space, sight)]
+    faster = [each for each in guessed if each.at_best > beyond]
     likely = [each for each in faster if _should_fit(space, sight, each.knobs)]
     return next(iter(likely[-1:] or faster[:1]), None)
 
 
 def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
-    limit, rehearsed = sight.failed_rows, sight.rehearsed_rows
+    limit, rehearsed = sight.failed_rows, {_rows(each.knobs) for each in sight.known}
     points = [knobs for knobs in sight.line if _rows(knobs) < limit and _rows(knobs) not in rehearsed]
     if known := sight.known:
         most = known[0].budget_bytes * (LEEWAY_OF_ONE if len(known) == 1 else LEEWAY)
@@ -203,7 +176,7 @@ def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """From points with fewer levers, by what such levers leave."""
+    """Guesses from points with fewer levers, by what such levers leave."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in _saving(knobs) - _saving(nearest.knobs)]
     kept = prod(savings(row).kept for row in pulled)
@@ -236,7 +209,7 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
 def _scaled(
     space: Space, known: Estimate, knobs: Knobs, *, kept: float = 1.0, step: float = 1.0, taken: float = 0.0
 ) -> float:
-    """From one point: what a phase holds beyond weights, gradients and optimizer state grows as the rows do.
+    """Guesses from one point: what a phase holds beyond weights, gradients and optimizer state grows as the rows do.
 
     What the allocator holds beside stays the same share of the peak: of 256 rows it is most of a small card.
 
@@ -262,7 +235,7 @@ def _around(known: Sequence[Estimate], knobs: Knobs) -> tuple[Estimate, Estimate
 
 
 def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
-    """By rows; the larger of two, whose kernels are closer to their full speed."""
+    """Picks by rows; the larger of two, whose kernels are closer to their full speed."""
     return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
 
 

@@ -37,18 +37,16 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
     unknown = sorted(names - LEVERS.keys())
     if not unknown:
         return names
-    guesses = [f"--forbid {guess} instead of {name}" for name in unknown if (guess := _meant(name))]
+    meant = {  # the lever that moves the knob of this name, or else the one that is spelt most like it
+        name: [row.name for row in LADDER if name in row.knobs] or get_close_matches(name, LEVERS, n=1, cutoff=0.5)
+        for name in unknown
+    }
+    guesses = [f"--forbid {guesses[0]} instead of {name}" for name, guesses in meant.items() if guesses]
     did_you_mean = f"did you mean {', '.join(guesses)}?\n" if guesses else ""
     raise UsageError(
         f"--forbid knows no lever named {', '.join(unknown)}",
         hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}",
     )
-
-
-def _meant(name: str) -> str | None:
-    """The lever that moves the knob of this name, or else the one that is spelt most like it."""
-    of_knob = [row.name for row in LADDER if name in row.knobs]
-    return next(iter(of_knob or get_close_matches(name, LEVERS, n=1, cutoff=0.5)), None)
 
 
 def allowed(row: LeverRow, space: Space) -> bool:

@@ -56,7 +56,7 @@ SHORTER_ROWS = "shorter rows"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """What a plan may choose from at one level of harm. ``lengths`` is empty on every level but the one that cuts rows.
+    """Holds what a plan may choose from at one level of harm. ``lengths`` is empty but on the level that cuts rows.
 
     Example, for TRL's defaults: ``rounding`` has bf16 weights, an 8-bit optimizer, both, and those with offloading.
     """
@@ -91,7 +91,8 @@ def levels(space: Space) -> tuple[Level, ...]:
         seen = {setting for level in climbed for setting in level.settings}
         settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
         if settings:
-            climbed.append(Level(name=step.name, harm=_harm(step), settings=settings, offloads=bool(step.offloads)))
+            harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
+            climbed.append(Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads)))
     if lengths := _lengths(space):
         climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
     return tuple(climbed)
@@ -104,10 +105,6 @@ def _steps(space: Space) -> tuple[_Step, ...]:
         return LEVELS
     last = next(step for step in LEVELS if step.own == (trained[-1],))
     return (*LEVELS, _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS))
-
-
-def _harm(step: _Step) -> Harm:
-    return max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:

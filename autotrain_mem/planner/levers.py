@@ -59,6 +59,10 @@ class LeverRow:
     recomputed or offloaded."""
     reason: str
     """One line for the user."""
+    without: str = ""
+    """What the least demanding point without the lever stands for, in the reason of one that is pulled."""
+    let_go: str = ""
+    """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
     words: str = ""
     """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
     brief: str = ""
@@ -102,6 +106,7 @@ LADDER = (
         harm=Harm.TIME,
         knobs=(ROWS, STEPS),
         reason="fewer rows at once with more accumulation: the same optimizer steps in less memory",
+        let_go="more rows at once fit, with less accumulation: the same optimizer steps in less time",
     ),
     LeverRow(
         name="rollout_batch",
@@ -117,6 +122,7 @@ LADDER = (
         moves_from=(False,),
         to=True,
         reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
+        let_go="the activations fit without recomputing them, which is faster",
         usual=Savings(kept=0.25),
         at_best=Savings(kept=0.1),
     ),
@@ -169,6 +175,7 @@ LADDER = (
         moves_from=("float32",),
         to="bfloat16",
         reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
+        without="without rounding it needs",
     ),
     LeverRow(
         name=EIGHT_BIT,
@@ -178,6 +185,7 @@ LADDER = (
         to="adamw_8bit",
         needs={"optimizer_offload": (False,)},  # bitsandbytes' kernels are the device's
         reason="AdamW's two moments take one byte each per parameter, quantized block by block",
+        without="without rounding it needs",
         usual=Savings(taken=0.5),
         at_best=Savings(taken=0.75),  # float32 moments of 8 bytes become 2
     ),
@@ -189,6 +197,7 @@ LADDER = (
         to=True,
         along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
         reason="a LoRA adapter is trained and the base model stays frozen",
+        without="full fine-tuning needs",
         warning="trains an adapter (LoRA), not the whole model",
     ),
     LeverRow(
@@ -201,6 +210,7 @@ LADDER = (
         needs={"load_in_4bit": (False,)},
         quantizes=True,
         reason="the frozen base model's linear weights take one byte each",
+        without="LoRA on a base that is not quantized needs",
         words="8-bit base",
         warning="rounds the frozen base model to 8 bits, which changes its outputs a little",
         not_counted=(
@@ -219,6 +229,7 @@ LADDER = (
         needs={"load_in_8bit": (False,)},
         quantizes=True,
         reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
+        without="LoRA without a 4-bit base needs",
         words="4-bit base",
         warning="rounds the frozen base model to 4 bits, which changes its outputs",
         not_counted=(
@@ -232,6 +243,7 @@ LADDER = (
         knobs=("max_length",),
         methods=methods_where(lambda method: not method.is_online),  # TRL truncates no prompt
         reason="rows are truncated to fewer tokens",
+        without="the length asked for needs",
     ),
 )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Protocol
 
-from autotrain_mem.spec import Candidate, Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec import Candidate, Estimate, Knobs, Phase
 from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 
@@ -56,7 +57,8 @@ class Memo:
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
         """Rehearse those of the points that are not known, all at once."""
-        asked = list(dict.fromkeys(knobs for knobs in map(self._key, points) if not self._is_known(knobs, whole)))
+        named = map(_native, points) if self._may_expand else points
+        asked = list(dict.fromkeys(knobs for knobs in named if not self._is_known(knobs, whole)))
         if not asked:
             return
         for knobs, estimate in zip(asked, self._predictor.rehearse(asked, whole=whole), strict=True):
@@ -64,10 +66,6 @@ class Memo:
             self._estimates[_native(knobs)] = judged
             self._attempts.append(candidate(judged))
             self._on_attempt(self._attempts[-1])
-
-    def knows(self, knobs: Knobs) -> bool:
-        """Whether these knobs have been rehearsed."""
-        return _native(knobs) in self._estimates
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
         """Returns what has been rehearsed of these."""
@@ -86,12 +84,12 @@ class Memo:
 
     def weights_exceed(self, knobs: Knobs) -> bool:
         """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
-        return any(_same_weights(knobs, each.knobs) for each in self._estimates.values() if _is_beyond_loading(each))
+        return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     @property
     def any_weights_exceed(self) -> bool:
         """Whether that is so of weights of any kind."""
-        return any(map(_is_beyond_loading, self._estimates.values()))
+        return any(map(_is_beyond_loading, self.estimates))
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -102,9 +100,6 @@ class Memo:
     def attempts(self) -> tuple[Candidate, ...]:
         """Every rehearsal in its order, as a plan records it."""
         return tuple(self._attempts)
-
-    def _key(self, knobs: Knobs) -> Knobs:
-        return _native(knobs) if self._may_expand else knobs
 
     def _is_known(self, knobs: Knobs, whole: bool) -> bool:
         known = self._estimates.get(_native(knobs))
@@ -126,14 +121,5 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
     return estimate.memory.phases.get(Phase.LOAD, 0) + estimate.outside_bytes > estimate.budget_bytes
 
 
-def _unavoidable(estimate: Estimate) -> int:
-    """Says what no lever takes off the device as long as the weights are the same."""
-    owners = estimate.memory.owners_at_peak
-    loaded = estimate.memory.phases.get(Phase.LOAD, 0)
-    return max(loaded, owners.get(Owner.WEIGHTS, 0) + owners.get(Owner.GRADIENTS, 0))
-
-
-def _same_weights(one: Knobs, other: Knobs) -> bool:
-    """Compares what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""
-    names = ("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+_weights = attrgetter("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant")
+"""Reads what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""

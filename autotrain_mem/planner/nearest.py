@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.border import most_that_fits
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.explore import most_that_fits
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.planner.memo import Memo
@@ -27,6 +27,9 @@ _PHASES = {
     Phase.SAVE: "while saving",
 }
 
+FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
+"""Batches that follow the micro-batch, and must be told where the job keeps them from it -> their levers."""
+
 LENGTH_TURNS = 3
 """Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
 
@@ -35,7 +38,9 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
     least = _least(space, memo)
     fitting = confirmed(space, memo)
-    headline = f"{space.model} with {_kind(least.knobs)} does not fit {least.hardware.name}."
+    bits = least.knobs.base_bits
+    kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
+    headline = f"{space.model} with {kind} does not fit {least.hardware.name}."
     message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
     if fitting is None:
         hint = "nothing that can be changed makes it fit here"
@@ -118,7 +123,9 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     """
     base = space.base
     flags = [_batch_flags(space, knobs)]
-    flags += [f"--{name} {getattr(knobs, name)}" for name in _FOLLOWING if _is_kept(space, name, knobs)]
+    moved = {name for name in FOLLOWING if getattr(knobs, name) != getattr(base, name)}
+    kept = [name for name, lever in FOLLOWING.items() if name in space.pinned or lever in space.forbid]
+    flags += [f"--{name} {getattr(knobs, name)}" for name in kept if name in moved]
     if knobs.gradient_checkpointing not in checkpointing_choices(space):
         flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
     flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
@@ -132,15 +139,6 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     return " ".join(flag for flag in flags if flag) + without
 
 
-_FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
-
-
-def _is_kept(space: Space, name: str, knobs: Knobs) -> bool:
-    """Whether the job keeps this batch from following, so that it must be told."""
-    keeps = name in space.pinned or _FOLLOWING[name] in space.forbid
-    return keeps and getattr(knobs, name) != getattr(space.base, name)
-
-
 def _batch_flags(space: Space, knobs: Knobs) -> str:
     if knobs.per_device_train_batch_size == space.base.per_device_train_batch_size:
         return ""
@@ -151,12 +149,6 @@ def _batch_flags(space: Space, knobs: Knobs) -> str:
 
 def _effective(space: Space) -> str:
     return f"--effective_batch_size {space.effective_batch_size}"
-
-
-def _kind(knobs: Knobs) -> str:
-    return (
-        f"LoRA on a {knobs.base_bits}-bit base" if knobs.base_bits else "LoRA" if knobs.use_peft else "full fine-tuning"
-    )
 
 
 def needs_line(least: Estimate) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level
 from autotrain_mem.planner.levers import FREE, LEVERS
-from autotrain_mem.planner.space import BatchSplit, Space, batch_splits
+from autotrain_mem.planner.space import Space, micro_batches, with_rows
 from autotrain_mem.spec import Knobs
 
 Line = tuple[Knobs, ...]
@@ -38,17 +38,16 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     lever = LEVERS["micro_batch"]
     fixed = lever.name in space.forbid or space.method not in lever.methods
     smallest = space.base.per_device_train_batch_size if fixed else 1
-    splits = [split for split in batch_splits(space)[::-1] if split.per_device_train_batch_size >= smallest]
-    return tuple(_with_split(space, replace(setting, gradient_checkpointing=checkpointing), split) for split in splits)
+    chosen = replace(setting, gradient_checkpointing=checkpointing)
+    return tuple(_at_rows(space, chosen, rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
 
 
-def _with_split(space: Space, setting: Knobs, split: BatchSplit) -> Knobs:
-    """The setting with this split, and with the other batches following its micro-batch where they may."""
-    rows = split.per_device_train_batch_size
+def _at_rows(space: Space, setting: Knobs, rows: int) -> Knobs:
+    """The setting at a micro-batch, and with the other batches following it where they may."""
     followed = {name: min(getattr(space.base, name), rows) for name in _following(space, "eval_batch")}
     if rows < space.effective_batch_size:
         followed |= {name: min(getattr(space.base, name), rows) for name in _following(space, "rollout_batch")}
-    return replace(split.of(setting), **followed)
+    return replace(with_rows(setting, rows), **followed)
 
 
 def _following(space: Space, lever: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What would pay and a plan may not do by itself, since it changes which rows make a batch, their order or their end.
+"""Proposes what would pay and a plan may not do by itself: it changes the rows of a batch, their order or their end.
 
 Padding-free batches of the same rows come with packing here: TRL truncates no rows for ``--padding_free`` alone.
 """
@@ -52,7 +52,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
 
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
-    """What the model's context takes of the data, where ``max_length`` is asked for beyond it; None where nothing."""
+    """Says what the model's context takes of the data where ``max_length`` is asked for beyond it; None if nothing."""
     rows = profile.truncated_rows(context_length)
     if not rows or context_length is None:
         return None

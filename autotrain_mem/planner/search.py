@@ -67,7 +67,8 @@ def _climb(space: Space, memo: Memo) -> Found | None:
     for number, level in enumerate(every):
         best = best_of(space, level, memo)
         if best is None:
-            passed |= _floor(space, level, memo)
+            floor = memo.known([least_demanding(space, level)])  # none where no rehearsal was needed to know
+            passed |= {level.name: floor[0]} if floor and not floor[0].fits else {}
             continue
         following = _next_level(space, every[number + 1 :], memo)
         if all(slowdown(best, other) <= space.max_slowdown for other in following.values()):
@@ -105,12 +106,6 @@ def slowdown(one: Estimate, other: Estimate) -> float:
     """How many times as long a token takes with the first: 1.5 where it takes half as long again, 1 where none is known
     to take any time."""
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0
-
-
-def _floor(space: Space, level: Level, memo: Memo) -> dict[str, Estimate]:
-    """Says what a level that does not fit needs at least; nothing where no rehearsal was needed to know that."""
-    known = memo.known([least_demanding(space, level)])
-    return {level.name: known[0]} if known and not known[0].fits else {}
 
 
 def _next_level(space: Space, further: tuple[Level, ...], memo: Memo) -> dict[str, Estimate]:

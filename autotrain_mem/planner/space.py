@@ -20,6 +20,7 @@ from autotrain_mem.planner.division import (
     nearest,
     rows_allowed,
 )
+from autotrain_mem.planner.levers import EXPANDABLE
 from autotrain_mem.spec import Fit, Job, Knobs
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.length import without_wish
@@ -77,31 +78,17 @@ class Space:
         return knobs.per_device_train_batch_size * self.row_tokens(knobs.max_length)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSplit:
-    """One way to make the effective batch: rows at once, times how often before the optimizer steps."""
-
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-
-    def of(self, knobs: Knobs) -> Knobs:
-        """The same knobs with this split."""
-        return replace(
-            knobs,
-            per_device_train_batch_size=self.per_device_train_batch_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-        )
+def micro_batches(space: Space) -> tuple[int, ...]:
+    """List the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
+    if space.pinned & {ROWS, STEPS}:
+        return (space.base.per_device_train_batch_size,)
+    return space.rows_allowed or tuple(divisors(space.effective_batch_size)[::-1])
 
 
-def batch_splits(space: Space) -> tuple[BatchSplit, ...]:
-    """The splits to choose from, largest micro-batch first; a single one as soon as either of the two is pinned."""
-    fixed = bool(space.pinned & {ROWS, STEPS})
-    free = space.rows_allowed or divisors(space.effective_batch_size)[::-1]
-    rows = [space.base.per_device_train_batch_size] if fixed else free
-    return tuple(
-        BatchSplit(per_device_train_batch_size=each, gradient_accumulation_steps=space.effective_batch_size // each)
-        for each in rows
-    )
+def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
+    """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows."""
+    steps = (effective_batch_size or knobs.effective_batch_size) // rows
+    return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
 
 def make_space(
@@ -129,21 +116,29 @@ def make_space(
         BatchSplitError: the pinned sizes do not make up the effective batch.
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
-    given, context_length = _pinned_arguments(job), facts.context_length
+    names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
+    given = {name: value for name, value in without_wish(job.arguments).items() if name in names}
     _check_numbers(given, job.effective_batch_size)
-    split = _base_split(defaults, job.effective_batch_size, given)
-    overlaid = split.of(replace(_applying(defaults, job), **given))
+    overlaid = replace(_applying(defaults, job), **given)
+    if job.effective_batch_size is not None:
+        overlaid = with_rows(overlaid, _base_rows(defaults, job.effective_batch_size, given), job.effective_batch_size)
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
-        wanted = longest if asked_length is None else asked_length
-        overlaid = replace(overlaid, max_length=_auto_length(defaults.max_length, context_length, wanted))
+        lengths = (asked_length, longest, defaults.max_length)
+        wanted = next((tokens for tokens in lengths if tokens is not None), None)
+        known = [tokens for tokens in (wanted, context_length) if tokens is not None]
+        overlaid = replace(overlaid, max_length=min(known, default=None))
     _check_completion(overlaid, longest, context_length)
     allowed = rows_allowed(job, overlaid)
-    overlaid = _within(overlaid, allowed)
+    if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
+        smaller = [rows for rows in allowed if rows < overlaid.per_device_train_batch_size]
+        overlaid = with_rows(overlaid, max(smaller, default=min(allowed)))
+    # vLLM's sleep mode refuses such segments (``vllm/device_allocator/cumem.py: CuMemAllocator``).
+    implied = {EXPANDABLE} if job.arguments.get("use_vllm") else set()
     return Space(
         base=overlaid,
-        pinned=_pinned(job, given),
+        pinned=frozenset(given) | implied,
         effective_batch_size=overlaid.effective_batch_size,
         fit=job.fit,
         forbid=job.forbid,
@@ -158,17 +153,6 @@ def make_space(
     )
 
 
-def _pinned_arguments(job: Job) -> dict[str, Any]:
-    knobs = {field.name for field in fields(Knobs)}
-    return {name: value for name, value in without_wish(job.arguments).items() if name in knobs}
-
-
-def _pinned(job: Job, given: dict[str, Any]) -> frozenset[str]:
-    """vLLM's sleep mode refuses expandable segments (``vllm/device_allocator/cumem.py: CuMemAllocator``)."""
-    implied = {"use_vllm": "expandable_segments"}
-    return frozenset(given) | {knob for argument, knob in implied.items() if job.arguments.get(argument)}
-
-
 def _applying(defaults: Knobs, job: Job) -> Knobs:
     """TRL's defaults without those that this job never uses.
 
@@ -177,16 +161,6 @@ def _applying(defaults: Knobs, job: Job) -> Knobs:
     """
     used = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
     return defaults if used else replace(defaults, per_device_eval_batch_size=None)
-
-
-def _within(knobs: Knobs, allowed: tuple[int, ...] | None) -> Knobs:
-    """The same batch in micro-batches that the trainer takes: the largest that are not above those asked for."""
-    rows = knobs.per_device_train_batch_size
-    if allowed is None or rows in allowed:
-        return knobs
-    smaller = max((each for each in allowed if each < rows), default=min(allowed))
-    steps = knobs.effective_batch_size // smaller
-    return BatchSplit(per_device_train_batch_size=smaller, gradient_accumulation_steps=steps).of(knobs)
 
 
 _COUNTS = (
@@ -201,13 +175,6 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
     if effective_batch_size is not None:
         numbers["effective_batch_size"] = effective_batch_size
     check_positive(numbers)
-
-
-def _auto_length(default: int | None, context_length: int | None, wanted: int | None) -> int | None:
-    """Says what the rows ask for, or TRL's default where no row was read; never beyond the model's context."""
-    wanted = default if wanted is None else wanted
-    known = [tokens for tokens in (wanted, context_length) if tokens is not None]
-    return min(known, default=None)
 
 
 def _check_context(max_length: int | None, context_length: int | None) -> None:
@@ -238,40 +205,29 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
     )
 
 
-def _base_split(defaults: Knobs, effective: int | None, given: dict[str, Any]) -> BatchSplit:
-    """The split that the user's words and TRL's defaults make before any tuning."""
-    if effective is None:
-        rows = given.get(ROWS, defaults.per_device_train_batch_size)
-        steps = given.get(STEPS, defaults.gradient_accumulation_steps)
-        return BatchSplit(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
-    if ROWS in given and STEPS in given:
-        _check_product(given[ROWS], given[STEPS], effective)
+def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any]) -> int:
+    """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
+    rows, steps = given.get(ROWS), given.get(STEPS)
+    if rows and steps and rows * steps != effective:
+        raise BatchSplitError(
+            f"--{ROWS} {rows} times --{STEPS} {steps} is {rows * steps}, not the effective batch size {effective}",
+            hint=f"use --effective_batch_size {rows * steps} with both flags, "
+            f"or --effective_batch_size {effective} alone",
+        )
     for name in (ROWS, STEPS):
-        if name in given:
-            _check_divides(name, given[name], effective)
-    if ROWS in given:
-        rows = given[ROWS]
-    elif STEPS in given:
-        rows = effective // given[STEPS]
-    else:  # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
-        rows = max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
-    return BatchSplit(per_device_train_batch_size=rows, gradient_accumulation_steps=effective // rows)
+        if name in given and effective % given[name]:
+            raise _does_not_divide(name, given[name], effective)
+    if rows:
+        return int(rows)
+    if steps:
+        return effective // int(steps)
+    # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
+    return max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
 
 
-def _check_product(rows: int, steps: int, effective: int) -> None:
-    if rows * steps == effective:
-        return
-    raise BatchSplitError(
-        f"--{ROWS} {rows} times --{STEPS} {steps} is {rows * steps}, not the effective batch size {effective}",
-        hint=f"use --effective_batch_size {rows * steps} with both flags, or --effective_batch_size {effective} alone",
-    )
-
-
-def _check_divides(name: str, value: int, effective: int) -> None:
-    if effective % value == 0:
-        return
+def _does_not_divide(name: str, value: int, effective: int) -> BatchSplitError:
     whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value, effective))
-    raise BatchSplitError(
+    return BatchSplitError(
         f"--{name} {value} does not divide the effective batch size {effective}",
         hint=f"keep --{name} {value} and use {whole},\n"
         f"or keep --effective_batch_size {effective} and use --{name} {either(nearest(divisors(effective), value))}",

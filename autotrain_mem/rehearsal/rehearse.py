@@ -57,7 +57,8 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
     def build() -> Any:
         if job.python_call is None:
-            return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
+            with method.without_precomputing():
+                return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
         return finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
 
     return TrainerSpec(

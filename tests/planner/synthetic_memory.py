@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from math import prod
 
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.levers import EXPANDABLE, SLOWING
+from autotrain_mem.planner.points import lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import (
@@ -114,10 +115,7 @@ class LinearMemory:
             peak_allocated_bytes=max(phases.values()),
             phases=phases,
             owners_at_peak={owner: int(size * share) for owner, size in whole.memory.owners_at_peak.items()},
-            reserved=ReservedByMode(
-                native=self._scaled(whole.memory.reserved.native, share),
-                expandable_segments=self._scaled(whole.memory.reserved.expandable_segments, share),
-            ),
+            reserved=self._reserved(max(phases.values()), knobs),
             rehearsed_layers=self.copied_layers,
         )
         return replace(whole, memory=memory)
@@ -141,37 +139,31 @@ class LinearMemory:
         peak_phase = max(peaks, key=peaks.__getitem__)
         if peak_phase is not Phase.BACKWARD:
             owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: peaks[peak_phase] - static}
-        cached = 0.03 + self.noise * self._stray(knobs)
         return MemoryEstimate(
             peak_allocated_bytes=peaks[peak_phase],
             peak_phase=peak_phase,
             phases={Phase.LOAD: owners[Owner.WEIGHTS]} | peaks,
             owners_at_peak=owners,
             modules_at_peak=(),
-            reserved=ReservedByMode(
-                native=self._reserved(peaks[peak_phase], cached),
-                expandable_segments=self._reserved(peaks[peak_phase], cached - self.unmapped),
-            ),
+            reserved=self._reserved(peaks[peak_phase], knobs),
             not_counted=(),
             rehearsal_seconds=1.0,
         )
 
-    def _scaled(self, reserved: ReservedEstimate, share: float) -> ReservedEstimate:
-        return self._reserved(
-            int(reserved.peak_allocated_bytes * share), reserved.peak_reserved_bytes / reserved.peak_allocated_bytes - 1
+    def _reserved(self, peak_bytes: int, knobs: Knobs) -> ReservedByMode:
+        cached = 0.03 + self.noise * self._stray(knobs)
+        native, expandable = (
+            ReservedEstimate(
+                peak_allocated_bytes=peak_bytes,
+                peak_reserved_bytes=int(peak_bytes * (1 + share)),
+                peak_limited_bytes=int(peak_bytes * (1 + share)),
+                slack_bytes=max(0, int(peak_bytes * share)),
+                num_alloc_retries=int(peak_bytes * (1 + share)) + self._hardware().non_torch_bytes > self.budget_bytes,
+                largest_refused_bytes=None,
+            )
+            for share in (cached, cached - self.unmapped)
         )
-
-    def _reserved(self, peak_bytes: int, cached_share: float) -> ReservedEstimate:
-        reserved = int(peak_bytes * (1 + cached_share))
-        fits = reserved + self._hardware().non_torch_bytes <= self.budget_bytes
-        return ReservedEstimate(
-            peak_allocated_bytes=peak_bytes,
-            peak_reserved_bytes=reserved,
-            peak_limited_bytes=reserved,
-            slack_bytes=max(0, reserved - peak_bytes),
-            num_alloc_retries=0 if fits else 1,
-            largest_refused_bytes=None,
-        )
+        return ReservedByMode(native=native, expandable_segments=expandable)
 
     def _owners(self, knobs: Knobs) -> dict[Owner, int]:
         width = 2 if knobs.dtype == "bfloat16" else 4
@@ -224,88 +216,10 @@ def brute_force(space: Space, model: LinearMemory) -> Best | None:
     Lengths are left out.
     """
     may_expand = not {EXPANDABLE} & (space.pinned | space.forbid)
-    for level, settings in every_setting(space):
-        points = [knobs for setting in settings for knobs in _time_points(space, setting)]
+    for level in levels(space):
+        points = [] if level.lengths else [knobs for line in lines(space, level) for knobs in line]
         estimates = [model.estimate(knobs) for knobs in points]
         fitting = [each for each in estimates if each.fits or (may_expand and each.with_expandable_segments().fits)]
         if fitting:
-            return Best(level=level, tokens_per_second=max(each.tokens_per_second for each in fitting))
+            return Best(level=level.name, tokens_per_second=max(each.tokens_per_second for each in fitting))
     return None
-
-
-def every_setting(space: Space) -> Iterator[tuple[str, list[Knobs]]]:
-    """Every allowed setting in the order of climbing, written out independently of the ladder's table."""
-
-    def free(knob: str, lever: str) -> bool:
-        return knob not in space.pinned and lever not in space.forbid
-
-    base, rounding, everything = space.base, space.fit != "lossless", space.fit == "all"
-    activations = free("activation_offloading", "activation_offloading")
-    on_host = free("optimizer_offload", "optimizer_offload") and base.optim.startswith("adamw_torch")
-    bf16 = rounding and free("dtype", "bf16_weights")
-    eight_bit = rounding and free("optim", "8bit_optimizer")
-    offloaded = {
-        "activation_offloading": (base.activation_offloading, True)[: 1 + activations],
-        "optimizer_offload": (base.optimizer_offload, True)[: 1 + on_host],
-    }
-    rounded = {"dtype": (base.dtype, "bfloat16")[: 1 + bf16], "optim": (base.optim, "adamw_8bit")[: 1 + eight_bit]}
-    lossless = _every(base, offloaded)
-    yield "lossless", lossless[:1]
-    yield "lossless, offloading", lossless[1:]
-    both = [knobs for knobs in _every(base, offloaded | rounded) if knobs not in lossless]
-    possible = [knobs for knobs in both if not (knobs.optimizer_offload and knobs.optim == "adamw_8bit")]
-    if base.optim == "adamw_8bit":
-        possible = both
-    yield "rounding", [knobs for knobs in possible if not _offloads_more(knobs, base)]
-    yield "rounding, offloading", [knobs for knobs in possible if _offloads_more(knobs, base)]
-    if everything and (base.use_peft or free("use_peft", "lora")):
-        yield from _every_adapter(space, free, bf16=bf16, activations=activations)
-
-
-def _every_adapter(
-    space: Space, free: Callable[[str, str], bool], *, bf16: bool, activations: bool
-) -> Iterator[tuple[str, list[Knobs]]]:
-    base = space.base
-    adapter = base if base.use_peft else replace(base, use_peft=True, dtype="bfloat16" if bf16 else base.dtype)
-    trained = {} if base.use_peft else {"LoRA": adapter}
-    frozen = replace(adapter, dtype="bfloat16" if bf16 else base.dtype)
-    if free("load_in_8bit", "8bit_base") and not base.load_in_4bit and not base.load_in_8bit:
-        trained["LoRA on an 8-bit base"] = replace(frozen, load_in_8bit=True)
-    if free("load_in_4bit", "4bit_base") and not base.load_in_8bit and not base.load_in_4bit:
-        nested = base.use_bnb_nested_quant if "use_bnb_nested_quant" in space.pinned else True
-        trained["LoRA on a 4-bit base"] = replace(frozen, load_in_4bit=True, use_bnb_nested_quant=nested)
-    for name, setting in trained.items():
-        yield name, [setting]
-    if trained and activations and not base.activation_offloading:
-        yield f"{name}, offloading", [replace(setting, activation_offloading=True)]
-
-
-def _offloads_more(knobs: Knobs, base: Knobs) -> bool:
-    names = ("activation_offloading", "optimizer_offload")
-    return any(getattr(knobs, name) and not getattr(base, name) for name in names)
-
-
-def _every(base: Knobs, choices: Mapping[str, tuple[object, ...]]) -> list[Knobs]:
-    values = product(*choices.values())
-    return [replace(base, **dict(zip(choices, chosen, strict=True))) for chosen in values]  # type: ignore[arg-type]
-
-
-def _time_points(space: Space, setting: Knobs) -> Iterator[Knobs]:
-    checkpointing = {False, True}
-    if "gradient_checkpointing" in space.pinned:
-        checkpointing = {setting.gradient_checkpointing}
-    elif "gradient_checkpointing" in space.forbid:
-        checkpointing = {False}
-    whole = space.effective_batch_size
-    rows = {each for each in range(1, whole + 1) if whole % each == 0}
-    if space.pinned & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
-        rows = {setting.per_device_train_batch_size}
-    elif "micro_batch" in space.forbid:
-        rows = {each for each in rows if each >= setting.per_device_train_batch_size}
-    for recompute, each in product(checkpointing, rows):
-        yield replace(
-            setting,
-            gradient_checkpointing=recompute,
-            per_device_train_batch_size=each,
-            gradient_accumulation_steps=whole // each,
-        )

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, space_of
 
-from autotrain_mem.planner.border import most_that_fits
+from autotrain_mem.planner.explore import most_that_fits
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.spec import Estimate, Knobs
 from autotrain_mem.units import GIB

@@ -14,7 +14,7 @@ from autotrain_mem.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.points import least_demanding, line
 from autotrain_mem.planner.search import search
-from autotrain_mem.planner.space import Space, batch_splits, make_space
+from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
@@ -32,7 +32,7 @@ ROWS_AND_STEPS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def rows_of(space: Space) -> list[int]:
-    return [split.per_device_train_batch_size for split in batch_splits(space)]
+    return list(micro_batches(space))
 
 
 def trl_config(method: str, **arguments: Any) -> Any:
@@ -65,7 +65,8 @@ def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any
         assume(False)
     asked = {name: value for name, value in words.items() if name not in ("effective", *ROWS_AND_STEPS)}
     assert space.base.per_device_train_batch_size in rows_of(space)
-    for split in batch_splits(space):
+    for rows in rows_of(space):
+        split = with_rows(space.base, rows)
         config = trl_config(
             method,
             **{

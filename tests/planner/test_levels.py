@@ -1,15 +1,41 @@
+"""The table of levers, the levels of harm that a job has, and the points of each."""
+
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from synthetic_memory import ONLINE, PPO, TRL, space_of
 
+from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, Level, levels
-from autotrain_mem.planner.levers import LADDER
-from autotrain_mem.spec import Knobs, codec
+from autotrain_mem.planner.levers import LADDER, LEVERS
+from autotrain_mem.planner.points import lines
+from autotrain_mem.spec import codec
 
-QUANTIZED = {"use_peft": True, "load_in_4bit": True}
+
+def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:
+    assert [row.harm for row in LADDER] == sorted(row.harm for row in LADDER)
+    assert all(hasattr(TRL, knob) for row in LADDER for knob in (*row.knobs, *row.also, *row.needs))
+    assert all(LEVERS[name].harm <= row.harm for row in LADDER for name in row.along)
+    assert all(row.at_best.kept <= row.usual.kept and row.at_best.taken >= row.usual.taken for row in LADDER)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("lorra", "lora"), ("bf16", "bf16_weights"), ("use_peft", "lora"), ("dtype", "bf16_weights")),
+        *(("4bit", "4bit_base"), ("load_in_8bit", "8bit_base"), ("zzz", None)),
+    ],
+)
+def test_an_unknown_lever_is_answered_with_the_one_meant(name: str, meant: str | None) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_forbid([name, "max_length"])
+    assert raised.value.message == f"--forbid knows no lever named {name}"
+    did_you_mean = f"did you mean --forbid {meant} instead of {name}?\n" if meant else ""
+    assert raised.value.hint == f"{did_you_mean}the levers are {', '.join(LEVERS)}"
+    assert check_forbid(["lora", "lora"]) == {"lora"}
 
 
 def names(**words: object) -> list[str]:
@@ -20,19 +46,13 @@ def level_of(name: str, **words: object) -> Level:
     return next(level for level in levels(space_of(**words)) if level.name == name)  # type: ignore[arg-type]
 
 
-def moved(new: Knobs, base: Knobs) -> dict[str, object]:
-    """What a setting changes."""
-    old = codec.to_json(base)
-    return {name: value for name, value in codec.to_json(new).items() if value != old.get(name)}
-
-
 def climbed(**words: object) -> dict[str, list[dict[str, object]]]:
     """What each level's settings change, lengths left out."""
     space = space_of(**words)  # type: ignore[arg-type]
-    first, *_ = levels(space)
-    assert first.gentlest == space.base
+    assert levels(space)[0].gentlest == space.base
+    old = codec.to_json(space.base).items()
     return {
-        level.name: [moved(setting, space.base) for setting in level.settings]
+        level.name: [dict(codec.to_json(setting).items() - old) for setting in level.settings]
         for level in levels(space)
         if not level.lengths
     }
@@ -77,10 +97,11 @@ def test_levels_climb_from_time_to_data() -> None:
         ({"forbid": frozenset({"lora"})}, {"use_peft", "load_in_4bit", "load_in_8bit"}, {"optim"}),
         ({"forbid": frozenset({"lora"}), "use_peft": True, "fit": "all"}, set(), {"load_in_4bit", "load_in_8bit"}),
         ({"use_peft": False}, {"load_in_4bit", "load_in_8bit"}, {"optim"}),
-        (QUANTIZED, {"load_in_8bit"}, {"dtype"}),
+        ({"use_peft": True, "load_in_4bit": True}, {"load_in_8bit"}, {"dtype"}),
         ({"use_peft": True, "load_in_8bit": True}, {"load_in_4bit"}, {"dtype"}),
         ({"use_bnb_nested_quant": False}, {"use_bnb_nested_quant"}, {"load_in_4bit"}),
-        *(({"optim": optim}, {"optimizer_offload"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor", "lion_8bit")),
+        *(({"optim": optim}, {"optimizer_offload", "optim"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor")),
+        ({"defaults": replace(TRL, optim="sgd")}, {"optim"}, {"optimizer_offload"}),
     ],
 )
 def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], never: set[str], still: set[str]) -> None:
@@ -89,17 +110,21 @@ def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], neve
     assert still <= changed
 
 
-def test_a_limit_of_harm_ends_the_levels() -> None:
-    assert names(fit="lossless") == ["lossless", "lossless, offloading"]
-    assert names(fit="rounding") == ["lossless", "lossless, offloading", "rounding", "rounding, offloading"]
-
-
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_methods_that_sample_offload_no_activations_and_cut_no_rows(method: str) -> None:
-    settings = every(method=method, defaults=ONLINE)
-    assert {"dtype": "bfloat16", "optimizer_offload": True} in settings
-    assert not [changed for changed in settings if "activation_offloading" in changed]
-    assert names(method=method, defaults=ONLINE) == [step.name for step in LEVELS][:-1]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"fit": "lossless"}, ["lossless", "lossless, offloading"]),
+        ({"fit": "rounding"}, ["lossless", "lossless, offloading", "rounding", "rounding, offloading"]),
+        ({"method": "grpo", "defaults": ONLINE}, [step.name for step in LEVELS][:-1]),  # no prompt is cut
+        (
+            {"dtype": "float32", "optim": "adamw_torch", "use_peft": False, "max_length": 512}
+            | {"activation_offloading": False, "optimizer_offload": True},
+            ["lossless"],
+        ),
+    ],
+)
+def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected: list[str]) -> None:
+    assert names(**words) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,22 +145,8 @@ def test_no_setting_is_on_two_levels_and_none_has_an_8bit_optimizer_on_the_host(
 def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
     """The scaler takes no gradients in half precision; a frozen base has none."""
     changed = [setting for setting in every(fp16=True) if "dtype" in setting]
+    assert changed
     assert all(setting["use_peft"] and setting["dtype"] == "float16" for setting in changed)
-    assert [
-        setting for setting in every(fp16=False) if setting.get("dtype") == "bfloat16" and "use_peft" not in setting
-    ]
-
-
-def test_the_gentlest_setting_comes_first_and_the_strongest_last() -> None:
-    rounding = level_of("rounding")
-    assert (rounding.gentlest.dtype, rounding.gentlest.optim) == ("bfloat16", "adamw_torch_fused")
-    assert moved(rounding.strongest, TRL) == {"dtype": "bfloat16", "optim": "adamw_8bit"}
-    assert moved(level_of("rounding, offloading").strongest, TRL) == {"dtype": "bfloat16"} | OFFLOADED
-
-
-def test_lora_takes_bf16_weights_along_and_undoes_the_8bit_optimizer() -> None:
-    lora = level_of("LoRA").gentlest
-    assert (lora.use_peft, lora.dtype, lora.optim) == (True, "bfloat16", "adamw_torch_fused")
 
 
 @pytest.mark.parametrize("words", [{"dtype": "float32"}, {"forbid": frozenset({"bf16_weights"})}], ids=str)
@@ -143,38 +154,20 @@ def test_lora_leaves_a_dtype_that_is_pinned_or_forbidden(words: dict[str, object
     assert {setting.dtype for setting in level_of("LoRA", **words).settings} == {"float32"}
 
 
-def test_8bit_optimizer_replaces_no_other_optimizer_than_adamw_torch() -> None:
-    space = space_of(defaults=replace(TRL, optim="sgd"))
-    assert {knobs.optim for level in levels(space) for knobs in level.settings} == {"sgd"}
-
-
-def test_rows_are_cut_with_everything_pulled_that_leaves_least() -> None:
-    *_, below, cut = levels(space_of())
-    assert cut.lengths
-    assert cut.strongest == below.strongest
-
-
-def test_lengths_are_coarser_from_256_tokens() -> None:
-    lengths = level_of("shorter rows", longest=400).lengths
-    assert lengths == (*range(64, 256, 16), 256, 320, 384)
-
-
-def test_lengths_that_would_cut_no_row_are_not_tried() -> None:
-    assert SHORTER_ROWS not in names(longest=64)
-    assert SHORTER_ROWS in names(longest=65)
-
-
-def test_pinned_knobs_take_their_levers_off_the_ladder() -> None:
-    pinned = {"dtype": "float32", "optim": "adamw_torch", "use_peft": False, "max_length": 512}
-    offloading = {"activation_offloading": False, "optimizer_offload": True}
-    assert names(**pinned, **offloading) == ["lossless"]
-
-
 def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
     space = space_of(use_peft=True)
     plain, quantized = (levels(replace(space, is_quantized=known)) for known in (False, True))
     assert any(level.strongest.load_in_4bit for level in plain)
     assert not any(level.strongest.load_in_4bit or level.strongest.load_in_8bit for level in quantized)
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
+    assert level_of(SHORTER_ROWS, longest=400).lengths == (*range(64, 256, 16), 256, 320, 384)
+    assert SHORTER_ROWS not in names(longest=64)
+    assert SHORTER_ROWS in names(longest=65)
 
 
 def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None:
@@ -185,6 +178,33 @@ def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None
 
 
 def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:
-    space = space_of(use_peft=False, dtype="float32", longest=512)
-    assert levels(space)[-2].strongest.optim == "adamw_8bit"
-    assert levels(space)[-1].strongest.optimizer_offload
+    *_, below, cut = levels(space_of())
+    assert cut.strongest == below.strongest
+    *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
+    assert below.strongest.optim == "adamw_8bit"
+    assert cut.strongest.optimizer_offload
+
+
+# -- points ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "checkpointing", "rows"),
+    [
+        ({"effective_batch_size": 12}, {False, True}, [1, 2, 3, 4, 6, 12]),
+        ({"effective_batch_size": 12, "forbid": frozenset({"micro_batch"})}, {False, True}, [6, 12]),
+        ({"forbid": frozenset({"gradient_checkpointing"})}, {False}, [1, 2, 4, 8]),
+        ({"gradient_checkpointing": True}, {True}, [1, 2, 4, 8]),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, {False, True}, [4]),
+    ],
+)
+def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_allows(
+    words: dict[str, Any], checkpointing: set[bool], rows: list[int]
+) -> None:
+    space = space_of(**words)
+    for level in levels(space):
+        found = list(lines(space, level))
+        assert len(found) == len(level.settings) * len(checkpointing)
+        assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing
+        assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found)
+        assert {knobs.effective_batch_size for line in found for knobs in line} == {space.effective_batch_size}

@@ -1,5 +1,9 @@
+"""The search over all levels: what it takes, what it keeps beside that, and the reasons that it gives."""
+
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +14,13 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.explore import TIE
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
-from autotrain_mem.planner.points import Line, lines
+from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Harm
-from autotrain_mem.units import GIB
+from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Phase, StepTime
+from autotrain_mem.spec.candidate import candidate
+from autotrain_mem.spec.job import MAX_SLOWDOWN
+from autotrain_mem.units import GIB, format_bytes
 
 PINS: Mapping[str, tuple[object, ...]] = {
     "per_device_train_batch_size": (1, 2, 4),
@@ -64,8 +70,12 @@ def shortest_fits(space: Space, model: LinearMemory) -> bool:
     return may_cut and space.row_tokens(space.base.max_length) > 64 and brute_force(cut, model) is not None
 
 
-def every_line(space: Space, name: str) -> list[Line]:
-    return [line for level in levels(space) if level.name == name for line in lines(space, level)]
+def neighbour(space: Space, found: Found) -> Knobs | None:
+    """One step up the plan's line."""
+    knobs = replace(found.estimate.knobs, expandable_segments=space.base.expandable_segments)
+    level = next(level for level in levels(space) if level.name == found.level)
+    (line,) = [line for line in lines(space, level) if knobs in line]
+    return next(iter(line[line.index(knobs) + 1 :]), None)
 
 
 def harm_of(found: Found) -> Harm:
@@ -114,12 +124,10 @@ def test_the_fastest_plan_of_the_first_level_that_fits_is_found(space: Space, bu
 def test_next_larger_micro_batch_was_rehearsed_and_does_not_fit_or_is_no_faster(space: Space, budget: int) -> None:
     """Of a plan that was not chosen for its length."""
     found = found_or_none(space, model_of(space, budget))
-    if found is None or found.level == SHORTER_ROWS:
+    if found is None or found.level == SHORTER_ROWS or (larger := neighbour(space, found)) is None:
         return
-    (line,) = [line for line in every_line(space, found.level) if found.estimate.knobs in line]
-    for larger in line[line.index(found.estimate.knobs) + 1 :][:1]:
-        (attempt,) = [attempt for attempt in found.attempts if attempt.knobs == larger]
-        assert not attempt.fits or attempt.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
+    (attempt,) = [attempt for attempt in found.attempts if attempt.knobs == larger]
+    assert not attempt.fits or attempt.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
 
 
 @given(st.integers(3 * GIB, 5 * GIB), st.sampled_from((700, 3000, 20_000)))
@@ -137,46 +145,6 @@ def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest:
     assert not model.estimate(knobs).fits
 
 
-@pytest.mark.parametrize(("longest", "noise"), [(700, 0.02), (3000, 0.0), (32_768, 0.02)])
-def test_length_is_found_in_eight_rehearsals(longest: int, noise: float) -> None:
-    for budget in range(3 * GIB, 6 * GIB, GIB // 4):
-        model = LinearMemory(budget_bytes=budget, noise=noise, longest=longest)
-        found = found_or_none(space_of(longest=longest, per_device_train_batch_size=8), model)
-        if found is not None and found.level == SHORTER_ROWS:
-            chosen = found.estimate.knobs
-            on_level = [call for call in model.calls if replace(call, max_length=chosen.max_length) == chosen]
-            assert (
-                len(on_level) <= 8 + 1 + 1
-            )  # one on the level below, whose length is the one asked for; the neighbour
-
-
-@pytest.mark.parametrize(("effective", "noise"), [(8, 0.02), (64, 0.0), (256, 0.02), (4096, 0.0)])
-def test_rehearsals_are_few(effective: int, noise: float) -> None:
-    """With those of the next level and of the confirmation; measured: 3 to 7 in the median, 17 at most."""
-    counts = []
-    for budget in range(2 * GIB, 72 * GIB, 2 * GIB):
-        model = LinearMemory(budget_bytes=budget, noise=noise, longest=1024, copied_layers=3, amiss=0.005)
-        found_or_none(space_of(effective_batch_size=effective, longest=1024), model)
-        counts.append(len(model.calls))
-    assert sorted(counts)[len(counts) // 2] <= 12
-    assert max(counts) <= 20
-
-
-def test_full_fine_tuning_that_fits_is_found_in_three_to_eight_rehearsals() -> None:
-    counts = set()
-    for budget in range(20 * GIB, 80 * GIB, GIB):
-        model = LinearMemory(budget_bytes=budget)
-        assert search(space_of(), model).level == "lossless"
-        counts.add(len(model.calls))
-    assert counts <= {2, 3, 4, 5, 6, 7, 8}
-
-
-def full_points(model: LinearMemory) -> list[tuple[str, bool, int]]:
-    """What was rehearsed of full fine-tuning: dtype, whether the optimizer is offloaded, rows."""
-    full = [call for call in model.calls if not call.use_peft]
-    return [(call.dtype, call.optimizer_offload, call.per_device_train_batch_size) for call in full]
-
-
 @pytest.mark.parametrize(
     ("budget_gib", "rehearsed"),
     [
@@ -191,21 +159,11 @@ def test_a_level_that_cannot_fit_is_left_after_few_points(
 ) -> None:
     model = LinearMemory(budget_bytes=int(budget_gib * GIB))
     assert search(space_of(), model).estimate.knobs.use_peft
+    full = [call for call in model.calls if not call.use_peft]
     halved = [("bfloat16", False, 8), ("bfloat16", False, 1), ("bfloat16", True, 1)]
-    assert full_points(model) == rehearsed + halved[3 - len(rehearsed) :]
-
-
-def test_weights_that_exceed_the_card_are_not_rehearsed_again_with_other_levers() -> None:
-    model = LinearMemory(budget_bytes=int(1.6 * GIB))
-    found = search(space_of(), model)
-    assert found.estimate.knobs.load_in_8bit or found.estimate.knobs.load_in_4bit
-    plain = [call for call in model.calls if not (call.load_in_4bit or call.load_in_8bit)]
-    assert sorted({(call.dtype, call.use_peft) for call in plain}) == [
-        ("bfloat16", False),
-        ("bfloat16", True),
-        ("float32", False),
-    ]
-    assert len(plain) <= 6  # the first and the last point of each level
+    assert [(call.dtype, call.optimizer_offload, call.per_device_train_batch_size) for call in full] == (
+        rehearsed + halved[3 - len(rehearsed) :]
+    )
 
 
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
@@ -215,12 +173,8 @@ def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputi
     assert len(model.calls) == 3
     (lever,) = found.levers
     assert (lever.name, lever.before, lever.after, lever.harm) == ("gradient_checkpointing", True, False, Harm.NONE)
-
-
-def test_defaults_that_fit_as_they_are_pull_no_lever() -> None:
-    found = search(space_of(gradient_checkpointing=True), LinearMemory(budget_bytes=200 * GIB))
-    assert found.levers == ()
-    assert found.estimate.knobs == TRL
+    as_asked = search(space_of(gradient_checkpointing=True), LinearMemory(budget_bytes=200 * GIB))
+    assert (as_asked.levers, as_asked.estimate.knobs) == ((), TRL)
 
 
 def test_smaller_batch_is_tried_before_shorter_length() -> None:
@@ -236,52 +190,189 @@ def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
     assert [lever.name for lever in found.levers if lever.harm is Harm.ROUNDING] == ["dtype"]
 
 
-@given(st.integers(6 * GIB, 20 * GIB), st.sampled_from((1, 4, 8, 64)))
-@settings(max_examples=40, deadline=None)
-def test_no_smaller_set_of_rounding_levers_reaches_the_same_speed(budget: int, effective: int) -> None:
-    space = space_of(effective_batch_size=effective, fit="rounding")
-    model = model_of(space, budget)
-    found = found_or_none(space, model)
-    if found is not None and len([lever for lever in found.levers if lever.harm is Harm.ROUNDING]) == 2:
-        fewer = [replace(found.estimate.knobs, **{name: getattr(TRL, name)}) for name in ("dtype", "optim")]
-        assert not any(model.estimate(knobs).fits for knobs in fewer)
-
-
-def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
-    found = search(space_of(), LinearMemory(budget_bytes=4 * GIB))
-    assert [(lever.name, lever.before, lever.after, lever.why) for lever in found.levers] == [
-        (
-            "micro_batch",
-            "8 x 1",
-            "2 x 4",
-            "4 rows at once need 5.41 GiB, the budget is 4.00 GiB: "
-            "fewer rows at once with more accumulation: the same optimizer steps in less memory",
-        ),
-        (
-            "gradient_checkpointing",
-            True,
-            False,
-            "the activations fit without recomputing them, which is faster",
-        ),
-        (
-            "dtype",
-            "float32",
-            "bfloat16",
-            "the base model is frozen and loses no update to rounding: "
-            "weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
-        ),
-        (
-            "use_peft",
-            False,
-            True,
-            "full fine-tuning needs at least 4.35 GiB, the budget is 4.00 GiB: "
-            "a LoRA adapter is trained and the base model stays frozen",
-        ),
-    ]
-
-
 def test_unknown_forbidden_lever_is_refused_before_anything_is_rehearsed() -> None:
     model = LinearMemory(budget_bytes=4 * GIB)
     with pytest.raises(UsageError):
         search(space_of(forbid=frozenset({"lorra"})), model)
     assert model.calls == []
+
+
+# -- the levels around -------------------------------------------------------------------------------------------------
+
+
+def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
+    """Full fine-tuning in float32 fits with the optimizer on the host alone, which takes so many times as long."""
+    slowed = {"gradient_checkpointing": 1.2, "activation_offloading": 1.2, "optimizer_offload": by}
+    return LinearMemory(budget_bytes=int(budget_gib * GIB), slowed=slowed)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "level", "around"),
+    [
+        ({}, LinearMemory(21 * GIB), "lossless", {"rounding": True}),
+        # A level that offloads has nothing to offer to a plan that fits without it.
+        ({"effective_batch_size": 64}, LinearMemory(24 * GIB), "lossless", {"rounding": True}),
+        ({}, LinearMemory(11 * GIB), "lossless, offloading", {"lossless": False, "rounding": True}),
+        # A plan far slower than the next level is passed over, by as much as the user says, and never for a level that
+        # the user rules out.
+        ({}, crawling(), "rounding", {"lossless": False, "lossless, offloading": True, "LoRA": True}),
+        ({"max_slowdown": 20}, crawling(8), "lossless, offloading", {"lossless": False, "rounding": True}),
+        ({"max_slowdown": 4}, crawling(2), "lossless, offloading", {"lossless": False, "rounding": True}),
+        (
+            *({"max_slowdown": 1.5}, crawling(2), "rounding"),
+            {"lossless": False, "lossless, offloading": True, "LoRA": True},
+        ),
+        ({"fit": "lossless"}, crawling(50), "lossless, offloading", {"lossless": False}),
+    ],
+)
+def test_the_levels_around_are_kept_with_what_they_have_to_offer(
+    words: dict[str, Any], model: LinearMemory, level: str, around: dict[str, bool]
+) -> None:
+    found = search(space_of(**words), replace(model, calls=[], whole_calls=[]))
+    assert (found.level, {rival.level: rival.fits for rival in found.alternatives}) == (level, around)
+    assert all((rival.ratio is not None) == rival.fits for rival in found.alternatives)
+
+
+def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need() -> None:
+    model = LinearMemory(budget_bytes=4 * GIB, cards=("an L4",))
+    found = search(space_of(), model)
+    below = ["lossless", "rounding", "rounding, offloading"]  # float32 weights are beyond the card, wherever state is
+    assert [rival.level for rival in found.alternatives] == [*below, "LoRA on an 8-bit base"]
+    named = {level.name: level for level in levels(space_of())}
+    for rival in found.alternatives[:3]:
+        least = candidate(model.estimate(least_demanding(space_of(), named[rival.level])))
+        assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
+        assert rival.would_fit == ("an L4",)
+    assert found.alternatives[3].would_fit == ()
+
+
+def test_a_level_known_to_hold_nothing_without_a_rehearsal_is_not_told() -> None:
+    """Weights of two bytes are beyond the card: what an adapter on them would need at least was never asked."""
+    found = search(space_of(), LinearMemory(budget_bytes=int(1.6 * GIB)))
+    rehearsed = {attempt.knobs for attempt in found.attempts}
+    assert all(rival.knobs in rehearsed for rival in found.alternatives)
+
+
+def test_rows_are_never_cut_for_speed() -> None:
+    """Attention grows with the square of the length: 64 tokens are computed at many times the speed."""
+
+    class Quadratic(LinearMemory):
+        def time(self, knobs: Knobs) -> StepTime:
+            time = super().time(knobs)
+            seconds = time.step_seconds * ((knobs.max_length or 4096) / 64) ** 2
+            return replace(time, phases=dict.fromkeys(time.phases, seconds))
+
+    space = space_of(use_peft=True, load_in_4bit=True, fit="all")
+    found = search(space, Quadratic(budget_bytes=24 * GIB))
+    assert found.estimate.knobs.max_length == space.base.max_length
+
+
+def test_a_slow_plan_is_taken_where_the_whole_model_leaves_no_faster_one() -> None:
+    """The next level's one point fits as a copy has it, and does not on the whole model."""
+    pins = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "activation_offloading": False}
+    space = space_of(fit="rounding", optim="sgd", optimizer_offload=False, expandable_segments=False, **pins)
+
+    class Misled(LinearMemory):
+        def estimate(self, knobs: Knobs) -> Estimate:
+            return replace(super().estimate(knobs), budget_bytes=4 * GIB if halved(knobs) else self.budget_bytes)
+
+        def expanded(self, knobs: Knobs) -> Estimate:
+            return replace(super().expanded(knobs), budget_bytes=self.budget_bytes)
+
+        def time(self, knobs: Knobs) -> StepTime:
+            time = super().time(knobs)
+            return replace(time, phases={Phase.BACKWARD: time.step_seconds * (1 if halved(knobs) else 10)})
+
+    def halved(knobs: Knobs) -> bool:
+        return knobs.dtype == "bfloat16"
+
+    found = search(space, Misled(budget_bytes=30 * GIB, copied_layers=2))
+    assert found.level == "lossless"
+    assert found.estimate.fits
+
+
+# -- confirmation ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(3 * GIB, 60 * GIB), st.floats(-0.05, 0.05), st.sampled_from((8, 64)))
+@settings(max_examples=40, deadline=None)
+def test_plan_and_larger_neighbour_are_rehearsed_whole_however_wrong_copies_are(
+    budget: int, amiss: float, effective: int
+) -> None:
+    space = space_of(effective_batch_size=effective, longest=1024)
+    model = LinearMemory(budget_bytes=budget, longest=1024, copied_layers=3, amiss=amiss)
+    heard: list[Candidate] = []
+    found = search(space, model, on_attempt=heard.append)
+    assert found.estimate.fits
+    assert found.estimate.memory.rehearsed_layers is None
+    whole = {replace(knobs, expandable_segments=False) for knobs in model.whole_calls}
+    assert replace(found.estimate.knobs, expandable_segments=False) in whole
+    if found.level != SHORTER_ROWS and (larger := neighbour(space, found)) is not None:
+        assert larger in whole
+    assert list(found.attempts) == heard
+    assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
+    assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)
+    assert candidate(found.estimate) in heard
+
+
+def test_a_choice_that_the_whole_model_overturns_makes_way_for_the_next_smaller() -> None:
+    space = space_of(effective_batch_size=64, longest=1024, fit="lossless", optimizer_offload=False)
+    exact = LinearMemory(budget_bytes=26 * GIB, longest=1024, copied_layers=3)
+    astray = replace(exact, amiss=0.05, calls=[], whole_calls=[])
+    assert search(space, astray).estimate.knobs == search(space, exact).estimate.knobs
+    assert len(exact.whole_calls) == 2
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------------
+
+
+def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
+    found = search(space_of(), LinearMemory(budget_bytes=4 * GIB))
+    assert [(lever.name, lever.before, lever.after, lever.why.partition(": ")[0]) for lever in found.levers] == [
+        ("micro_batch", "8 x 1", "2 x 4", "4 rows at once need 5.41 GiB, the budget is 4.00 GiB"),
+        *[("gradient_checkpointing", True, False, "the activations fit without recomputing them, which is faster")],
+        ("dtype", "float32", "bfloat16", "the base model is frozen and loses no update to rounding"),
+        ("use_peft", False, True, "full fine-tuning needs at least 4.35 GiB, the budget is 4.00 GiB"),
+    ]
+    assert found.levers[-1].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
+
+
+def test_a_lever_pulled_for_speed_says_so() -> None:
+    found = search(space_of(), crawling())
+    (passed,) = [rival for rival in found.alternatives if rival.level == "lossless, offloading"]
+    ratio = 1 / (passed.ratio or 1)
+    assert ratio > MAX_SLOWDOWN
+    whys = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
+    assert whys
+    assert all(why.startswith(f"without it a plan fits that takes {ratio:.1f} times as long: ") for why in whys)
+
+
+@given(
+    st.integers(2 * GIB, 60 * GIB),
+    st.sampled_from((8, 64)),
+    st.sampled_from(("all", "rounding", "lossless")),
+    st.sampled_from((None, 3)),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_number_in_a_reason_comes_from_a_rehearsal_that_did_not_fit(
+    budget: int, effective: int, fit: str, layers: int | None
+) -> None:
+    model = LinearMemory(budget_bytes=budget, copied_layers=layers, amiss=0.01, unmapped=0.02)
+    found = found_or_none(space_of(effective_batch_size=effective, fit=fit), model)
+    if found is None:
+        return
+    needed = {format_bytes(attempt.required_bytes) for attempt in found.attempts if not attempt.fits}
+    needed |= {format_bytes(model.estimate(replace(found.estimate.knobs, expandable_segments=False)).required_bytes)}
+    for lever in found.levers:
+        assert set(re.findall(r"([\d.]+ [GM]iB), the budget is", lever.why)) <= needed
+
+
+def test_rounding_is_not_excused_by_what_another_kind_of_rounding_needs() -> None:
+    """The level's own least demanding point keeps AdamW too, and fits: it says nothing of the job without rounding."""
+    space = space_of(fit="rounding", optimizer_offload=False, effective_batch_size=1, gradient_checkpointing=True)
+    model = crawling(budget_gib=14.5)
+    found = search(space, model)
+    floor = least_demanding(space, levels(space)[0])
+    (why, *_) = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
+    needed = format_bytes(model.estimate(floor).required_bytes)
+    assert why.startswith(f"without rounding it needs at least {needed}, the budget is 14.5 GiB: ")

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from synthetic_memory import TRL, space_of
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.planner.space import Space, batch_splits, make_space
+from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import ModelFacts
 
 
 def rows_of(space: Space) -> list[int]:
-    return [split.per_device_train_batch_size for split in batch_splits(space)]
+    return list(micro_batches(space))
 
 
 def test_trl_defaults_are_the_base_when_nothing_is_given() -> None:
@@ -46,8 +46,8 @@ def test_batch_flags_decide_the_splits(
 @given(st.integers(1, 600))
 def test_every_split_makes_the_effective_batch(effective: int) -> None:
     space = space_of(effective_batch_size=effective)
-    assert all(s.per_device_train_batch_size * s.gradient_accumulation_steps == effective for s in batch_splits(space))
-    assert space.base.effective_batch_size == effective
+    splits = [with_rows(space.base, rows) for rows in micro_batches(space)]
+    assert {knobs.effective_batch_size for knobs in (space.base, *splits)} == {effective}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.interface import Basis
 
 
 class Layout(StrEnum):

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.methods.interface import method_of, method_of_trainer
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.interface import Basis, method_of, method_of_trainer
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.training.guard.batch_split import Layout
 

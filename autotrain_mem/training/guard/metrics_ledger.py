@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.guard.batch_split import Piece, count
 
 COUNTED = (

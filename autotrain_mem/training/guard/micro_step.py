@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.methods.loss_basis import Basis
+from autotrain_mem.methods.interface import Basis
 from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
