@@ -1,4 +1,4 @@
-"""Blocks, which tile segments, and the pools of those that are free.
+"""Holds blocks, which tile segments, and the pools of those that are free.
 
 ``c10/cuda/CUDACachingAllocator.cpp`` of torch: ``Block``, ``BlockPool``, ``BlockComparatorSize``,
 ``BlockComparatorAddress``.
@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from autotrain_mem.allocator.tally import Tally
 
@@ -15,58 +17,47 @@ ADDRESS_BITS = 48
 """Device addresses are below 2**48; above them, in a key, stands the size."""
 
 
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of addresses that grows by pages (``ExpandableSegment``); what the device gives otherwise has none."""
+    """Is a range of addresses that grows by pages (``ExpandableSegment``); what the device gives otherwise has none."""
 
-    __slots__ = ("address", "page_bytes", "size")
+    address: int
+    size: int
+    page_bytes: int
 
-    def __init__(self, address: int, size: int, page_bytes: int) -> None:
-        self.address, self.size, self.page_bytes = address, size, page_bytes
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """A stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
+    """Is a stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
 
-    __slots__ = (
-        "address",
-        "allocated",
-        "gc_count_base",
-        "mapped",
-        "next",
-        "pending_events",
-        "pool",
-        "prev",
-        "requested",
-        "segment",
-        "size",
-        "stream",
-        "stream_uses",
-    )
-
-    def __init__(self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None = None) -> None:
-        self.address, self.size, self.requested = address, size, 0
-        self.stream, self.pool, self.segment = stream, pool, segment
-        self.allocated, self.mapped = False, True
-        self.prev: Block | None = None
-        self.next: Block | None = None
-        self.stream_uses: set[int] | None = None
-        """Other streams that use it (``record_stream``); None for none."""
-        self.pending_events = 0
-        """Uses of other streams that were not over when it was freed."""
-        self.gc_count_base = 0
+    address: int
+    size: int
+    stream: int
+    pool: Pool
+    segment: Segment | None = None
+    requested: int = 0
+    allocated: bool = False
+    mapped: bool = True
+    prev: Block | None = None
+    next: Block | None = None
+    stream_uses: set[int] | None = None
+    """Other streams that use it (``record_stream``); None for none."""
+    pending_events: int = 0
+    """Uses of other streams that were not over when it was freed."""
+    gc_count_base: int = 0
 
     @property
     def is_split(self) -> bool:
-        """Whether it shares its segment with others."""
+        """Tells whether it shares its segment with others."""
         return self.prev is not None or self.next is not None
 
     @property
     def is_available(self) -> bool:
-        """Whether it is neither allocated nor still in use by another stream."""
+        """Tells whether it is neither allocated nor still in use by another stream."""
         return not (self.allocated or self.pending_events or self.stream_uses)
 
     def put_between(self, before: Block | None, after: Block | None) -> None:
-        """Link it in (``Block::splice``)."""
+        """Links it in (``Block::splice``)."""
         self.prev, self.next = before, after
         if before is not None:
             before.next = self
@@ -75,7 +66,7 @@ class Block:
 
 
 class Pool:
-    """The free blocks of up to 1 MiB, or those above; by stream, smallest first, at equal size lowest address first."""
+    """Holds the free blocks of up to 1 MiB, or those above; by stream, smallest first, at equal size by address."""
 
     __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small", "tally")
 
@@ -88,7 +79,7 @@ class Pool:
         self._unmapped: dict[int, list[tuple[int, Block]]] = {}
 
     def insert(self, block: Block) -> None:
-        """A block became free (``insert_into_blocks``)."""
+        """Takes in a block that became free (``insert_into_blocks``)."""
         block.gc_count_base = self.get_free_blocks_calls
         key = block.size << ADDRESS_BITS | block.address
         self._by_key[key] = block
@@ -99,14 +90,14 @@ class Pool:
             insort(keys, key)
 
     def remove(self, block: Block) -> None:
-        """A block is no longer free, or is about to change."""
+        """Gives up a block that is no longer free, or is about to change."""
         key = block.size << ADDRESS_BITS | block.address
         del self._by_key[key]
         keys = self._keys[block.stream]
         del keys[bisect_left(keys, key)]
 
     def at_least(self, size: int, stream: int) -> Block | None:
-        """The smallest free block of a stream that has this size."""
+        """Finds the smallest free block of a stream that has this size."""
         keys = self._keys.get(stream)
         if not keys:
             return None
@@ -114,36 +105,36 @@ class Pool:
         return self._by_key[keys[index]] if index < len(keys) else None
 
     def from_size(self, size: int, stream: int) -> Iterator[Block]:
-        """The free blocks of a stream from this size on, smallest first."""
+        """Yields the free blocks of a stream from this size on, smallest first."""
         keys = self._keys.get(stream, [])
         for index in range(bisect_left(keys, size << ADDRESS_BITS), len(keys)):
             yield self._by_key[keys[index]]
 
     def below(self, size: int, stream: int) -> Iterator[Block]:
-        """The free blocks of a stream below this size, largest first. It may be emptied on the way."""
+        """Yields the free blocks of a stream below this size, largest first. It may be emptied on the way."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]
 
     def free_blocks(self) -> list[Block]:
-        """All free blocks, in torch's order."""
+        """Lists all free blocks, in torch's order."""
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
     def insert_unmapped(self, block: Block) -> None:
-        """A stretch of addresses without memory behind it."""
+        """Takes in a stretch of addresses without memory behind it."""
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
 
     def remove_unmapped(self, block: Block) -> None:
-        """It is about to be mapped, merged or given up."""
+        """Gives up a stretch that is about to be mapped or merged, or is of no more use."""
         self._unmapped[block.stream].remove((block.address, block))
 
     def unmapped(self, stream: int) -> list[Block]:
-        """A stream's stretches without memory, lowest address first."""
+        """Lists a stream's stretches without memory, lowest address first."""
         return [block for _, block in self._unmapped.get(stream, ())]
 
 
 def merge(block: Block, neighbour: Block) -> int:
-    """``try_merge_blocks``: take a free neighbour in; returns its size, 0 if it stays."""
+    """Takes a free neighbour in (``try_merge_blocks``); returns its size, 0 if it stays."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return 0
     pool = block.pool
@@ -162,3 +153,43 @@ def merge(block: Block, neighbour: Block) -> int:
             block.next.prev = block
     block.size += neighbour.size
     return neighbour.size
+
+
+def shown_segments(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Shows blocks as ``torch.cuda.memory._snapshot()["segments"]`` does: by segment, lowest address first.
+
+    ``DeviceCachingAllocator::snapshot``; an expandable segment is one entry for each stretch that is mapped.
+    """
+    heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
+    return [_shown_segment(head) for head in sorted(heads, key=lambda head: head.address)]
+
+
+def _shown_segment(head: Block) -> dict[str, Any]:
+    shown: list[dict[str, Any]] = []
+    block: Block | None = head
+    while block is not None and block.mapped:
+        free = "active_pending_free" if block.pending_events else "inactive"
+        shown.append(
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": "active_allocated" if block.allocated else free,
+                "frames": [],
+            }
+        )
+        block = block.next
+    return {
+        "device": 0,
+        "address": head.address,
+        "total_size": sum(each["size"] for each in shown),
+        "allocated_size": sum(each["size"] for each in shown if each["state"] == "active_allocated"),
+        "active_size": sum(each["size"] for each in shown if each["state"] != "inactive"),
+        "requested_size": sum(each["requested_size"] for each in shown if each["state"] != "inactive"),
+        "stream": head.stream,
+        "segment_type": "small" if head.pool.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": head.segment is not None,
+        "frames": [],
+        "blocks": shown,
+    }

@@ -1,4 +1,4 @@
-"""Cached blocks: which of them serves a request, and when they are given back to the device.
+"""Chooses the cached block that serves a request, and those that are given back to the device.
 
 After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
 """
@@ -11,9 +11,9 @@ from autotrain_mem.allocator.state import AllocatorState
 
 
 def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
-    """``get_free_block``: the smallest free block that holds ``size``, out of its pool; None if there is none."""
+    """Takes the smallest free block that holds ``size`` out of its pool (``get_free_block``); None if there is none."""
     settings = state.settings
-    if state.allowed_bytes is not None and _collects_garbage(state):
+    if _collects_garbage(state):
         pool.get_free_blocks_calls += 1
     block = pool.at_least(size, stream)
     if block is None:
@@ -47,7 +47,7 @@ def _expandable_size(block: Block) -> int:
 
 
 def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
-    """``release_available_cached_blocks``: give back oversized blocks, no more than the request needs.
+    """Gives back oversized blocks, no more than the request needs (``release_available_cached_blocks``).
 
     Only whole segments: with a limit below ``large_segment_size_mb`` the rest of a split one may be oversized too, and
     torch would hand the device an address in its middle.
@@ -75,7 +75,7 @@ def _is_whole_segment(block: Block) -> bool:
 
 
 def release_cached_blocks(state: AllocatorState) -> None:
-    """``release_cached_blocks``: give back every segment and page that is wholly free.
+    """Gives back every segment and page that is wholly free (``release_cached_blocks``).
 
     torch waits for all streams first, as the callers do here (``synchronize_and_free_events``).
     """
@@ -90,23 +90,16 @@ def release_cached_blocks(state: AllocatorState) -> None:
 
 
 def release_block(state: AllocatorState, block: Block) -> None:
-    """``release_block``: a whole segment goes back to the device."""
-    pool, size = block.pool, block.size
-    pool.remove(block)
-    state.device.give_back(size)
-    state.num_device_free += 1
-    for tally in (state.all, pool.tally):
-        tally.segment.change(-1)
-        tally.reserved_bytes.change(-size)
+    """Gives a whole segment back to the device (``release_block``)."""
+    block.pool.remove(block)
     limit = state.settings.max_split_bytes
-    if limit is not None and size >= limit:
+    if limit is not None and block.size >= limit:
         state.oversize_segments.change(-1)
-    if state.on_action is not None:
-        state.on_action("segment_free", block.address, size, block.stream)
+    state.change_reserved("segment_free", block.pool, block.address, block.size, block.stream)
 
 
 def collect_garbage(state: AllocatorState) -> None:
-    """``garbage_collect_cached_blocks``: above the threshold, give back cached segments older than their average.
+    """Gives back cached segments older than their average, above the threshold (``garbage_collect_cached_blocks``).
 
     A block's age is the number of requests to its pool since it became free.
     """

@@ -1,4 +1,4 @@
-"""Expandable segments: addresses for the whole device, and memory behind them page by page.
+"""Grows expandable segments: addresses for the whole device, and memory behind them page by page.
 
 After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
 """
@@ -14,7 +14,7 @@ _UNLIMITED_ADDRESS_BYTES = 1 << 44
 
 
 def allocate_block(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
-    """``try_allocate_expandable_block``: a block of at least ``size``, out of its pool; None when memory is out."""
+    """Makes a block of at least ``size`` (``try_allocate_expandable_block``); None when memory is out."""
     candidate = _find(state, pool, size, stream)
     if not candidate.mapped and not _map(state, candidate, min(candidate.size, size)):
         return None
@@ -29,7 +29,7 @@ def allocate_block(state: AllocatorState, pool: Pool, size: int, stream: int) ->
 
 
 def release_blocks(state: AllocatorState, blocks: list[Block]) -> None:
-    """The expandable part of ``release_blocks``: give back every page that is wholly free."""
+    """Gives back every page that is wholly free (the expandable part of ``release_blocks``)."""
     for block in blocks:
         _unmap(state, block)
         if block.prev is None and block.next is None:  # nothing of the segment is mapped any more
@@ -37,7 +37,7 @@ def release_blocks(state: AllocatorState, blocks: list[Block]) -> None:
 
 
 def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block:
-    """``find_expandable_block``: the lowest address where ``size`` fits into free and unmapped stretches."""
+    """Finds the lowest address where ``size`` fits into free and unmapped stretches (``find_expandable_block``)."""
     for unmapped in pool.unmapped(stream):
         before = unmapped.prev
         candidate = before if before is not None and before.is_available else unmapped
@@ -47,8 +47,7 @@ def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block:
     total = state.total_bytes
     wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
     segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
-    block = Block(segment.address, segment.size, stream, pool, segment)
-    block.mapped = False
+    block = Block(segment.address, segment.size, stream, pool, segment, mapped=False)
     pool.insert_unmapped(block)
     return block
 
@@ -62,7 +61,7 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _map(state: AllocatorState, block: Block, size: int) -> bool:
-    """``map_block``: put pages behind the first ``size`` bytes of an unmapped block; False when memory is out."""
+    """Puts pages behind the first ``size`` bytes of an unmapped block (``map_block``); False when memory is out."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     mapped = -(-size // segment.page_bytes) * segment.page_bytes
@@ -72,8 +71,7 @@ def _map(state: AllocatorState, block: Block, size: int) -> bool:
     pool.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
-        rest = Block(address + mapped, block.size - mapped, block.stream, pool, segment)
-        rest.mapped = False
+        rest = Block(address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
         rest.put_between(block, block.next)
         block.size = mapped
         pool.insert_unmapped(rest)
@@ -81,15 +79,12 @@ def _map(state: AllocatorState, block: Block, size: int) -> bool:
         if neighbour is not None:
             merge(block, neighbour)
     pool.insert(block)
-    _change_reserved(state, pool, mapped)
-    state.num_device_alloc += 1
-    if state.on_action is not None:
-        state.on_action("segment_map", address, mapped, block.stream)
+    state.change_reserved("segment_map", pool, address, mapped, block.stream)
     return True
 
 
 def _unmap(state: AllocatorState, block: Block) -> None:
-    """``unmap_block``: take the whole pages from behind a free block; what is left at its ends stays free."""
+    """Takes the whole pages from behind a free block (``unmap_block``); what is left at its ends stays free."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     page = segment.page_bytes
@@ -100,25 +95,16 @@ def _unmap(state: AllocatorState, block: Block) -> None:
     pool.remove(block)
     before, after = begin - block.address, block.address + block.size - end
     if before:
-        stays = Block(block.address, before, block.stream, pool, segment)
-        stays.put_between(block.prev, block)
-        pool.insert(stays)
+        rest = Block(block.address, before, block.stream, pool, segment)
+        rest.put_between(block.prev, block)
+        pool.insert(rest)
     if after:
-        stays = Block(end, after, block.stream, pool, segment)
-        stays.put_between(block, block.next)
-        pool.insert(stays)
+        rest = Block(end, after, block.stream, pool, segment)
+        rest.put_between(block, block.next)
+        pool.insert(rest)
     block.address, block.size, block.mapped = begin, end - begin, False
     for neighbour in (block.prev, block.next):
         if neighbour is not None:
             merge(block, neighbour)
     pool.insert_unmapped(block)
-    state.device.give_back(end - begin)
-    _change_reserved(state, pool, begin - end)
-    state.num_device_free += 1
-    if state.on_action is not None:
-        state.on_action("segment_unmap", begin, end - begin, block.stream)
-
-
-def _change_reserved(state: AllocatorState, pool: Pool, change: int) -> None:
-    for tally in (state.all, pool.tally):
-        tally.reserved_bytes.change(change)
+    state.change_reserved("segment_unmap", pool, begin, end - begin, block.stream)

@@ -12,7 +12,7 @@ from autotrain_mem.units import GIB, KIB, MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """The numbers of a request that could not be met."""
+    """Holds the numbers of a request that could not be met."""
 
     requested_bytes: int
     """As asked for, before any rounding."""
@@ -30,7 +30,7 @@ class Refusal:
     """What the process holds outside the allocator; None where no driver tells."""
 
     def message(self) -> str:
-        """Torch's sentence."""
+        """Writes torch's sentence."""
         if self.is_rejected:
             return (
                 "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
@@ -55,7 +55,7 @@ class Refusal:
 
 
 class OutOfMemory(Exception):
-    """A request that could not be met, after everything cached was given back. ``str`` of it is torch's message."""
+    """Says that a request cannot be met, after everything cached was given back. ``str`` of it is torch's message."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message())
@@ -63,7 +63,7 @@ class OutOfMemory(Exception):
 
 
 def format_size(size_bytes: int) -> str:
-    """``format_size(21 * 2**20) == "21.00 MiB"``."""
+    """Writes a size as torch does: ``format_size(21 * 2**20) == "21.00 MiB"``."""
     if size_bytes <= 1024:
         return f"{size_bytes} bytes"
     for unit, name in ((KIB, "KiB"), (MIB, "MiB")):

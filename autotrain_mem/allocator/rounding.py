@@ -20,33 +20,27 @@ ROUND_LARGE_BYTES = 2 << 20
 
 
 def round_size(requested_bytes: int) -> int:
-    """Bytes of the block for a request (``round_size``), without further settings: ``round_size(513) == 1024``."""
+    """Returns the bytes of the block for a request, without further settings: ``round_size(513) == 1024``."""
     if requested_bytes < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
     return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 def round_size_by(settings: AllocatorSettings, requested_bytes: int) -> int:
-    """Bytes of the block for a request where ``roundup_power2_divisions`` is set (``round_size``)."""
-    if requested_bytes < MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
+    """Returns the bytes of the block for a request where ``roundup_power2_divisions`` is set (``round_size``).
+
+    ``roundup_power2_next_division``: of 1200 in 4 parts, 1280.
+    """
     divisions = settings.divisions_for(requested_bytes)
-    if divisions > 1 and requested_bytes > MIN_BLOCK_BYTES * divisions:
-        return _next_division(requested_bytes, divisions)
-    return round_size(requested_bytes)
-
-
-def _next_division(size: int, divisions: int) -> int:
-    """``roundup_power2_next_division``: of 1200 in 4 parts, 1280."""
-    floor = 1 << (size.bit_length() - 1)
-    if size == floor:
-        return size
+    if divisions <= 1 or requested_bytes <= MIN_BLOCK_BYTES * divisions:
+        return round_size(requested_bytes)
+    floor = 1 << (requested_bytes.bit_length() - 1)
     step = floor >> (divisions.bit_length() - 1)
-    return floor << 1 if step == 0 else -(-size // step) * step
+    return -(-requested_bytes // step) * step
 
 
 def segment_size(settings: AllocatorSettings, block_bytes: int) -> int:
-    """Bytes asked of the device for a block that no cached one can serve (``get_allocation_size``)."""
+    """Returns the bytes asked of the device for a block that no cached one can serve (``get_allocation_size``)."""
     if block_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < MIN_LARGE_BYTES:

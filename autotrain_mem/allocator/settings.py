@@ -1,4 +1,4 @@
-"""What ``PYTORCH_ALLOC_CONF`` sets of the CUDA caching allocator, as far as it changes where a block comes to lie.
+"""Reads what ``PYTORCH_ALLOC_CONF`` sets of the CUDA caching allocator and changes where a block comes to lie.
 
 Names and limits after torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: AcceleratorAllocatorConfig``,
 ``c10/cuda/CUDAAllocatorConfig.h: CUDAAllocatorConfig``.
@@ -44,7 +44,7 @@ _PLACES_NOTHING = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorSettings:
-    """One parsed setting of the allocator; the defaults are torch's."""
+    """Holds one parsed setting of the allocator; the defaults are torch's."""
 
     expandable_segments: bool = False
     """One segment for each stream and pool that grows page by page, instead of a segment for each request."""
@@ -64,13 +64,13 @@ class AllocatorSettings:
     """A request that would take more than the whole device is refused at once, and what is cached stays."""
 
     def divisions_for(self, size_bytes: int) -> int:
-        """Into how many parts the power of two below ``size_bytes`` is divided (``roundup_power2_divisions``)."""
+        """Says into how many parts the power of two below ``size_bytes`` is divided."""
         interval = size_bytes.bit_length() - MIB.bit_length()
         return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 
 
 def settings_of(environment: Mapping[str, str]) -> AllocatorSettings:
-    """The settings that a process with this environment runs with.
+    """Returns the settings that a process with this environment runs with.
 
     Raises:
         ValueError: torch would refuse the variable.
@@ -79,23 +79,24 @@ def settings_of(environment: Mapping[str, str]) -> AllocatorSettings:
 
 
 def given_settings(environment: Mapping[str, str]) -> str:
-    """The text of the variable that counts; empty without one."""
+    """Returns the text of the variable that counts; empty without one."""
     return environment.get(variable_that_counts(environment), "")
 
 
 def variable_that_counts(environment: Mapping[str, str]) -> str:
-    """The name under which torch would read its settings."""
+    """Returns the name under which torch would read its settings."""
     return OLDER_VARIABLE if environment.get(OLDER_VARIABLE) else NEWER_VARIABLE
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """``"expandable_segments:True,max_split_size_mb:64"`` as settings; of an option named twice the last counts.
+    """Reads ``"expandable_segments:True,max_split_size_mb:64"``; of an option named twice the last counts.
 
     Raises:
         ValueError: an unknown option, or a value that torch refuses.
     """
     settings = AllocatorSettings()
-    for option in _options(text):
+    packed = re.sub(r"\s", "", text)
+    for option in filter(None, re.split(r",(?![^\[]*\])", packed)):  # commas in brackets do not count
         name, separator, value = option.partition(":")
         if not separator or not value:
             raise ValueError(f"{name} needs a value: {name}:VALUE")
@@ -108,12 +109,6 @@ def parse_settings(text: str) -> AllocatorSettings:
             raise ValueError(f"{name} is no option of the allocator")
     _check_limits(settings)
     return settings
-
-
-def _options(text: str) -> list[str]:
-    """Split at the commas outside brackets; white space does not count (``ConfigTokenizer``)."""
-    packed = re.sub(r"\s", "", text)
-    return [option for option in re.split(r",(?![^\[]*\])", packed) if option]
 
 
 def _switch(name: str, value: str) -> bool:
@@ -136,7 +131,7 @@ def _mib(name: str, value: str, smallest: int = 0) -> int:
 
 
 def _check_limits(settings: AllocatorSettings) -> None:
-    """``AllocatorConfig.cpp: parseMaxSplitSize``, ``parseMaxNonSplitRoundingSize``: at least a large segment."""
+    """Holds limits to a large segment at least (``parseMaxSplitSize``, ``parseMaxNonSplitRoundingSize``)."""
     smallest = settings.large_segment_bytes
     limits = {"max_split_size_mb": settings.max_split_bytes}
     if settings.max_non_split_rounding_bytes != LARGE_SEGMENT_BYTES:
@@ -157,16 +152,14 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: MiB from which on so many parts."""
-    if value.startswith("["):
-        return tuple(_listed_divisions(name, value.strip("[]")))
-    return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
+    """Reads ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: MiB from which on so many parts.
 
-
-def _listed_divisions(name: str, pairs: str) -> list[int]:
-    """``AllocatorConfig.cpp: parseRoundUpPower2Divisions``: the first also counts for all sizes below it."""
+    The first also counts for all sizes below it (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
+    """
+    if not value.startswith("["):
+        return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
     divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True
-    for pair in pairs.split(","):
+    for pair in value.strip("[]").split(","):
         start, _, parts = pair.partition(":")
         count = 0 if parts == "0" else _power_of_two(name, parts)
         if start == ">":
@@ -177,7 +170,7 @@ def _listed_divisions(name: str, pairs: str) -> list[int]:
             divisions[:last] = [count] * last
             first = False
         divisions[last] = count
-    return divisions
+    return tuple(divisions)
 
 
 def _power_of_two(name: str, text: str) -> int:

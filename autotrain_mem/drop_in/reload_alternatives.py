@@ -11,7 +11,7 @@ from autotrain_mem.errors import AutofitError, DoesNotFitError
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.candidate import alternative
+from autotrain_mem.spec.candidate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.units import format_bytes
 
@@ -50,7 +50,7 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
     other = _reloaded(plan_job, job, call, folder)
     if other is None:
         return plan
-    reloaded = alternative(other.estimate, plan.estimate, level=f"{other.level}, model given by its name")
+    reloaded = candidate(other.estimate, beside=plan.estimate, level=f"{other.level}, model given by its name")
     return replace(plan, alternatives=(*plan.alternatives, reloaded))
 
 

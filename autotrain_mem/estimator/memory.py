@@ -1,4 +1,4 @@
-"""From a trace to a memory estimate: the peaks, when they are, and to whom the bytes belong."""
+"""Finds the peaks of a trace, when they are, and to whom the bytes belong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VLLM_SHARE = 0.3
 
 
 def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
-    """The peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
+    """Finds the peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
 
     Args:
         room: What the allocator can have of the device.
@@ -29,7 +29,13 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
     peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
-    at_peak = _live_blocks(trace, peak_event)
+    alive: dict[int, Block] = {}
+    for number in islice(filter(None, trace.events), peak_event + 1):
+        if number > 0:
+            alive[number] = trace.blocks[number - 1]
+        else:
+            del alive[-number]
+    at_peak = list(alive.values())
     owners = dict.fromkeys(Owner, 0)
     for block in at_peak:
         owners[block.owner] += round_size(block.size_bytes)
@@ -49,7 +55,7 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
 
 
 def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
-    """(peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
+    """Returns (peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
 
     A phase begins with what the one before left, whatever dies first. The index counts births and deaths, as
     ``Trace.walk`` yields them.
@@ -66,16 +72,6 @@ def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
     return peak, peak_event, peak_phase, phases
 
 
-def _live_blocks(trace: Trace, event: int) -> list[Block]:
-    live: dict[int, Block] = {}
-    for number in islice(filter(None, trace.events), event + 1):
-        if number > 0:
-            live[number] = trace.blocks[number - 1]
-        else:
-            del live[-number]
-    return list(live.values())
-
-
 def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
@@ -86,7 +82,7 @@ def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
 
 
 def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
-    """Bytes of the engine: a share of the card's whole memory, whatever is free; 0 without one on this card.
+    """Returns the bytes of the engine: a share of the card's whole memory, free or not; 0 without one on this card.
 
     vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
     request_memory). A card of 24 GiB gives 7.2 GiB by default.

@@ -39,7 +39,7 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
         return _uncached(trace)
     limited = Replay(trace, settings, room)
     limited.run()
-    if limited.num_alloc_retries == 0:
+    if limited.allocator.num_alloc_retries == 0:
         return limited.estimate()
     # What frees cached blocks early only matters where there is an end.
     unlimited = Replay(
@@ -51,13 +51,13 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
     return replace(
         unlimited.estimate(),
         peak_limited_bytes=limited.allocator.peak_reserved_bytes,
-        num_alloc_retries=limited.num_alloc_retries,
+        num_alloc_retries=limited.allocator.num_alloc_retries,
         largest_refused_bytes=limited.largest_refused_bytes,
     )
 
 
 class Replay:
-    """One run of a trace through one allocator.
+    """Runs a trace through one allocator.
 
     A request that is refused is given memory that is not there, so that the run goes on: the device grows by what it
     took, and stays so. Other streams keep up: what they used is free again as soon as the next request comes, which is
@@ -76,11 +76,6 @@ class Replay:
         self.largest_refused_bytes: int | None = None
         self._slack_bytes = 0
 
-    @property
-    def num_alloc_retries(self) -> int:
-        """Retries of the run itself, without those that a refused request needs to go on."""
-        return self.allocator.num_alloc_retries
-
     def estimate(self) -> ReservedEstimate:
         """Returns what the run reserved, and what it needed to get by."""
         return ReservedEstimate(
@@ -88,12 +83,12 @@ class Replay:
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
             peak_limited_bytes=self.allocator.peak_reserved_bytes,
             slack_bytes=self._slack_bytes,
-            num_alloc_retries=self.num_alloc_retries,
+            num_alloc_retries=self.allocator.num_alloc_retries,
             largest_refused_bytes=self.largest_refused_bytes,
         )
 
     def run(self, events: Iterable[int] | None = None) -> None:
-        """From the first event to the last.
+        """Plays the first event to the last.
 
         Args:
             events: The trace's own, for one who watches them go by.

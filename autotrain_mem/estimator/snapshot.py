@@ -1,4 +1,4 @@
-"""The predicted history of a run in the form of ``torch.cuda.memory._snapshot()``, for the tools that read it.
+"""Writes the predicted history of a run as ``torch.cuda.memory._snapshot()`` does, for the tools that read it.
 
 The keys are those of a dump of torch 2.13 (``torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot``). What differs,
 since this run has not happened yet:
@@ -24,15 +24,14 @@ from autotrain_mem.estimator.replay import Replay, Room
 from autotrain_mem.spec import Owner, Phase, Trace
 
 Snapshot = dict[str, Any]
-Frame = dict[str, Any]
-Frames = list[Frame]
+Frames = list[dict[str, Any]]
 
 _DEFAULT_POOL = (0, 0)
 """Of all that is in no ``torch.cuda.MemPool``; one object, which a pickle holds once."""
 
 
 def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, setting: str = "") -> Snapshot:
-    """Replay a run and keep everything that the allocator does: about two entries for each event of the trace.
+    """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
 
     A run that does not fit goes on after an ``oom``, as if there had been memory enough.
 
@@ -49,11 +48,20 @@ def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, settin
     for segment in segments:
         for block in segment["blocks"]:
             if block["state"] != "inactive":
-                block["frames"] = history.frames_at(block["address"])
-    entries = [*history.entries, _end(len(history.entries), allocator.allocated_bytes)]
+                block["frames"] = history.frames_at[block["address"]]
+    end = {  # what torch notes of the dump itself
+        "action": "snapshot",
+        "addr": 0,
+        "size": allocator.allocated_bytes,
+        "stream": 0,
+        "time_us": len(history.entries),
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": _DEFAULT_POOL,
+    }
     # The history comes first: a pickle names what it met early in fewer bytes.
     return {
-        "device_traces": [entries],
+        "device_traces": [[*history.entries, end]],
         "segments": segments,
         "allocator_settings": _settings(settings, setting),
         "external_annotations": [],
@@ -68,15 +76,16 @@ class History:
 
     def __init__(self, trace: Trace) -> None:
         self.entries: list[dict[str, Any]] = []
+        self.frames_at: dict[int, Frames] = {}
+        """By address, those of the allocation that was the last there."""
         self._trace = trace
         self._event, self._phase = 0, Phase.LOAD
         self._block_at: dict[int, int] = {}
-        self._frame: dict[tuple[str, str], Frame] = {}
+        self._frame: dict[tuple[str, str], dict[str, Any]] = {}
         self._frames: dict[tuple[Owner | None, str, Phase], Frames] = {}
-        self._frames_at: dict[int, Frames] = {}
 
     def events(self) -> Iterator[int]:
-        """The events of the trace, one by one."""
+        """Yields the events of the trace, one by one."""
         starts = iter((*self._trace.phase_starts, (len(self._trace.events), Phase.SAVE)))
         following, phase = next(starts)
         for index, event in enumerate(self._trace.events):
@@ -90,7 +99,7 @@ class History:
         """Hears what the allocator tells; of ``oom`` the address is what the device has left."""
         if action == "alloc":
             self._block_at[address] = self._event
-            self._frames_at[address] = self._frames_of(self._event)
+            self.frames_at[address] = self._frames_of(self._event)
         # A block that another stream was using is free for others later: when one is asked for, or the cache emptied.
         block = self._block_at[address] if action == "free_completed" else abs(self._event)
         self.entries.append(
@@ -107,12 +116,8 @@ class History:
             }
         )
 
-    def frames_at(self, address: int) -> Frames:
-        """Those of the allocation that was the last at this address."""
-        return self._frames_at[address]
-
     def _frames_of(self, number: int) -> Frames:
-        """Frames of a block, or of 0 for an emptied cache. The same frames are the same objects, pickled once."""
+        """Returns the frames of a block, or of 0 for an emptied cache; equal ones are one object, pickled once."""
         block = self._trace.blocks[number - 1] if number else None
         owner, module = (None, "") if block is None else (block.owner, block.module)
         key = (owner, module, self._phase)
@@ -120,29 +125,15 @@ class History:
             what = ("torch", "cuda.empty_cache") if owner is None else (owner.value, module or "(no module)")
             around = reversed([*accumulate(module.split("."), "{}.{}".format)][:-1])
             named = [what, *(("module", name) for name in around), ("phase", self._phase.value)]
-            self._frames[key] = [self._frame_of(filename, name) for filename, name in named]
+            self._frames[key] = [
+                self._frame.setdefault((filename, name), {"filename": filename, "line": 0, "name": name})
+                for filename, name in named
+            ]
         return self._frames[key]
-
-    def _frame_of(self, filename: str, name: str) -> Frame:
-        return self._frame.setdefault((filename, name), {"filename": filename, "line": 0, "name": name})
-
-
-def _end(time_us: int, allocated_bytes: int) -> dict[str, Any]:
-    """Adds what torch notes of the dump itself."""
-    return {
-        "action": "snapshot",
-        "addr": 0,
-        "size": allocated_bytes,
-        "stream": 0,
-        "time_us": time_us,
-        "compile_context": "N/A",
-        "user_metadata": "",
-        "pool_id": _DEFAULT_POOL,
-    }
 
 
 def _settings(settings: AllocatorSettings, text: str) -> dict[str, Any]:
-    """``allocator_settings``; what concerns pinned memory, locks and graphs is at torch's defaults."""
+    """Writes ``allocator_settings``; what concerns pinned memory, locks and graphs is at torch's defaults."""
     return {
         "PYTORCH_CUDA_ALLOC_CONF": text,
         "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,

@@ -10,11 +10,10 @@ Each constant is one figure for every card and model, and none is fitted to a ru
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.phase import Phase
-from autotrain_mem.spec.work import Kind, StepTime, Work, Workload
+from autotrain_mem.spec.work import Kind, Phase, StepTime, Work, Workload
 
 MATMUL_EFFICIENCY = 0.75
 """Of the data sheet's FLOP/s. The best of many shapes reaches 0.86 on an A100 SXM, 0.82 on an A100 PCIe, 0.80 on an
@@ -64,7 +63,7 @@ _REFERENCE_RATES = _Rates(bf16=312e12, fp16=312e12, fp32=19.5e12, bandwidth=2039
 def step_time(
     workload: Workload, hardware: Hardware, *, gradient_accumulation_steps: int, tokens: float, share: float = 1.0
 ) -> StepTime:
-    """One optimizer step: its micro-steps, the update, and its part of a generation.
+    """Predicts one optimizer step: its micro-steps, the update, and its part of a generation.
 
     Args:
         tokens: Tokens of one optimizer step that count.
@@ -74,15 +73,15 @@ def step_time(
     rates, assumed = _rates(hardware)
     repeats = _repeats(workload, gradient_accumulation_steps)
     phases = {
-        phase: max(0.0, _seconds(_scaled(workload, phase, share), rates)) * times
+        phase: max(0.0, _seconds(works, rates, 1.0 if phase is Phase.OPTIMIZER_STEP else share)) * times
         for phase, times in repeats.items()
-        if times and any(work.phase is phase for work in workload.work)
+        if times and (works := [work for work in workload.work if work.phase is phase])
     }
     return StepTime(tokens=tokens, phases=phases, assumed=assumed)
 
 
 def _rates(hardware: Hardware) -> tuple[_Rates, str]:
-    """The card's own, and "", or those of the reference card, and its name."""
+    """Returns the card's own, and "", or those of the reference card, and its name."""
     fp16, fp32 = hardware.fp16_flops_per_second, hardware.fp32_flops_per_second
     bandwidth, link = hardware.bandwidth_bytes_per_second, hardware.host_link_bytes_per_second
     if fp16 is None or fp32 is None or bandwidth is None or link is None:
@@ -112,40 +111,15 @@ def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """Work with its tokens scaled."""
-
-    work: Work
-    flops: float
-    moved_bytes: float
-
-
-def _scaled(workload: Workload, phase: Phase, share: float) -> Iterable[_Load]:
-    tokens = 1.0 if phase is Phase.OPTIMIZER_STEP else share
-    for work in workload.work:
-        if work.phase is phase:
-            yield _of_chunk(work, tokens) if work.of_chunk else _of_rows(work, tokens)
-
-
-def _of_rows(work: Work, share: float) -> _Load:
-    quadratic = share * share if work.kind is Kind.ATTENTION else share
-    return _Load(work, work.flops * quadratic, work.bytes * share + work.fixed_bytes)
-
-
-def _of_chunk(work: Work, share: float) -> _Load:
-    """Fewer tokens are fewer chunks."""
-    fewer = replace(work, count=work.count * share)
-    return _Load(fewer, work.flops, work.bytes + work.fixed_bytes)
-
-
-def _seconds(loads: Iterable[_Load], rates: _Rates) -> float:
-    """Sums up all that one phase has run."""
+def _seconds(works: Iterable[Work], rates: _Rates, share: float) -> float:
+    """Sums up all that one phase has run, with a share of the tokens that were rehearsed."""
     device = host = beside = after = 0.0
-    for load in loads:
-        count, moved = load.work.count, load.moved_bytes
-        host += count * load.work.launches * LAUNCH_SECONDS
-        match load.work.kind:
+    for work in works:
+        # Fewer tokens are fewer chunks.
+        count, tokens = (work.count * share, 1.0) if work.of_chunk else (work.count, share)
+        moved = work.bytes * tokens + work.fixed_bytes
+        host += count * work.launches * LAUNCH_SECONDS
+        match work.kind:
             case Kind.OVERLAPPED_COPY:
                 beside += count * moved / (rates.link * LINK_EFFICIENCY)
             case Kind.COPY:
@@ -153,14 +127,10 @@ def _seconds(loads: Iterable[_Load], rates: _Rates) -> float:
             case Kind.HOST_STEP:
                 after += count * moved / HOST_BYTES_PER_SECOND
             case _:
-                device += count * _busy(load, rates)
+                is_attention = work.kind is Kind.ATTENTION
+                flops = work.flops * (tokens * tokens if is_attention else tokens)
+                efficiency = ATTENTION_EFFICIENCY if is_attention else MATMUL_EFFICIENCY
+                computing = flops / (rates.flops(work.dtype) * efficiency)
+                moving = moved / (rates.bandwidth * BANDWIDTH_EFFICIENCY)
+                device += count * (max(computing, moving) + work.launches * KERNEL_SECONDS)
     return max(device, host, beside) + after
-
-
-def _busy(load: _Load, rates: _Rates) -> float:
-    """Computes how long the device is busy with it."""
-    work = load.work
-    efficiency = ATTENTION_EFFICIENCY if work.kind is Kind.ATTENTION else MATMUL_EFFICIENCY
-    computing = load.flops / (rates.flops(work.dtype) * efficiency)
-    moving = load.moved_bytes / (rates.bandwidth * BANDWIDTH_EFFICIENCY)
-    return max(computing, moving) + work.launches * KERNEL_SECONDS

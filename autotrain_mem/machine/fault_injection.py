@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.spec.phase import Phase
+from autotrain_mem.spec import Phase
 from autotrain_mem.units import parse_bytes
 
 VARIABLE = "AUTOFIT_MISHAPS"

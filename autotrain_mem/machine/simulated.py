@@ -98,7 +98,7 @@ class SimulatedGpu:
 
     def vacate(self, size_bytes: int) -> None:
         """Another process gives back what it got."""
-        self._allocator.device.give_back(size_bytes)
+        self._allocator.device.taken_bytes -= size_bytes
 
     def memory_stats(self) -> dict[str, int]:
         """``torch.cuda.memory_stats`` of the card."""

@@ -15,7 +15,7 @@ from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Harm, Lever
-from autotrain_mem.spec.candidate import alternative
+from autotrain_mem.spec.candidate import candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ def _found(
         attempts=memo.attempts,
         levers=changes(space, estimate.knobs, memo, too_slow=[other for other in passed.values() if other.fits]),
         alternatives=tuple(
-            alternative(other, estimate, level=name, would_fit=() if other.fits else tuple(memo.would_fit(other)))
+            candidate(other, beside=estimate, level=name, would_fit=() if other.fits else tuple(memo.would_fit(other)))
             for name, other in around.items()
         ),
     )

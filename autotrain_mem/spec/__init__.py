@@ -7,11 +7,10 @@ from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherPr
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
 from autotrain_mem.spec.knobs import Harm, Knobs, Lever
-from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.plan import Plan, Proposal
 from autotrain_mem.spec.report import Report
 from autotrain_mem.spec.trace import Block, Owner, Trace
-from autotrain_mem.spec.work import StepTime, Work, Workload
+from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
 
 __all__ = [
     "Block",

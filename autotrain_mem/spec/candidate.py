@@ -45,9 +45,12 @@ class Candidate:
 
 
 def candidate(
-    estimate: Estimate, *, level: str = "", ratio: float | None = None, would_fit: tuple[str, ...] = ()
+    estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
 ) -> Candidate:
-    """Keeps the figures of an estimate."""
+    """Keeps the figures of an estimate: of a rehearsal, or of what a level offers beside the plan that was chosen."""
+    ratio = None
+    if beside is not None and beside.tokens_per_second and estimate.fits:
+        ratio = estimate.tokens_per_second / beside.tokens_per_second
     return Candidate(
         level=level,
         knobs=estimate.knobs,
@@ -58,9 +61,3 @@ def candidate(
         ratio=ratio,
         would_fit=would_fit,
     )
-
-
-def alternative(estimate: Estimate, chosen: Estimate, *, level: str, would_fit: tuple[str, ...] = ()) -> Candidate:
-    """Keeps what another level has to offer beside the plan that was chosen."""
-    ratio = estimate.tokens_per_second / chosen.tokens_per_second if chosen.tokens_per_second else None
-    return candidate(estimate, level=level, ratio=ratio if estimate.fits else None, would_fit=would_fit)

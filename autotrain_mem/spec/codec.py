@@ -78,9 +78,8 @@ class Form:
     is_row: bool = False
     """The noun is written as the list of its values, where there are many of them."""
     write: _Function | None = None
-    """Writes the noun in place of all this."""
     read: _Function | None = None
-    """Reads the noun in place of all this."""
+    """Write and read the noun in place of all this."""
 
 
 class _IsDataclass(Protocol):
@@ -140,19 +139,17 @@ def _codec(kind: Any) -> _Codec:
     if origin is typing.Literal:
         return _Codec(_plain, _checked(lambda value: type(value) is str and value in arguments))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _enum_codec(kind)
-    if kind is float:
-        return _Codec(_plain, _checked(_is_finite))
+        values = {each.value for each in kind}
+        check = _checked(lambda value: type(value) in (str, int) and value in values)
+        return _Codec(attrgetter("value"), lambda value: kind(check(value)))
+    if kind is float:  # a whole number stands for a real one, a truth does not
+        is_real = _checked(lambda value: type(value) is int or (type(value) is float and math.isfinite(value)))
+        return _Codec(_plain, is_real)
     return _Codec(_plain, _checked(lambda value: type(value) is kind))
 
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
-
-
-def _is_finite(value: Any) -> bool:
-    """Tells whether a value stands for a real number, as a whole one does; a truth does not."""
-    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def _checked(is_right: Callable[[Any], bool]) -> _Function:
@@ -197,12 +194,6 @@ def _union_codec(kinds: list[Any], takes_none: bool) -> _Codec:
         return _Codec(to_json, read)
     write = codecs[0].write
     return _Codec(lambda value: None if value is None else write(value), read)
-
-
-def _enum_codec(kind: type[Enum]) -> _Codec:
-    values = {each.value for each in kind}
-    check = _checked(lambda value: type(value) in (str, int) and value in values)
-    return _Codec(attrgetter("value"), lambda value: kind(check(value)))
 
 
 def _mapping_codec(key_kind: Any, value_kind: Any) -> _Codec:
@@ -256,17 +247,15 @@ def _noun_codec(noun: Any, form: Form) -> _Codec:
     kinds = {each.name: hints[each.name] for each in fields(noun) if each.name not in form.hidden}
     if form.is_row:
         row, values_of = _row_codec(tuple(kinds.values())), attrgetter(*kinds)
-        by_field = _Codec(
+        return _Codec(
             lambda value: row.write(values_of(value)),
             lambda value: noun(**dict(zip(kinds, row.read(value), strict=True))),
         )
-    else:
-        codecs = {
-            name: _objects_codec(kind, form.objects[name]) if name in form.objects else _codec(kind)
-            for name, kind in kinds.items()
-        }
-        by_field = _Codec(_noun_writer(form, codecs), _noun_reader(noun, form, codecs))
-    return _Codec(form.write or by_field.write, form.read or by_field.read)
+    codecs = {
+        name: _objects_codec(kind, form.objects[name]) if name in form.objects else _codec(kind)
+        for name, kind in kinds.items()
+    }
+    return _Codec(_noun_writer(form, codecs), _noun_reader(noun, form, codecs))
 
 
 def _noun_writer(form: Form, codecs: Mapping[str, _Codec]) -> _Function:

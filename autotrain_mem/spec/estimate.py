@@ -9,9 +9,8 @@ from typing import ClassVar
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.trace import Owner
-from autotrain_mem.spec.work import StepTime, Workload
+from autotrain_mem.spec.work import Phase, StepTime, Workload
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
 
@@ -71,7 +70,6 @@ class ReservedByMode:
     """With ``expandable_segments:True``."""
 
     def of(self, *, expandable_segments: bool) -> ReservedEstimate:
-        """Returns the figures of one mode."""
         return self.expandable_segments if expandable_segments else self.native
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.spec.work import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ HEADROOM_FRACTION = 0.04
 MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
-
 ASSUMED_CAPABILITY = (8, 0)
 """Compute capability of a card that is imagined by its size alone: Ampere's."""
 

@@ -15,7 +15,6 @@ from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
-
 FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 
 MAX_SLOWDOWN = 4.0
@@ -101,7 +100,6 @@ class Job:
 
     @property
     def method_facts(self) -> MethodFacts:
-        """Looks up what is known of the method."""
         return METHODS[self.method]
 
     @property

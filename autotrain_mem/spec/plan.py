@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from autotrain_mem.files import write_json
 from autotrain_mem.spec import codec
@@ -25,7 +25,7 @@ from autotrain_mem.spec.plan_file import (
     differing,
     file_of,
     plan_values,
-    read_values,
+    read_content,
 )
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
@@ -147,7 +147,7 @@ class Plan:
             PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
                 version of this schema.
         """
-        return _checked(*read_values(path))
+        return read_plan(*read_content(path))
 
     def save(self, path: str | Path) -> None:
         """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
@@ -186,15 +186,12 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
 
 def read_plan(content: bytes, name: str) -> Plan:
     """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
-    return _checked(plan_values(content, name), name)
-
-
-def _checked(values: dict[str, Any], name: str) -> Plan:
+    values = plan_values(content, name)
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
         raise damaged(name, str(error), values) from error
-    if wrong := differing(values, codec.to_json(plan), "") or _wrong_sums(plan):
+    if wrong := differing(values, codec.to_json(plan)) or _wrong_sums(plan):
         raise damaged(name, wrong, values)
     return plan
 

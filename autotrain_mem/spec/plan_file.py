@@ -87,11 +87,11 @@ def _may_be_replaced(file: Path) -> bool:
     return isinstance(values, dict) and str(values.get("schema")).startswith(_FAMILY)
 
 
-def read_values(path: str | Path) -> tuple[dict[str, Any], str]:
-    """Reads the JSON of a plan's file, or of the one in an output folder; returns it with the file's name.
+def read_content(path: str | Path) -> tuple[bytes, str]:
+    """Reads a plan's file, or that in an output folder, as far as a plan may go; returns it with the file's name.
 
     Raises:
-        PlanFileError: as :func:`plan_values` does; it is not there, or is no ordinary file.
+        PlanFileError: it is not there, or is no ordinary file.
     """
     file = file_of(path)
     try:
@@ -102,7 +102,7 @@ def read_values(path: str | Path) -> tuple[dict[str, Any], str]:
     except OSError as error:
         hint = _FROM_A_PIPE if error.strerror == NOT_ORDINARY else _MAKES_ONE
         raise PlanFileError(f"Cannot read {file}: {error.strerror}.", hint=hint) from error
-    return plan_values(content, str(file)), str(file)
+    return content, str(file)
 
 
 def plan_values(content: bytes, name: str) -> dict[str, Any]:
@@ -115,20 +115,27 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
     Raises:
         PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
     """
-    return _plan_values(_json(_text(content, name), name), name)
+    values = _json(content, name)
+    if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
+        values = values.get("plan")
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if isinstance(values, dict) and schema == PLAN_SCHEMA:
+        return values
+    if isinstance(schema, str) and schema.startswith(_FAMILY):
+        message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
+        raise PlanFileError(message, hint=_plan_again(values))
+    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
+    raise PlanFileError(f"{name} is no plan: {holds}.", hint=_MAKES_ONE)
 
 
-def _text(content: bytes, name: str) -> str:
+def _json(content: bytes, name: str) -> Any:
     if len(content) > LARGEST_BYTES:
         message = f"{name} is no plan: it is larger than {format_bytes(LARGEST_BYTES)}."
         raise PlanFileError(message, hint=_MAKES_ONE)
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PlanFileError(f"{name} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
-
-
-def _json(text: str, name: str) -> Any:
     if not text.strip():
         raise PlanFileError(f"{name} is empty.", hint=_MAKES_ONE)
     try:
@@ -150,21 +157,6 @@ def _is_cut_short(error: ValueError, text: str) -> bool:
     return ended or "Unterminated string" in str(error)
 
 
-def _plan_values(payload: Any, name: str) -> dict[str, Any]:
-    """Finds the object that is a plan of this version; that of a whole run's output is inside it."""
-    values = payload
-    if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
-        values = values.get("plan")
-    schema = values.get("schema") if isinstance(values, dict) else None
-    if isinstance(values, dict) and schema == PLAN_SCHEMA:
-        return values
-    if isinstance(schema, str) and schema.startswith(_FAMILY):
-        message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
-        raise PlanFileError(message, hint=_plan_again(values))
-    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
-    raise PlanFileError(f"{name} is no plan: {holds}.", hint=_MAKES_ONE)
-
-
 def _plan_again(values: Mapping[str, Any]) -> str:
     """Writes the command that plans again, as far as the file tells it."""
     method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
@@ -178,29 +170,18 @@ def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
     return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
 
 
-# -- whether it is what was written --------------------------------------------------------------------------------
-
-
-def differing(written: Any, again: Any, path: str) -> str:
+def differing(written: Any, again: Any, path: str = "") -> str:
     """Says where the file and the plan, written again, differ; empty where they do not."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
-            return f"{_join(path, odd[0])} is {'missing' if odd[0] in again else 'unknown'}"
-        found = [differing(written[name], again[name], _join(path, name)) for name in again]
-    elif isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
-        found = [differing(*pair, path) for pair in zip(written, again, strict=True)]
-    elif _same(written, again):
-        found = []
+            return f"{path}{odd[0]} is {'missing' if odd[0] in again else 'unknown'}"
+        parts = [differing(written[name], again[name], f"{path}{name}.") for name in again]
+        return next(filter(None, parts), "")
+    if isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
+        return next(filter(None, [differing(*pair, path) for pair in zip(written, again, strict=True)]), "")
+    if isinstance(written, float) and isinstance(again, float):
+        is_same = math.isclose(written, again, rel_tol=1e-9)
     else:
-        found = [f"{path} is {reprlib.repr(written)} where it should be {reprlib.repr(again)}"]
-    return next(filter(None, found), "")
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return type(one) is type(other) and bool(one == other)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+        is_same = type(written) is type(again) and bool(written == again)
+    name = path.removesuffix(".")
+    return "" if is_same else f"{name} is {reprlib.repr(written)} where it should be {reprlib.repr(again)}"

@@ -50,16 +50,11 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     errors = [finding for finding in findings if finding.kind == "error"]
     if not errors:
         return findings
-    if len(errors) == 1:
-        raise _raised(errors[0].error, errors[0].message, errors[0].cure)
-    hint = "\n".join(_numbered(number, finding) for number, finding in enumerate(errors, 1))
-    raise _raised(errors[0].error, f"{len(errors)} problems:", hint)
-
-
-def _numbered(number: int, finding: Finding) -> str:
-    mark = f"{number}. "
-    return mark + f"{finding.message}\n{finding.cure}".replace("\n", "\n" + " " * len(mark))
-
-
-def _raised(error: str, message: str, cure: str) -> AutofitError:
-    return from_json({"error": error, "message": message, "hint": cure})
+    message, hint = errors[0].message, errors[0].cure
+    if len(errors) > 1:
+        message, lines = f"{len(errors)} problems:", []
+        for number, finding in enumerate(errors, 1):
+            mark = f"{number}. "
+            lines.append(mark + f"{finding.message}\n{finding.cure}".replace("\n", "\n" + " " * len(mark)))
+        hint = "\n".join(lines)
+    raise from_json({"error": errors[0].error, "message": message, "hint": hint})

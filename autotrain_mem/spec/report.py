@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from autotrain_mem.spec.codec import Form
 
-RUN_SCHEMA = "autofit.run/1"
 REWARD_NAMES = ("reward", "objective/scores")
 """What the mean reward is called in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
 ``trl/experimental/ppo/ppo_trainer.py: train``)."""
@@ -64,7 +63,7 @@ class Report:
     """
 
     json_form: ClassVar = Form(
-        schema=RUN_SCHEMA,
+        schema="autofit.run/1",
         derived={name: name for name in ("prediction_error", "reserved_prediction_error")},
     )
 

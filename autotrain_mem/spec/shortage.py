@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotrain_mem.spec.phase import Phase
 from autotrain_mem.spec.trace import Owner
+from autotrain_mem.spec.work import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,6 @@ from autotrain_mem.errors import AutofitError
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.estimate import Estimate
 
-SWEEP_SCHEMA = "autofit.sweep/1"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -70,7 +68,7 @@ class SweepPoint:
 class Sweep:
     """Holds all combinations of the axes; the last axis varies fastest. Without axes it is a single point."""
 
-    json_form: ClassVar = Form(schema=SWEEP_SCHEMA)
+    json_form: ClassVar = Form(schema="autofit.sweep/1")
 
     axes: tuple[Axis, ...]
     points: tuple[SweepPoint, ...]

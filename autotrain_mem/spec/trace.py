@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from autotrain_mem.spec.codec import Form, from_json, to_json
-from autotrain_mem.spec.phase import Phase
-from autotrain_mem.spec.work import Workload
+from autotrain_mem.spec.work import Phase, Workload
 
 CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
@@ -65,6 +64,9 @@ class StreamUse(NamedTuple):
     stream: int
 
 
+_NO_COLUMNS = ("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks")
+
+
 def _write_trace(trace: Trace) -> dict[str, Any]:
     """Writes columns, compressed: a trace of 100,000 events takes a few hundred kB."""
     names = sorted({block.module for block in trace.blocks})
@@ -77,13 +79,7 @@ def _write_trace(trace: Trace) -> dict[str, Any]:
         "module_names": names,
         "streams": _pack("b", (block.stream for block in trace.blocks)),
         "events": _pack("q", trace.events),
-        "stream_uses": [list(use) for use in trace.stream_uses],
-        "phase_starts": [[index, phase.value] for index, phase in trace.phase_starts],
-        "operators": trace.operators,
-        "seconds": trace.seconds,
-        "not_counted": list(trace.not_counted),
-        "work": to_json(trace.work),
-        "loss_chunks": list(trace.loss_chunks),
+        **{name: to_json(getattr(trace, name)) for name in _NO_COLUMNS},
     }
 
 
@@ -134,7 +130,6 @@ class Trace:
     """What is known to be missing, each in a sentence."""
     work: Workload = field(default_factory=Workload)
     """What it computed and moved, for the time that it takes."""
-
     loss_chunks: tuple[int, ...] = ()
     """How many chunks a loss would have had that was rehearsed with fewer: every number that occurred."""
 

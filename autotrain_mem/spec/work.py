@@ -8,7 +8,26 @@ from enum import StrEnum
 from typing import ClassVar
 
 from autotrain_mem.spec.codec import Form
-from autotrain_mem.spec.phase import Phase
+
+
+class Phase(StrEnum):
+    """Says where in the run an event happened.
+
+    >>> from autotrain_mem import Phase
+    >>> Phase("backward") is Phase.BACKWARD
+    True
+    """
+
+    LOAD = "load"
+    GENERATE = "generate"
+    """Completions are sampled: the KV cache and the logits of each step."""
+    SCORE = "score"
+    """Completions are judged, without gradients: rewards, values, old and reference log-probabilities."""
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    EVALUATE = "evaluate"
+    SAVE = "save"
 
 
 class Kind(StrEnum):
@@ -124,7 +143,6 @@ class StepTime:
 
     @property
     def step_seconds(self) -> float:
-        """Adds up the phases."""
         return sum(self.phases.values())
 
     @property
@@ -133,12 +151,11 @@ class StepTime:
 
     @property
     def known_step_seconds(self) -> float | None:
-        """Returns None on a card whose rates were assumed: such seconds rank plans, and are not told as its own."""
+        """Is None on a card whose rates were assumed: such seconds rank plans, and are not told as its own."""
         return None if self.assumed else self.step_seconds
 
     @property
     def known_tokens_per_second(self) -> float | None:
-        """Returns None on a card whose rates were assumed."""
         return None if self.assumed else self.tokens_per_second
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autotrain_mem.allocator.rounding import round_size_by
 from autotrain_mem.allocator.settings import (
+    _PLACES_NOTHING,
     NEWER_VARIABLE,
     OLDER_VARIABLE,
     AllocatorSettings,
@@ -25,11 +26,6 @@ DEFAULTS = AllocatorSettings()
 
 def test_nothing_set_is_torchs_default() -> None:
     assert parse_settings("") == parse_settings(" , ") == DEFAULTS
-    assert not DEFAULTS.expandable_segments
-    assert DEFAULTS.max_split_bytes is None
-    assert DEFAULTS.max_non_split_rounding_bytes == DEFAULTS.large_segment_bytes == 20 * MIB
-    assert DEFAULTS.roundup_power2_divisions == (0,) * 16
-    assert (DEFAULTS.garbage_collection_threshold, DEFAULTS.per_process_memory_fraction) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +34,10 @@ def test_nothing_set_is_torchs_default() -> None:
         ("expandable_segments:True", {"expandable_segments": True}),
         ("expandable_segments:False", {}),
         ("max_split_size_mb:64", {"max_split_bytes": 64 * MIB}),
-        ("max_split_size_mb:20", {"max_split_bytes": 20 * MIB}),
         ("max_non_split_rounding_mb:32", {"max_non_split_rounding_bytes": 32 * MIB}),
         ("large_segment_size_mb:40", {"large_segment_bytes": 40 * MIB}),
         ("garbage_collection_threshold:0.8", {"garbage_collection_threshold": 0.8}),
         ("per_process_memory_fraction:0.5", {"per_process_memory_fraction": 0.5}),
-        ("per_process_memory_fraction:1", {}),
         ("per_process_memory_fraction:0", {"per_process_memory_fraction": 0.0}),
         ("roundup_power2_divisions:8", {"roundup_power2_divisions": (8,) * 16}),
         ("backend:native", {}),
@@ -53,17 +47,7 @@ def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
     assert parse_settings(text) == replace(DEFAULTS, **changed)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "release_lock_on_cudamalloc",
-        "pinned_use_cuda_host_register",
-        "pinned_num_register_threads",
-        "pinned_use_background_threads",
-        "pinned_reserve_segment_size_mb",
-        "graph_capture_record_stream_reuse",
-    ],
-)
+@pytest.mark.parametrize("name", sorted(_PLACES_NOTHING))
 def test_an_option_that_places_no_block_is_accepted(name: str) -> None:
     assert parse_settings(f"{name}:1") == DEFAULTS
 
@@ -90,19 +74,15 @@ def test_a_size_belongs_to_the_power_of_two_below_it() -> None:
     ]
 
 
-def test_commas_in_brackets_separate_no_options() -> None:
-    settings = parse_settings("roundup_power2_divisions:[1:2,>:4],max_split_size_mb:64,expandable_segments:True")
-    assert settings.roundup_power2_divisions == (2,) + (4,) * 15
-    assert (settings.max_split_bytes, settings.expandable_segments) == (64 * MIB, True)
-
-
-def test_white_space_and_empty_options_do_not_count() -> None:
-    spaced = " expandable_segments : True ,, max_split_size_mb: 64\n,"
-    assert parse_settings(spaced) == parse_settings("expandable_segments:True,max_split_size_mb:64")
+def test_commas_in_brackets_and_white_space_and_empty_options_do_not_count() -> None:
+    settings = parse_settings(
+        " roundup_power2_divisions:[1:2,>:4],, max_split_size_mb : 64\n,expandable_segments:True,"
+    )
+    changed: dict[str, Any] = {"roundup_power2_divisions": (2,) + (4,) * 15, "max_split_bytes": 64 * MIB}
+    assert settings == replace(DEFAULTS, expandable_segments=True, **changed)
 
 
 def test_of_an_option_named_twice_the_last_counts() -> None:
-    assert parse_settings("expandable_segments:True,expandable_segments:False") == DEFAULTS
     assert parse_settings("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
 
 
@@ -113,22 +93,16 @@ def test_of_an_option_named_twice_the_last_counts() -> None:
         ("expandable_segments", "expandable_segments needs a value: expandable_segments:VALUE"),
         ("max_split_size_mb:", "max_split_size_mb needs a value: max_split_size_mb:VALUE"),
         ("expandable_segments:true", "expandable_segments is True or False, not true"),
-        ("expandable_segments:1", "expandable_segments is True or False, not 1"),
         ("max_split_size_mb:19", "max_split_size_mb must be 20 or more, not 19"),
         ("max_split_size_mb:1.5", "max_split_size_mb takes a whole number, not 1.5"),
-        ("max_split_size_mb:-64", "max_split_size_mb takes a whole number, not -64"),
         ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be 20 or more, not 19"),
         ("large_segment_size_mb:10", "large_segment_size_mb must be 11 or more, not 10"),
         ("large_segment_size_mb:40,max_split_size_mb:22", "max_split_size_mb must be 40 or more, not 22"),
-        ("large_segment_size_mb:big", "large_segment_size_mb takes a whole number, not big"),
         ("garbage_collection_threshold:0", "garbage_collection_threshold takes a share between 0 and 1, not 0"),
         ("garbage_collection_threshold:1.0", "garbage_collection_threshold takes a share between 0 and 1, not 1.0"),
-        ("garbage_collection_threshold:80%", "garbage_collection_threshold takes a share between 0 and 1, not 80%"),
         ("garbage_collection_threshold:nan", "garbage_collection_threshold takes a share between 0 and 1, not nan"),
         ("per_process_memory_fraction:1.1", "per_process_memory_fraction takes a share from 0 to 1, not 1.1"),
-        ("per_process_memory_fraction:half", "per_process_memory_fraction takes a share from 0 to 1, not half"),
         ("roundup_power2_divisions:3", "roundup_power2_divisions takes powers of two, not 3"),
-        ("roundup_power2_divisions:0", "roundup_power2_divisions takes powers of two, not 0"),
         ("roundup_power2_divisions:[3:4]", "roundup_power2_divisions takes powers of two, not 3"),
         ("roundup_power2_divisions:[4:3]", "roundup_power2_divisions takes powers of two, not 3"),
         ("roundup_power2_divisions:[4]", "roundup_power2_divisions takes a whole number, not "),

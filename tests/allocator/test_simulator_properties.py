@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -43,7 +43,7 @@ ALLOCATOR_SETTINGS = st.builds(
 )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Counted:
     """One statistic, counted the plain way."""
 
@@ -56,35 +56,20 @@ class Counted:
         self.allocated += max(amount, 0)
         self.peak = max(self.peak, self.current)
 
-    def named(self, name: str) -> dict[str, int]:
-        freed = self.allocated - self.current
-        figures = {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": freed}
-        return {f"{name}.{key}": value for key, value in figures.items()}
+    def figures(self) -> dict[str, int]:
+        return {**vars(self), "freed": self.allocated - self.current}
 
 
-@dataclass(kw_only=True)
-class Naive:
+class Naive(dict[str, Counted]):
     """What the program holds, without any idea of segments: three statistics of torch's, for all and for each pool."""
 
-    stats: dict[str, Counted] = field(default_factory=dict)
-
-    def change(self, size: int, requested: int, sign: int, *, is_small: bool) -> None:
-        for kind in ("all", "small_pool" if is_small else "large_pool"):
-            for name, amount in (("allocation", 1), ("allocated_bytes", size)):
-                self._stat(f"{name}.{kind}").change(sign * amount)
-            if sign > 0:
-                self._stat(f"requested_bytes.{kind}").change(requested)
-
-    def freed(self, requested: int, *, is_small: bool) -> None:
-        """Nobody uses it any more, on any stream."""
-        for kind in ("all", "small_pool" if is_small else "large_pool"):
-            self._stat(f"requested_bytes.{kind}").change(-requested)
-
-    def _stat(self, name: str) -> Counted:
-        return self.stats.setdefault(name, Counted())
+    def count(self, *, is_small: bool, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            for pool in ("all", "small_pool" if is_small else "large_pool"):
+                self.setdefault(f"{name}.{pool}", Counted()).change(amount)
 
     def memory_stats(self) -> dict[str, int]:
-        return {key: value for name, stat in self.stats.items() for key, value in stat.named(name).items()}
+        return {f"{name}.{key}": value for name, stat in self.items() for key, value in stat.figures().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +85,8 @@ class Held:
 
 def chains(allocator: CachingAllocator) -> Iterator[list[Block]]:
     """The blocks of each segment, in the order of their links: all that can be reached from any pool."""
-    known = [*allocator.active_blocks(), *allocator.small.free_blocks(), *allocator.large.free_blocks()]
-    known += [block for pool in (allocator.small, allocator.large) for block in unmapped(pool)]
+    pools = (allocator.small, allocator.large)
+    known = [*allocator.active_blocks(), *(block for pool in pools for block in (*pool.free_blocks(), *unmapped(pool)))]
     seen: set[int] = set()
     for block in known:
         if id(block) in seen:
@@ -177,7 +162,8 @@ class AnyProgram(RuleBasedStateMachine):
         assert (block.stream, block.requested, block.pool.is_small) == (stream, requested, asked <= SMALL_BYTES)
         held = Held(address=address, requested=requested, size=block.size, is_small=block.pool.is_small, stream=stream)
         self.held.append(held)
-        self.naive.change(held.size, requested, +1, is_small=held.is_small)
+        amounts = {"allocation": 1, "allocated_bytes": held.size, "requested_bytes": requested}
+        self.naive.count(is_small=held.is_small, **amounts)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -188,12 +174,12 @@ class AnyProgram(RuleBasedStateMachine):
         self.calls.append(("free", index))
         held = self.held.pop(index)
         self.allocator.free(held.address)
-        self.naive.change(held.size, held.requested, -1, is_small=held.is_small)
+        self.naive.count(is_small=held.is_small, allocation=-1, allocated_bytes=-held.size)
         if held.address in self.used_elsewhere:
             self.used_elsewhere.remove(held.address)
             self.waiting.append(held)
         else:
-            self.naive.freed(held.requested, is_small=held.is_small)
+            self.naive.count(is_small=held.is_small, requested_bytes=-held.requested)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), stream=STREAMS)
@@ -222,13 +208,13 @@ class AnyProgram(RuleBasedStateMachine):
     def reset_peak_stats(self) -> None:
         self.calls.append(("reset_peak_stats",))
         self.allocator.reset_peak_stats()
-        for stat in self.naive.stats.values():
+        for stat in self.naive.values():
             stat.peak = stat.current
 
     def _waited(self, blocks: int) -> None:
         """The first so many of what other streams used are free."""
         for held in self.waiting[:blocks]:
-            self.naive.freed(held.requested, is_small=held.is_small)
+            self.naive.count(is_small=held.is_small, requested_bytes=-held.requested)
         del self.waiting[:blocks]
         self.done = 0
 
@@ -256,18 +242,12 @@ class AnyProgram(RuleBasedStateMachine):
             for block, following in pairwise(chain):
                 assert following.prev is block
                 assert block.address + block.size == following.address
-                assert (block.pool, block.stream, block.segment) == (
-                    following.pool,
-                    following.stream,
-                    following.segment,
-                )
+                assert all(getattr(block, name) == getattr(following, name) for name in ("pool", "stream", "segment"))
             first, last = chain[0], chain[-1]
             places.append((first.address, last.address + last.size))
             if first.segment is not None:
-                assert (first.address, sum(block.size for block in chain)) == (
-                    first.segment.address,
-                    first.segment.size,
-                )
+                assert first.address == first.segment.address
+                assert sum(block.size for block in chain) == first.segment.size
         places.sort()
         assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
@@ -341,9 +321,8 @@ class AnyProgram(RuleBasedStateMachine):
         shown = self.allocator.segments()
         assert sum(segment["total_size"] for segment in shown) == self.allocator.reserved_bytes
         assert sum(segment["allocated_size"] for segment in shown) == self.allocator.allocated_bytes
-        assert sum(len(segment["blocks"]) for segment in shown) == sum(
-            block.mapped for chain in walked for block in chain
-        )
+        shown_blocks = sum(len(segment["blocks"]) for segment in shown)
+        assert shown_blocks == sum(block.mapped for chain in walked for block in chain)
 
     def teardown(self) -> None:
         if not hasattr(self, "allocator"):

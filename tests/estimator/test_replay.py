@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import ReservedEstimate, Trace
+from autotrain_mem.spec import Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import MIB
 
@@ -25,12 +26,8 @@ def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | N
     return Room(capacity_bytes=capacity, total_bytes=total, settings=parse_settings(settings))
 
 
-def native(run: Trace, within: Room) -> ReservedEstimate:
-    return reserve(run, within, expandable_segments=False)
-
-
-def expandable(run: Trace, within: Room) -> ReservedEstimate:
-    return reserve(run, within, expandable_segments=True)
+native = partial(reserve, expandable_segments=False)
+expandable = partial(reserve, expandable_segments=True)
 
 
 # -- without an end ------------------------------------------------------------------------------------------------
@@ -69,17 +66,11 @@ def test_an_emptied_cache_gives_back_what_a_later_request_would_stack_upon() -> 
     assert expandable(cached, room()).peak_reserved_bytes == 60 * MIB
 
 
-SAWTOOTH = [30.0, 34.0, 38.0, 42.0, 46.0]
-
-
 def test_fragmentation_that_native_segments_suffer_and_expandable_ones_do_not() -> None:
     """Each tensor is a little larger than the one before, which is freed first: no cached segment serves it."""
-    events = [sign * number for number in range(1, 6) for sign in (1, -1)]
-    memory = estimate_memory(run_of(SAWTOOTH, events), room(100))
-    assert memory.peak_allocated_bytes == 46 * MIB
-    native, expandable = memory.reserved.native, memory.reserved.expandable_segments
-    assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (190 * MIB, 60 * MIB)
-    assert (native.fits, expandable.fits) == (False, True)
+    run = run_of([30, 34, 38, 42, 46], [1, -1, 2, -2, 3, -3, 4, -4, 5, -5])
+    modes = native(run, room(100)), expandable(run, room(100))
+    assert [(mode.peak_reserved_bytes // MIB, mode.fits) for mode in modes] == [(190, False), (60, True)]
 
 
 # -- near the end, and beyond --------------------------------------------------------------------------------------
@@ -109,6 +100,8 @@ HALF = "per_process_memory_fraction:0.5"
         # A refused request takes no part of what is left for others.
         (run_of([60, 50, 40], [1, 2, 3]), room(100), 1, 50, 150),
         (run_of([1, 2], [1, 2]), room(0), 2, 2, 2 + 20),
+        # One beyond the whole device does not end the run; the mode is the call's, whatever the settings say.
+        (run_of([1, 700], [1, 2]), room(100, "expandable_segments:True"), 1, 700, 702),
         # A limit on the process counts, and what is needed is told without it.
         (run_of([40, 30], [1, 2]), room(100, HALF, total_mib=120), 1, 30, 70),
     ],
@@ -128,17 +121,6 @@ def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run(setting
     reserved = expandable(run_of([15, 11, 33, 33], [1, 2, 3, 4]), room(25, settings))
     assert not reserved.fits
     assert reserved.largest_refused_bytes == 33 * MIB
-
-
-def test_a_request_beyond_the_whole_device_does_not_end_the_run() -> None:
-    memory = estimate_memory(run_of([1, 700], [1, 2]), room(100))
-    assert (
-        memory.reserved.native.largest_refused_bytes
-        == memory.reserved.expandable_segments.largest_refused_bytes
-        == 700 * MIB
-    )
-    native, expandable = memory.reserved.native, memory.reserved.expandable_segments
-    assert (native.peak_reserved_bytes, expandable.peak_reserved_bytes) == (702 * MIB, 702 * MIB)
 
 
 @given(LARGE_RUNS, st.integers(0, 200), st.booleans())
@@ -175,20 +157,9 @@ def test_a_host_reserves_what_is_allocated() -> None:
     assert memory.reserved.native.fits  # whether 61 MiB are there is the budget's question
 
 
-def test_a_limit_on_splitting_counts() -> None:
-    run = run_of([40, 30], [1, -1, 2])
-    assert native(run, room()).peak_reserved_bytes == 40 * MIB
-    assert native(run, room(settings="max_split_size_mb:32")).peak_reserved_bytes == 70 * MIB
-
-
 def test_segments_that_are_collected_are_room_for_others() -> None:
     run = run_of([40, 50], [1, -1, 2])
     settings = "garbage_collection_threshold:0.3,per_process_memory_fraction:0.95"
     assert native(run, room(100, settings)).peak_reserved_bytes == 50 * MIB
     assert native(run, room(89, settings)).fits
     assert not native(run, room(89)).fits
-
-
-def test_the_mode_is_chosen_by_the_call_whatever_the_settings_say() -> None:
-    run = run_of([40, 60], [1, -1, 2])
-    assert native(run, room(settings="expandable_segments:True")).peak_reserved_bytes == 100 * MIB

@@ -12,18 +12,14 @@ from autotrain_mem.estimator.step_time import step_time
 from autotrain_mem.spec import Hardware, Phase, Work, Workload
 from autotrain_mem.spec.work import Kind
 
-CARD = Hardware(
-    name="toy",
-    origin="named",
-    total_bytes=1,
-    free_bytes=1,
-    non_torch_bytes=0,
-    bandwidth_bytes_per_second=1000 * 10**9,
-    bf16_flops_per_second=100 * 10**12,
-    fp16_flops_per_second=100 * 10**12,
-    fp32_flops_per_second=10 * 10**12,
-    host_link_bytes_per_second=10 * 10**9,
-)
+RATES = {
+    "bandwidth_bytes_per_second": 1000 * 10**9,
+    "bf16_flops_per_second": 100 * 10**12,
+    "fp16_flops_per_second": 100 * 10**12,
+    "fp32_flops_per_second": 10 * 10**12,
+    "host_link_bytes_per_second": 10 * 10**9,
+}
+CARD = Hardware(name="toy", origin="named", total_bytes=1, free_bytes=1, non_torch_bytes=0, **RATES)
 SECOND_OF_MATMUL = round(100e12 * module.MATMUL_EFFICIENCY)
 SECOND_OF_MEMORY = round(1000e9 * module.BANDWIDTH_EFFICIENCY)
 SECOND_OF_LINK = round(10e9 * module.LINK_EFFICIENCY)
@@ -39,9 +35,8 @@ def load(*works: Work, **counts: int) -> Workload:
 
 
 def seconds(*works: Work, hardware: Hardware = CARD, accumulation: int = 1, share: float = 1.0, **counts: int) -> float:
-    workload = load(*works, **counts)
     options: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "tokens": 1.0, "share": share}
-    return step_time(workload, hardware, **options).step_seconds
+    return step_time(load(*works, **counts), hardware, **options).step_seconds
 
 
 TURING = replace(CARD, bf16_flops_per_second=None)
@@ -106,20 +101,13 @@ def test_phases_add_up_and_tokens_are_divided_by_all_of_them() -> None:
     workload = load(work(flops=SECOND_OF_MATMUL), work(Phase.BACKWARD, flops=3 * SECOND_OF_MATMUL))
     time = step_time(workload, CARD, gradient_accumulation_steps=2, tokens=1600.0)
     assert time.phases == pytest.approx({Phase.FORWARD: 2.0, Phase.BACKWARD: 6.0})
-    assert time.tokens_per_second == pytest.approx(200.0)
-    assert time.assumed == ""
+    assert (time.tokens_per_second, time.assumed) == (pytest.approx(200.0), "")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("bandwidth_bytes_per_second", "fp16_flops_per_second", "fp32_flops_per_second"),
-        "host_link_bytes_per_second",
-    ],
-)
+@pytest.mark.parametrize("name", [field for field in RATES if not field.startswith("bf16")])
 def test_a_card_with_a_rate_unknown_is_ranked_by_another_card_and_says_so(name: str) -> None:
-    options: dict[str, Any] = {"gradient_accumulation_steps": 1, "tokens": 1.0}
-    time = step_time(load(work(flops=312 * 10**12)), replace(CARD, **{name: None}), **options)
+    unknown = replace(CARD, **{name: None})
+    time = step_time(load(work(flops=312 * 10**12)), unknown, gradient_accumulation_steps=1, tokens=1.0)
     assert time.assumed == "a100-80gb"
     assert time.step_seconds == pytest.approx(1 / module.MATMUL_EFFICIENCY)
 
@@ -129,6 +117,6 @@ def test_work_that_is_extrapolated_takes_as_long_as_the_whole() -> None:
         update = work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, fixed_bytes=10**9 * count, launches=count)
         return load(work(flops=10**12, launches=1, count=float(count)), update)
 
-    options: dict[str, Any] = {"gradient_accumulation_steps": 4, "tokens": 1.0}
-    expected = step_time(layers(32), CARD, **options).step_seconds
-    assert step_time(layers(2).extrapolated(layers(4), 15.0), CARD, **options).step_seconds == pytest.approx(expected)
+    whole, made = (layers(32), layers(2).extrapolated(layers(4), 15.0))
+    times = [step_time(each, CARD, gradient_accumulation_steps=4, tokens=1.0) for each in (whole, made)]
+    assert times[1].step_seconds == pytest.approx(times[0].step_seconds)

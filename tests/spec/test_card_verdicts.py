@@ -28,32 +28,27 @@ def refused(name: str, gib: int, why: str = NOTHING_FITS) -> CardVerdict:
     return replace(verdict(name, gib, ""), level=None, estimate=None, refusal=why)
 
 
-def marked(*verdicts: CardVerdict) -> str | None:
-    smallest = Cards(verdicts=verdicts).smallest_lossless
-    return None if smallest is None else smallest.hardware.name
+OFFLOADING = verdict("small", 12, "lossless, offloading")
 
 
-def test_the_smallest_card_that_changes_nothing_is_marked() -> None:
-    assert (
-        marked(
-            refused("a", 8), verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")
-        )
-        == "c"
-    )
-
-
-def test_of_cards_as_small_the_fastest_is_marked() -> None:
-    assert marked(verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)) == "fast"
-
-
-def test_a_card_that_must_offload_is_marked_only_where_none_does_without() -> None:
-    offloading = verdict("small", 12, "lossless, offloading")
-    assert marked(offloading, verdict("large", 24, "lossless")) == "large"
-    assert marked(offloading, verdict("large", 24, "rounding")) == "small"
-
-
-def test_no_card_is_marked_where_each_gives_something_up() -> None:
-    assert marked(refused("a", 8), verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")) is None
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (
+            [refused("a", 8), verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")],
+            "c",
+        ),
+        # Of cards as small the fastest.
+        ([verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)], "fast"),
+        # One that must offload counts only where none does without.
+        ([OFFLOADING, verdict("large", 24, "lossless")], "large"),
+        ([OFFLOADING, verdict("large", 24, "rounding")], "small"),
+        ([refused("a", 8), verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
+    ],
+)
+def test_the_smallest_card_that_changes_nothing_is_marked(verdicts: list[CardVerdict], expected: str | None) -> None:
+    smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless
+    assert (None if smallest is None else smallest.hardware.name) == expected
 
 
 def test_a_refused_card_is_written_without_figures() -> None:

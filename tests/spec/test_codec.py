@@ -34,6 +34,7 @@ from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.spec.sweep import Sweep
 from autotrain_mem.training.request import Request
 
 READ = (
@@ -112,6 +113,11 @@ READING = over_the_wire(MemoryReading.from_stats({}))
         (DataProfile, {**PROFILE, "rows_by_length": [[10]]}, "rows_by_length[0] has 1 values where it should have 2"),
         (DataProfile, {**PROFILE, "drops": 1}, "drops is 1"),
         (Hardware, {**CARD, "origin": "found"}, "origin is 'found'"),
+        (
+            Sweep,
+            {"schema": "autofit.sweep/0", "axes": [], "points": []},
+            "schema is 'autofit.sweep/0', not 'autofit.sweep/1'",
+        ),
         (Hardware, {**CARD, "compute_capability": [8, "0"]}, "compute_capability[1] is '0'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -124,25 +130,3 @@ def test_a_value_of_another_type_is_refused_by_its_path(noun: Any, values: Any, 
 
 def test_a_whole_number_stands_for_a_real_one() -> None:
     assert codec.from_json(StepTime, {**TIME, "tokens": 300}).tokens == 300
-
-
-def test_a_report_of_another_schema_is_refused() -> None:
-    with pytest.raises(codec.CodecError, match=r"^schema is 'autofit\.run/0', not 'autofit\.run/1'$"):
-        codec.from_json(Report, {**over_the_wire(REPORT), "schema": "autofit.run/0"})
-
-
-def test_figures_are_derived_where_they_are_known_and_null_elsewhere() -> None:
-    assert over_the_wire(REPORT)["prediction_error"] == pytest.approx(0.1)
-    assert over_the_wire(dataclasses.replace(REPORT, measured=None))["prediction_error"] is None
-
-
-REPORT = Report(
-    output_dir="run",
-    steps=3,
-    first_loss=2.0,
-    last_loss=1.0,
-    predicted_peak_bytes=110,
-    predicted_peak_reserved_bytes=190,
-    measured=MemoryReading.from_stats({"allocated_bytes.all.peak": 100}),
-    seconds=1.0,
-)

@@ -19,7 +19,7 @@ def test_warnings_come_back() -> None:
 
 def test_a_single_error_is_raised_as_it_is() -> None:
     with pytest.raises(TokenizerError) as raised:
-        settle([WARNING, TOKENS])
+        settle([WARNING, Finding.of(TokenizerError("No end.", hint="Give --end."))])
     assert (raised.value.message, raised.value.hint) == ("No end.", "Give --end.")
 
 
@@ -28,8 +28,3 @@ def test_several_errors_are_one_of_the_class_of_the_first() -> None:
         settle([USAGE, WARNING, TOKENS, USAGE])
     assert raised.value.message == "2 problems:"
     assert raised.value.hint == "1. Both.\n   Give one.\n   Or none.\n2. No end.\n   Give --end."
-
-
-def test_an_error_that_was_met_keeps_its_class() -> None:
-    with pytest.raises(TokenizerError, match="x"):
-        settle([Finding.of(TokenizerError("x", hint="y"))])

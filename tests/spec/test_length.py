@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autotrain_mem.spec import Job
 from autotrain_mem.spec.length import is_wish, read_length, wished_share, without_wish
 
 
@@ -32,7 +31,3 @@ def test_only_a_wish_is_kept_from_trl() -> None:
     assert without_wish({"max_length": 9}) == {"max_length": 9}
     assert without_wish({"max_length": None}) == {"max_length": None}
     assert not is_wish(None)
-
-
-def test_a_percentile_pins_no_length() -> None:
-    assert not Job(method="sft", model="m", dataset=None, arguments={"max_length": "p99.9"}).pins_length

@@ -100,6 +100,8 @@ def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch(
     assert ESTIMATE.required_bytes == 3 * GIB + GIB + 500 * MIB
     assert ESTIMATE.required_bytes == MEMORY.peak_allocated_bytes + ESTIMATE.cached_bytes + ESTIMATE.outside_bytes
     assert codec.to_json(ESTIMATE)["required_bytes"] == ESTIMATE.required_bytes
+    shared = dataclasses.replace(ESTIMATE, vllm_share_bytes=7 * GIB)
+    assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
 
 
 def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
@@ -116,17 +118,10 @@ def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_require
     assert MEMORY.reserved.native.fits
     assert not native.fits
     assert ESTIMATE.fits
-    stumbling = dataclasses.replace(
-        ESTIMATE, memory=dataclasses.replace(MEMORY, reserved=dataclasses.replace(MEMORY.reserved, native=native))
-    )
+    memory = dataclasses.replace(MEMORY, reserved=dataclasses.replace(MEMORY.reserved, native=native))
+    stumbling = dataclasses.replace(ESTIMATE, memory=memory)
     assert not stumbling.fits
     assert stumbling.with_expandable_segments().fits
-
-
-def test_what_a_vllm_takes_is_required_too() -> None:
-    shared = dataclasses.replace(ESTIMATE, vllm_share_bytes=7 * GIB)
-    assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
-    assert codec.to_json(shared)["vllm_share_bytes"] == 7 * GIB
 
 
 def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
@@ -165,69 +160,45 @@ def test_seconds_by_another_cards_rates_are_null() -> None:
     assert written["estimate"]["time"]["assumed"] == "a100-80gb"
 
 
-READING = MemoryReading(
-    allocated_bytes=40, peak_allocated_bytes=100, reserved_bytes=90, peak_reserved_bytes=200, num_alloc_retries=3
-)
-REPORT = Report(
-    output_dir="run",
-    steps=3,
-    first_loss=2.0,
-    last_loss=1.0,
-    predicted_peak_bytes=110,
-    predicted_peak_reserved_bytes=110,
-    measured=READING,
-    seconds=1.0,
-)
-
-
 @pytest.mark.parametrize(("measured", "error"), [(100, 0.1), (None, None), (0, None), (220, -0.5)])
 def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | None, error: float | None) -> None:
-    peaks = {"peak_allocated_bytes": measured, "peak_reserved_bytes": measured}
-    reading = None if measured is None else dataclasses.replace(READING, **peaks)
-    report = dataclasses.replace(REPORT, measured=reading)
+    names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
+    report = Report(
+        output_dir="run",
+        steps=3,
+        first_loss=2.0,
+        last_loss=1.0,
+        predicted_peak_bytes=110,
+        predicted_peak_reserved_bytes=110,
+        measured=None if measured is None else MemoryReading.from_stats(dict.fromkeys(names, measured)),
+        seconds=1.0,
+    )
     expected = None if error is None else pytest.approx(error)
     assert (report.prediction_error, report.reserved_prediction_error) == (expected, expected)
-
-
-def test_a_reading_takes_torchs_own_statistics() -> None:
-    stats = {
-        "allocated_bytes.all.current": 40,
-        "allocated_bytes.all.peak": 100,
-        "reserved_bytes.all.current": 90,
-        "reserved_bytes.all.peak": 200,
-        "num_alloc_retries": 3,
-        "num_ooms": 9,
-    }
-    assert MemoryReading.from_stats(stats) == READING
-    assert MemoryReading.from_stats({}).peak_reserved_bytes == 0  # before a context is opened
 
 
 # -- the budget ----------------------------------------------------------------------------------------------------
 
 
-def hardware(origin: Any, total_bytes: int, free_bytes: int) -> Hardware:
-    return dataclasses.replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=free_bytes)
+@pytest.mark.parametrize(
+    ("origin", "total_bytes", "headroom_bytes"),
+    # 4 %, but at least 400 MiB on a real card
+    [("detected", 80 * GIB, int(80 * GIB * 0.04)), ("named", 4 * GIB, 400 * MIB), ("imagined", 100 * MIB, 4 * MIB)],
+)
+def test_the_budget_is_what_is_free_less_the_headroom(origin: Any, total_bytes: int, headroom_bytes: int) -> None:
+    card = dataclasses.replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=total_bytes - MIB)
+    assert card.default_headroom_bytes() == headroom_bytes
+    assert card.budget_bytes() == total_bytes - MIB - headroom_bytes
+    assert card.budget_bytes(MIB) == total_bytes - 2 * MIB
+    assert card.budget_bytes(0) == total_bytes - MIB
+    assert dataclasses.replace(card, free_bytes=MIB).budget_bytes() == 0
 
 
-def test_the_headroom_is_4_percent_but_at_least_400_mib_on_a_real_card() -> None:
-    assert hardware("detected", 80 * GIB, 80 * GIB).default_headroom_bytes() == int(80 * GIB * 0.04)
-    assert hardware("named", 4 * GIB, 4 * GIB).default_headroom_bytes() == 400 * MIB
-    assert hardware("imagined", 100 * MIB, 100 * MIB).default_headroom_bytes() == 4 * MIB
-
-
-def test_the_budget_is_what_is_free_less_the_headroom() -> None:
-    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes() == 20 * GIB - int(24 * GIB * 0.04)
-    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes(GIB) == 19 * GIB
-    assert hardware("detected", 24 * GIB, 20 * GIB).budget_bytes(0) == 20 * GIB
-
-
-def test_a_budget_is_never_negative() -> None:
-    assert hardware("detected", 24 * GIB, 100 * MIB).budget_bytes() == 0
-
-
-@pytest.mark.parametrize(("given", "pinned"), [({}, False), ({"max_length": "auto"}, False), ({"max_length": 9}, True)])
-def test_a_length_is_pinned_by_a_number_only(given: dict[str, Any], pinned: bool) -> None:
-    assert Job(method="sft", model="m", dataset=None, arguments=given).pins_length is pinned
+@pytest.mark.parametrize(("length", "pinned"), [("auto", False), ("p99.9", False), (9, True), (None, True)])
+def test_a_length_is_pinned_by_a_number_only(length: object, pinned: bool) -> None:
+    job = Job(method="sft", model="m", dataset=None)
+    assert not job.pins_length
+    assert dataclasses.replace(job, arguments={"max_length": length}).pins_length is pinned
 
 
 @pytest.mark.parametrize("method", sorted(methods_where(lambda method: method.is_online)))

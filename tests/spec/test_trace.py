@@ -29,25 +29,6 @@ def trace(events: list[int], stream_uses: tuple[StreamUse, ...] = ()) -> Trace:
     )
 
 
-EMPTIED = trace([1, CACHE_EMPTIED, 2, CACHE_EMPTIED, -2, CACHE_EMPTIED, 3])
-
-
-def test_walking_yields_births_and_deaths_only() -> None:
-    assert [(sign, block.size_bytes // KIB) for _, sign, block in EMPTIED.walk()] == [(1, 1), (1, 2), (-1, 2), (1, 4)]
-
-
-def test_an_emptied_cache_moves_no_phase() -> None:
-    forward, step = Phase.FORWARD, Phase.OPTIMIZER_STEP
-    assert [phase for phase, _, _ in EMPTIED.walk()] == [forward, forward, step, step]
-
-
-def test_an_emptied_cache_changes_neither_what_is_allocated_at_the_peak_nor_whose_it_is() -> None:
-    found = estimate_memory(EMPTIED, Room(capacity_bytes=None))
-    assert found.peak_allocated_bytes == 5 * KIB
-    assert found.peak_phase is Phase.OPTIMIZER_STEP
-    assert {owner for owner, size in found.owners_at_peak.items() if size} == {Owner.WEIGHTS, Owner.OPTIMIZER_STATE}
-
-
 def test_a_trace_comes_back_as_it_went() -> None:
     sent = trace([1, 3, CACHE_EMPTIED, -3, -1], (StreamUse(event=2, block=3, stream=0),))
     received = codec.from_json(Trace, json.loads(json.dumps(codec.to_json(sent))))
@@ -70,5 +51,5 @@ def test_a_long_trace_stays_small_on_the_wire() -> None:
         for index in range(50_000)
     )
     births_and_deaths = [event for number in range(1, 50_001) for event in (number, -number)]
-    long = dataclasses.replace(EMPTIED, blocks=tuple(blocks), events=array("q", births_and_deaths))
+    long = dataclasses.replace(trace([]), blocks=tuple(blocks), events=array("q", births_and_deaths))
     assert len(json.dumps(codec.to_json(long))) < 500_000

@@ -6,21 +6,13 @@ import dataclasses
 
 import pytest
 
-from autotrain_mem.spec import Phase, StepTime, Work, Workload, codec
+from autotrain_mem.spec import Phase, Work, Workload
 from autotrain_mem.spec.work import Kind
 
 
 def work(count: float = 1.0, flops: int = 100, phase: Phase = Phase.FORWARD) -> Work:
-    return Work(
-        phase=phase,
-        kind=Kind.MATMUL,
-        dtype="bfloat16",
-        flops=flops,
-        bytes=10,
-        fixed_bytes=20,
-        launches=1,
-        count=count,
-    )
+    numbers = {"flops": flops, "bytes": 10, "fixed_bytes": 20, "launches": 1}
+    return Work(phase=phase, kind=Kind.MATMUL, dtype="bfloat16", count=count, **numbers)
 
 
 def layers(count: int) -> Workload:
@@ -42,18 +34,6 @@ def test_few_layers_tell_the_work_of_many() -> None:
 
 def test_what_both_depths_do_alike_is_not_multiplied() -> None:
     assert layers(2).extrapolated(layers(2), 15.0) == layers(2)
-
-
-def time_of(**options: object) -> StepTime:
-    return StepTime(tokens=600.0, phases={Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}, **options)  # type: ignore[arg-type]
-
-
-def test_seconds_on_rates_that_were_assumed_are_not_told_as_the_cards_own() -> None:
-    assert codec.to_json(time_of())["step_seconds"] == 3.0
-    assert codec.to_json(time_of())["tokens_per_second"] == 200.0
-    assumed = codec.to_json(time_of(assumed="a100-80gb"))
-    assert assumed["step_seconds"] is None
-    assert assumed["tokens_per_second"] is None
 
 
 def chunks(count: int, rows: int = 8) -> Workload:

@@ -1,4 +1,4 @@
-"""Which stretches of a run belong to one layer: two runs of one model, of few layers and of a few more, side by side.
+"""Finds the stretches of a run that belong to one layer: it lays runs of few layers and of a few more side by side.
 
 The longer run is the shorter one with stretches inserted: at each place that does something layer by layer (a forward
 pass, its recomputation, its backward pass, a list of the optimizer, loading) stand as many equal copies as there are
@@ -12,9 +12,10 @@ import re
 from array import array
 from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
-from autotrain_mem.spec import Block, Trace
+from autotrain_mem.spec import Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 NOWHERE = -1
@@ -31,41 +32,32 @@ _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A module's name without the number of its layer: ``model.layers.{}.mlp`` and 7; None where it has no number."""
+    """Is a module's name without the number of its layer: ``model.layers.{}.mlp`` and 7; None where it has none."""
 
     pattern: str
     layer: int | None
 
-    @classmethod
-    def of(cls, module: str) -> Name:
-        found = _LAYER.search(module)
-        if found is None:
-            return cls(module.replace("{", "{{").replace("}", "}}"), None)
-        return cls(f"{module[: found.start()]}{{}}{module[found.end() :]}", int(found.group()))
+
+@lru_cache(maxsize=1 << 16)
+def name_of(module: str) -> Name:
+    """Takes a module's name apart."""
+    match = _LAYER.search(module)
+    if match is None:
+        return Name(module.replace("{", "{{").replace("}", "}}"), None)
+    return Name(f"{module[: match.start()]}{{}}{module[match.end() :]}", int(match.group()))
 
 
-class Vocabulary:
-    """Numbers for what may happen in a step, the same for both runs."""
+class Vocabulary(dict[Hashable, int]):
+    """Numbers what may happen in a step: equal things have one number, the same in both runs."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._names: dict[str, Name] = {}
-
-    def number(self, what: Hashable) -> int:
-        """Equal things have one number."""
-        return self._numbers.setdefault(what, len(self._numbers))
-
-    def name(self, module: str) -> Name:
-        """A module's name, looked into once."""
-        found = self._names.get(module)
-        if found is None:
-            found = self._names[module] = Name.of(module)
-        return found
+    def __missing__(self, what: Hashable) -> int:
+        number = self[what] = len(self)
+        return number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Steps:
-    """A run as one sequence: births, deaths, emptied caches, uses on other streams and the starts of phases.
+    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams and the starts of phases.
 
     Two steps with the same symbol are alike but for the layer in which they happen.
     """
@@ -82,95 +74,77 @@ class Steps:
     facts: list[Hashable] = field(default_factory=list)
     """A phase, the stream of a use; None for the rest."""
 
+    def add(
+        self,
+        symbol: int,
+        fact: Hashable,
+        sizeless: int | None = None,
+        birth: int = NOWHERE,
+        size: int = 0,
+        event: int = 0,
+    ) -> None:
+        """Adds a step; one that concerns no block has neither birth nor size nor event."""
+        self.symbols.append(symbol)
+        self.sizeless.append(symbol if sizeless is None else sizeless)
+        self.births.append(birth)
+        self.sizes.append(size)
+        self.events.append(event)
+        self.facts.append(fact)
+
 
 def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
-    """A trace as a sequence of symbols."""
+    """Writes a trace as a sequence of symbols."""
     steps, born = Steps(), [NOWHERE] * len(trace.blocks)
-    sized, sizeless = _symbols(trace.blocks, vocabulary)
-    between = _between(trace)
+    sizeless = [vocabulary[block.owner, name_of(block.module).pattern, block.stream] for block in trace.blocks]
+    sized = [vocabulary[kind, block.size_bytes] for kind, block in zip(sizeless, trace.blocks, strict=True)]
+    before: dict[int, list[tuple[Hashable, int | None]]] = {}
+    for index, phase in trace.phase_starts:
+        before.setdefault(index, []).append((phase, None))
+    for use in trace.stream_uses:
+        before.setdefault(use.event, []).append((use.stream, use.block - 1))
 
     def add(what: str, block: int, event: int, fact: Hashable = None) -> None:
-        steps.births.append(born[block])
-        steps.symbols.append(vocabulary.number((what, fact, sized[block])))
-        steps.sizeless.append(vocabulary.number((what, fact, sizeless[block])))
-        steps.sizes.append(trace.blocks[block].size_bytes)
-        steps.events.append(event)
-        steps.facts.append(fact)
+        symbol, alike = vocabulary[what, fact, sized[block]], vocabulary[what, fact, sizeless[block]]
+        steps.add(symbol, fact, alike, born[block], trace.blocks[block].size_bytes, event)
 
-    def add_between(index: int) -> None:
-        for what, block, fact in between.get(index, ()):
+    def add_before(index: int) -> None:
+        for fact, block in before.get(index, ()):
             if block is None:
-                _add_bare(steps, vocabulary.number((what, fact)), fact)
+                steps.add(vocabulary["phase", fact], fact)
             else:
-                add(what, block, -block - 1, fact)
+                add("use", block, -block - 1, fact)
 
-    for index, event in enumerate(_in_order(trace, between)):
-        if index in between:
-            add_between(index)
+    for index, event in enumerate(in_order(trace)):
+        if index in before:
+            add_before(index)
         if event > 0:
             born[event - 1] = len(steps.births)
             add("birth", event - 1, event)
         elif event == CACHE_EMPTIED:
-            _add_bare(steps, vocabulary.number("cache emptied"), None)
+            steps.add(vocabulary["cache emptied"], None)
         else:
             add("death", -event - 1, event)
-    add_between(len(trace.events))
+    add_before(len(trace.events))
     return steps
 
 
 def in_order(trace: Trace) -> array[int]:
-    """The events, where several blocks die in a row the oldest first: nothing depends on the order among them.
+    """Lists the events, where several blocks die in a row the oldest first: nothing depends on the order among them.
 
     It is anyone's guess with some: autocast forgets its casts in the order of a table of addresses
     (``at::autocast::clear_cache``).
     """
-    return _in_order(trace, _between(trace))
-
-
-def _in_order(trace: Trace, between: Container[int]) -> array[int]:
     events, born = array("q", trace.events), [0] * len(trace.blocks)
+    between = {index for index, _ in trace.phase_starts} | {use.event for use in trace.stream_uses}
     start = 0
-    for index, event in enumerate(trace.events):
+    for index, event in enumerate((*trace.events, CACHE_EMPTIED)):  # one more, which ends the last row
         if event >= 0 or index in between:
             if index - start > 1:
-                events[start:index] = _by_birth(events[start:index], born)
+                events[start:index] = array("q", sorted(events[start:index], key=lambda death: born[-death - 1]))
             start = index + (event >= 0)
         if event > 0:
             born[event - 1] = index
-    events[start:] = _by_birth(events[start:], born)
     return events
-
-
-def _by_birth(deaths: array[int], born: list[int]) -> array[int]:
-    return array("q", sorted(deaths, key=lambda event: born[-event - 1]))
-
-
-def _add_bare(steps: Steps, symbol: int, fact: Hashable) -> None:
-    steps.symbols.append(symbol)
-    steps.sizeless.append(symbol)
-    steps.births.append(NOWHERE)
-    steps.sizes.append(0)
-    steps.events.append(0)
-    steps.facts.append(fact)
-
-
-def _symbols(blocks: tuple[Block, ...], vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-    """Numbers each block, with its size and without."""
-    sizeless = [
-        vocabulary.number((block.owner, vocabulary.name(block.module).pattern, block.stream)) for block in blocks
-    ]
-    sized = [vocabulary.number((symbol, block.size_bytes)) for symbol, block in zip(sizeless, blocks, strict=True)]
-    return sized, sizeless
-
-
-def _between(trace: Trace) -> dict[int, list[tuple[str, int | None, Hashable]]]:
-    """Lists what happens before the event of an index: phases begin, blocks are used on other streams."""
-    found: dict[int, list[tuple[str, int | None, Hashable]]] = {}
-    for index, phase in trace.phase_starts:
-        found.setdefault(index, []).append(("phase", None, phase))
-    for use in trace.stream_uses:
-        found.setdefault(use.event, []).append(("use", use.block - 1, use.stream))
-    return found
 
 
 # -- side by side ----------------------------------------------------------------------------------------------------
@@ -178,7 +152,7 @@ def _between(trace: Trace) -> dict[int, list[tuple[str, int | None, Hashable]]]:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Copies that the longer run has and the shorter has not."""
+    """Stands for copies that the longer run has and the shorter has not."""
 
     short: int
     """The shorter run's step before which they stand."""
@@ -197,18 +171,13 @@ class Alignment:
     """The shorter run's births whose blocks are of another size in the longer run."""
 
 
-def align(short: Steps, long: Steps, copies: int, unlike: Container[tuple[int, int]] = frozenset()) -> Alignment | None:
-    """Find what was inserted; None where the longer run is not the shorter one with ``copies`` equal copies at places.
+class Search:
+    """Finds what was inserted: goes along both runs, and back to the last choice when they do not meet again.
 
     Args:
         copies: Layers that the longer run has more.
         unlike: Steps of the one and the other that are known not to be the same, though they seem to be.
     """
-    return _Search(short, long, copies, unlike).found()
-
-
-class _Search:
-    """Goes along both runs, and back to the last place where there was a choice when they do not meet again."""
 
     def __init__(self, short: Steps, long: Steps, copies: int, unlike: Container[tuple[int, int]]) -> None:
         self._short, self._long, self._copies, self._unlike = short, long, copies, unlike
@@ -218,8 +187,11 @@ class _Search:
         self._partner: dict[int, int] = {}
         """The longer run's birth for each of the shorter run's births of another size."""
 
-    def found(self) -> Alignment | None:
-        """The first way that goes to the end of both."""
+    def alignment(self) -> Alignment | None:
+        """Returns the first way that goes to the end of both.
+
+        None where the longer run is not the shorter one with as many equal copies at places.
+        """
         here = self._along(0, 0)
         choices: list[tuple[int, Iterator[tuple[int, int]]]] = []
         tried: set[tuple[int, int]] = set()
@@ -255,7 +227,7 @@ class _Search:
         return i + at, j + at
 
     def _is_of_partner(self, i: int, j: int, more: Mapping[int, int] = MappingProxyType({})) -> bool:
-        """A later step of a block that is of another size in the longer run."""
+        """Tells whether it is a later step of a block that is of another size in the longer run."""
         born = self._short.births[i]
         return (
             born not in (NOWHERE, i)
@@ -275,7 +247,7 @@ class _Search:
             del self._partner[i]
 
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Whether two births may be of one block that each layer makes larger by as much."""
+        """Tells whether two births may be of one block that each layer makes larger by as much."""
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:
             return False
@@ -283,21 +255,21 @@ class _Search:
         return short.births[i] == i and long.births[j] == j and more > 0 and more % self._copies == 0
 
     def _periods(self, i: int, j: int) -> list[int]:
-        """Lengths of a copy with which the runs meet again, those first with which they go on alike for longest."""
+        """Lists lengths of a copy with which the runs meet again, those first with which they stay alike longest."""
         long, copies = self._long.symbols, self._copies
         more = (len(long) - j) - (len(self._short.symbols) - i)
         self._looks += max(more, 0) // copies
-        found = []
+        lengths = []
         for period in range(1, more // copies + 1):
             stop = j + period * copies
             if long[j] == long[j + period] and long[j : stop - period] == long[j + period : stop]:
                 alike = self._alike(i, stop)
                 if alike:
-                    found.append((-alike, period))
-        return [period for _, period in sorted(found)]
+                    lengths.append((-alike, period))
+        return [period for _, period in sorted(lengths)]
 
     def _alike(self, i: int, j: int) -> int:
-        """Steps for which the runs go on alike, up to a sure number; to end together is as sure."""
+        """Counts the steps for which the runs go on alike, up to a sure number; to end together is as sure."""
         short, long = self._short, self._long
         end = min(SURE_STEPS, len(short.symbols) - i, len(long.symbols) - j)
         resized: dict[int, int] = {}

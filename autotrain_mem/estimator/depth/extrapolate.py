@@ -1,4 +1,4 @@
-"""A run of the whole depth, made of two runs of the same model with few layers.
+"""Makes a run of the whole depth of two runs of the same model with few layers.
 
 Layers that are alike do alike, so what the longer of the two runs has more than the shorter (see ``alignment``) is what
 the whole has more still. Its blocks are told apart by the place where they are born: each death ends the oldest, or the
@@ -13,20 +13,8 @@ from __future__ import annotations
 from collections.abc import Container, Hashable
 from dataclasses import replace
 
-from autotrain_mem.estimator.depth.alignment import NOWHERE, Alignment, Steps, Vocabulary, align, steps_of
-from autotrain_mem.estimator.depth.steps import (
-    Act,
-    Birth,
-    Death,
-    Layer,
-    Pick,
-    Picks,
-    Stretch,
-    UnclearError,
-    Use,
-    Writer,
-    agreed,
-)
+from autotrain_mem.estimator.depth.alignment import NOWHERE, Alignment, Search, Steps, Vocabulary, name_of, steps_of
+from autotrain_mem.estimator.depth.steps import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
 from autotrain_mem.spec import Block, Phase, Trace
 from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths
 
@@ -35,7 +23,7 @@ MOST_MISTAKES = 50
 
 
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
-    """The trace of the whole depth, or None where the two do not tell it for sure.
+    """Returns the trace of the whole depth, or None where the two do not tell it for sure.
 
     ``seconds`` is what both rehearsals took together.
 
@@ -45,7 +33,8 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """
     if (short.not_counted, short.loss_chunks) != (long.not_counted, long.loss_chunks):
         return None
-    if depths.copies < 2 or _is_held_back(long, depths):
+    waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
+    if depths.copies < 2 or (waits and depths.short <= LAYERS_HELD_BACK):
         return None
     vocabulary = Vocabulary()
     pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
@@ -53,11 +42,11 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     unlike: Container[tuple[int, int]] = frozenset()
     mistakes = _Mistakes(*kinds)
     while len(mistakes.pairs) < MOST_MISTAKES:
-        alignment = align(*pair, depths.copies, unlike)
+        alignment = Search(*pair, depths.copies, unlike).alignment()
         if alignment is None:
             return None
         try:
-            return _Expansion((short, long), pair, kinds, alignment, depths, vocabulary).trace()
+            return _Expansion((short, long), pair, kinds, alignment, depths).trace()
         except _NotAlikeError as error:
             unlike = mistakes  # from here on, steps are looked at more closely
             mistakes.pairs.add(error.steps)
@@ -66,13 +55,8 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     return None
 
 
-def _is_held_back(trace: Trace, depths: Depths) -> bool:
-    """Whether blocks wait on another stream for more layers to pass than the shorter run has."""
-    return depths.short <= LAYERS_HELD_BACK and any(block.stream for block in trace.blocks)
-
-
 def expand_loss(few: Trace, more: Trace, *, short: int, long: int) -> Trace | None:
-    """The same for a loss that was rehearsed with few of its chunks; None where its chunks are not told for sure.
+    """Does the same for a loss that was rehearsed with few of its chunks; None where these are not told for sure.
 
     Args:
         few: A rehearsal with ``short`` chunks; it comes back as it is where no loss was cut.
@@ -89,7 +73,7 @@ def expand_loss(few: Trace, more: Trace, *, short: int, long: int) -> Trace | No
 
 
 class _NotAlikeError(UnclearError):
-    """A step of the shorter run and one of the longer were taken for the same, and are not."""
+    """Says that a step of the shorter run and one of the longer were taken for the same, and are not."""
 
     def __init__(self, short: int, long: int) -> None:
         super().__init__()
@@ -97,7 +81,7 @@ class _NotAlikeError(UnclearError):
 
 
 class _Mistakes:
-    """Steps of the shorter run and of the longer that are not the same, though they look it."""
+    """Holds steps of the shorter run and of the longer that are not the same, though they look it."""
 
     def __init__(self, short: Picks, long: Picks) -> None:
         self._short, self._long = short, long
@@ -124,10 +108,8 @@ class _Expansion:
         kinds: tuple[Picks, ...],
         alignment: Alignment,
         depths: Depths,
-        vocabulary: Vocabulary,
     ) -> None:
         self._traces, self._steps, self._alignment, self._depths = traces, steps, alignment, depths
-        self._vocabulary = vocabulary
         self._resized = frozenset(alignment.resized)
         self._places = _places(*steps, alignment, depths.copies)
         by_place = tuple(_picks(one, places) for one, places in zip(steps, self._places, strict=True))
@@ -135,11 +117,13 @@ class _Expansion:
         self._again = _born_again(steps[1])
 
     def trace(self) -> Trace:
-        """The whole run. Raises UnclearError."""
+        """Returns the whole run. Raises UnclearError."""
         (short, long), depths = self._traces, self._depths
         writer = Writer()
-        for stretch in self._stretches():
-            stretch.write(writer)
+        for acts, copies in self._stretches():
+            for copy in range(copies):
+                for act in acts:
+                    writer.write(act, copy)
         return Trace(
             blocks=tuple(writer.blocks),
             events=writer.events,
@@ -152,19 +136,19 @@ class _Expansion:
             loss_chunks=short.loss_chunks,
         )
 
-    def _stretches(self) -> list[Stretch]:
-        """Lists what both runs do, and between it what each layer does. Raises UnclearError."""
-        stretches = []
+    def _stretches(self) -> list[tuple[list[Act], int]]:
+        """Lists what both runs do, and between it what each layer does, how often. Raises UnclearError."""
+        stretches: list[tuple[list[Act], int]] = []
         i = j = 0
         for one in self._alignment.insertions:
-            stretches.append(self._done_by_both(i, one.short, j))
-            acts = [self._in_copies(one.long + offset, one.period) for offset in range(one.period)]
-            stretches.append(Stretch(acts, self._depths.all_copies))
+            stretches.append((self._done_by_both(i, one.short, j), 1))
+            layer = [self._in_copies(one.long + offset, one.period) for offset in range(one.period)]
+            stretches.append((layer, self._depths.all_copies))
             i, j = one.short, one.long + one.period * self._depths.copies
-        return [*stretches, self._done_by_both(i, len(self._steps[0].symbols), j)]
+        return [*stretches, (self._done_by_both(i, len(self._steps[0].symbols), j), 1)]
 
-    def _done_by_both(self, start: int, stop: int, long_start: int) -> Stretch:
-        return Stretch([self._in_both(start + at, long_start + at) for at in range(stop - start)], 1)
+    def _done_by_both(self, start: int, stop: int, long_start: int) -> list[Act]:
+        return [self._in_both(start + at, long_start + at) for at in range(stop - start)]
 
     def _in_both(self, i: int, j: int) -> Act:
         long = self._steps[1]
@@ -173,7 +157,7 @@ class _Expansion:
         if long.births[j] == j:
             return self._birth_in_both(i, j)
         try:
-            return self._pick_act(j, agreed([(short[i], long[j]) for short, long in self._picks]))
+            return self._use(j, agreed([(short[i], long[j]) for short, long in self._picks]))
         except UnclearError:
             raise _NotAlikeError(i, j) from None
 
@@ -184,45 +168,42 @@ class _Expansion:
             return _bare(long.facts[first])
         if long.births[first] == first:
             return self._birth_in_copies(each)
-        return self._pick_act(first, agreed([[long[j] for j in each] for _, long in self._picks]))
+        return self._use(first, agreed([[long[j] for j in each] for _, long in self._picks]))
 
-    def _pick_act(self, j: int, pick: Pick) -> Act:
+    def _use(self, j: int, pick: Pick) -> Use:
         stream = self._steps[1].facts[j]
-        return Use(pick, stream) if isinstance(stream, int) else Death(pick)
+        return Use(pick, stream if isinstance(stream, int) else None)
 
     def _birth_in_both(self, i: int, j: int) -> Birth:
+        """Counts its layer from the first one when the runs agree so, else from the last."""
         one, other = self._block(0, i), self._block(1, j)
         size = _extrapolated(self._depths, one.size_bytes, other.size_bytes) if i in self._resized else one.size_bytes
-        names = self._vocabulary.name(one.module), self._vocabulary.name(other.module)
-        layer = None
-        if names[0].layer is not None and names[1].layer is not None:
-            layer = Layer(self._layer_in_both(names[0].layer, names[1].layer))
-        return Birth(self._places_of(j), size, other, names[1].pattern, layer, j in self._again)
-
-    def _layer_in_both(self, short: int, long: int) -> int:
-        """Counted from the first layer when the runs agree so, else from the last."""
-        if short == long:
-            return short
-        if self._depths.short - short != self._depths.long - long:
-            raise UnclearError
-        return self._depths.whole - (self._depths.short - short)
+        layer, long_layer = name_of(one.module).layer, name_of(other.module).layer
+        if layer is None or long_layer is None:
+            return self._birth(j, size, None)
+        if layer != long_layer:
+            if self._depths.short - layer != self._depths.long - long_layer:
+                raise UnclearError
+            layer += self._depths.whole - self._depths.short
+        return self._birth(j, size, layer)
 
     def _birth_in_copies(self, each: range) -> Birth:
-        block = self._block(1, each[0])
-        layers = [self._vocabulary.name(self._block(1, j).module).layer for j in each]
-        name = self._vocabulary.name(block.module)
-        layer = None if name.layer is None else self._layer_in_copies([one for one in layers if one is not None])
-        return Birth(self._places_of(each[0]), block.size_bytes, block, name.pattern, layer, each[0] in self._again)
-
-    def _layer_in_copies(self, layers: list[int]) -> Layer:
-        """Upwards counted from the first layer, downwards from the last."""
-        step = layers[1] - layers[0]
-        if layers != [layers[0] + step * copy for copy in range(len(layers))]:
+        """Counts layers upwards from the first one, downwards from the last."""
+        size_bytes = self._block(1, each[0]).size_bytes
+        layers = [name_of(self._block(1, j).module).layer for j in each]
+        numbers = [layer for layer in layers if layer is not None]
+        if layers[0] is None:
+            return self._birth(each[0], size_bytes, None)
+        step = numbers[1] - numbers[0]
+        if numbers != [numbers[0] + step * copy for copy in range(len(numbers))]:
             raise UnclearError
-        return Layer(layers[0] if step >= 0 else self._depths.whole - (self._depths.long - layers[0]), step)
+        first = numbers[0] if step >= 0 else self._depths.whole - (self._depths.long - numbers[0])
+        return self._birth(each[0], size_bytes, first, step)
 
-    def _places_of(self, j: int) -> tuple[Hashable, ...]:
-        return self._places[1][j], ("kind", self._steps[1].symbols[j])
+    def _birth(self, j: int, size_bytes: int, layer: int | None, step: int = 0) -> Birth:
+        block = self._block(1, j)
+        places = (self._places[1][j], ("kind", self._steps[1].symbols[j]))
+        return Birth(places, size_bytes, block, name_of(block.module).pattern, layer, step, j in self._again)
 
     def _block(self, run: int, step: int) -> Block:
         return self._traces[run].blocks[abs(self._steps[run].events[step]) - 1]

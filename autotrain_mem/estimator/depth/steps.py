@@ -1,4 +1,4 @@
-"""What the steps of a run do, in terms that hold for any number of layers, and the events that come of doing it."""
+"""Tells what the steps of a run do, for any number of layers, and writes the events that come of doing it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
 
 
 class UnclearError(Exception):
-    """The two runs do not tell what the whole does."""
+    """Says that the two runs do not tell what the whole does."""
 
 
 Picks = Mapping[int, "Pick"]
@@ -20,14 +20,14 @@ Picks = Mapping[int, "Pick"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One of the living blocks that were born at a place, by its rank among them."""
+    """Names one of the living blocks that were born at a place, by its rank among them."""
 
     place: Hashable
     from_oldest: int | None
     from_newest: int | None
 
     def of(self, living: Sequence[int]) -> int:
-        """Its index. Raises UnclearError where there is none, or where the two ranks name two."""
+        """Returns its index. Raises UnclearError where there is none, or where the two ranks name two."""
         count = len(living)
         index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
         if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):
@@ -49,73 +49,42 @@ def agreed(alternatives: Sequence[Sequence[Pick]]) -> Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """Which layer a block's module belongs to: counted from the first layer or from the last."""
-
-    number: int
-    step: int = 0
-    """From one copy to the next."""
-
-    def of(self, copy: int) -> int:
-        """In one copy, counted from 0."""
-        return self.number + self.step * copy
-
-
-@dataclass(frozen=True, slots=True)
 class Birth:
-    """A block to be made, in as many copies as are asked for."""
+    """Makes a block, in as many copies as are asked for."""
 
     places: tuple[Hashable, ...]
     size_bytes: int
     like: Block
     pattern: str
-    layer: Layer | None
+    layer: int | None
+    """The layer of its module in the first copy; None where it belongs to none."""
+    layer_step: int
+    """From one copy to the next."""
     again: bool
     """Whether it takes the number of a block that is dead (see ``Trace``)."""
 
     def block(self, copy: int) -> Block:
-        """The block of one copy."""
+        """Makes the block of one copy, counted from 0."""
         if self.layer is None and self.size_bytes == self.like.size_bytes:
             return self.like
-        module = self.like.module if self.layer is None else self.pattern.format(self.layer.of(copy))
+        module = self.like.module if self.layer is None else self.pattern.format(self.layer + self.layer_step * copy)
         return Block(size_bytes=self.size_bytes, owner=self.like.owner, module=module, stream=self.like.stream)
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """A block dies."""
-
-    pick: Pick
-
-
-@dataclass(frozen=True, slots=True)
 class Use:
-    """A block is used on another stream."""
+    """Uses a block on another stream; where there is none it dies."""
 
     pick: Pick
-    stream: int
+    stream: int | None
 
 
-Act = Birth | Death | Use | Phase | None
+Act = Birth | Use | Phase | None
 """What one step does; None empties the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Steps that follow each other, all of them so many times."""
-
-    acts: list[Act]
-    copies: int
-
-    def write(self, writer: Writer) -> None:
-        """Do them."""
-        for copy in range(self.copies):
-            for act in self.acts:
-                writer.write(act, copy)
-
-
 class Writer:
-    """The events of the whole run, as they come."""
+    """Writes the events of the whole run, as they come."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -127,19 +96,20 @@ class Writer:
         self._dead: dict[Block, list[int]] = {}
 
     def write(self, act: Act, copy: int) -> None:
-        """Do what a step does, in one copy of it."""
-        if isinstance(act, Death):
+        """Does what a step does, in one copy of it."""
+        if isinstance(act, Use):
             living = self._living.get(act.pick.place, [])
-            self._end(living[act.pick.of(living)])
+            number = living[act.pick.of(living)]
+            if act.stream is None:
+                self._end(number)
+            else:
+                self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
         elif isinstance(act, Birth):
             number = self._number(act, copy)
             self._places[number] = act.places
             for place in act.places:
                 self._living.setdefault(place, []).append(number)
             self.events.append(number)
-        elif isinstance(act, Use):
-            living = self._living.get(act.pick.place, [])
-            self.stream_uses.append(StreamUse(len(self.events), living[act.pick.of(living)], act.stream))
         elif act is None:
             self.events.append(CACHE_EMPTIED)
         else:
