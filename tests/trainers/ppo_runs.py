@@ -4,13 +4,17 @@ import gc
 import importlib.metadata
 import pathlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 TRL = tuple(int(number) for number in importlib.metadata.version("trl").split(".")[:2])
 NEEDS_PPO = pytest.mark.skipif(TRL >= (1, 13), reason="TRL 1.13 and later have no PPO")
 
+Build = Callable[..., Any]
+"""Takes the data, ``options`` of the trainer, and all others of the config."""
 ROLLOUT = 4
 """Prompts per update: two micro-batches of two."""
 
@@ -46,21 +50,8 @@ def config(output_dir: pathlib.Path, **changes: Any) -> Any:
     return ppo_config_class()(**settings | changes)
 
 
-def lora() -> Any:
+def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: bool = False, **options: Any) -> Any:
     from peft import LoraConfig
-
-    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-
-
-def trainer(
-    model: pathlib.Path,
-    args: Any,
-    dataset: Any = None,
-    *,
-    use_lora: bool = False,
-    model_object: Any = None,
-    **options: Any,
-) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
     from autotrain_mem.trainers.ppo import ppo_trainer_class
@@ -69,14 +60,15 @@ def trainer(
     if not gc.get_freeze_count():
         gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
     set_seed(0)  # the heads of reward and value model, and the adapter, are drawn
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     build = {
-        "processing_class": AutoTokenizer.from_pretrained(model),
-        "model": model_object or AutoModelForCausalLM.from_pretrained(model),
-        "ref_model": None if use_lora else AutoModelForCausalLM.from_pretrained(model),
-        "reward_model": AutoModelForSequenceClassification.from_pretrained(model, num_labels=1),
-        "value_model": AutoModelForSequenceClassification.from_pretrained(model, num_labels=1),
+        "processing_class": AutoTokenizer.from_pretrained(folder),
+        "model": options.pop("model", None) or AutoModelForCausalLM.from_pretrained(folder),
+        "ref_model": None if use_lora else AutoModelForCausalLM.from_pretrained(folder),
+        "reward_model": AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1),
+        "value_model": AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1),
         "train_dataset": prompts(3 * ROLLOUT) if dataset is None else dataset,
-        "peft_config": lora() if use_lora else None,
+        "peft_config": lora if use_lora else None,
     }
     return trainer_class(args=args, **build | options)
 
@@ -85,6 +77,17 @@ def weights(trainer: Any) -> dict[str, Any]:
     """Copies of all trained weights, by name."""
     wrapper = trainer.accelerator.unwrap_model(trainer.model)
     return {name: value.detach().clone() for name, value in wrapper.named_parameters() if value.requires_grad}
+
+
+def models(trainer: Any) -> dict[str, Any]:
+    names = {"policy": "policy_model", "reference": "ref_model", "value": "value_model", "reward": "reward_model"}
+    return {name: getattr(trainer, attribute) for name, attribute in names.items()}
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    """To the bit."""
+    expected = weights(other)
+    return all(torch.equal(value, expected[name]) for name, value in weights(one).items())
 
 
 def logged(trainer: Any, name: str) -> list[float]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ppo_runs import NEEDS_PPO, config, logged, prompts, trainer, weights
-from tiny import tiny_folder
+from ppo_runs import NEEDS_PPO, config, logged, models, prompts, same_weights, trainer, weights
 
 from autotrain_mem.spec import Incident, Learned, Phase
 
@@ -17,11 +16,6 @@ pytestmark = NEEDS_PPO
 ROWS = 5
 """Of a micro-batch: odd, so that its parts differ."""
 UPDATES = 2
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
 @dataclass
@@ -42,38 +36,35 @@ Start = Callable[..., Run]
 def guard(run: Run, learned: Learned | None = None, grow_after: int = 100) -> None:
     from autotrain_mem.training.guard.attach import attach_guard
 
-    def told(incident: Incident, learned: Learned) -> None:
+    def on_incident(incident: Incident, learned: Learned) -> None:
         run.incidents.append(incident)
         run.learned.append(learned)
 
-    attach_guard(run.trainer, learned=learned or Learned(), on_incident=told, grow_after=grow_after)
+    attach_guard(run.trainer, learned=learned or Learned(), on_incident=on_incident, grow_after=grow_after)
 
 
-def builder(model: pathlib.Path, folder: pathlib.Path) -> Start:
-    """Builds runs; by SGD, since Adam makes large steps of small differences."""
-
-    def build(*, guarded: bool = True, learned: Learned | None = None, grow_after: int = 100, **changes: Any) -> Run:
-        use_lora = changes.pop("use_lora", False)
-        settings = {"per_device_train_batch_size": ROWS, "num_ppo_epochs": 2, "max_steps": UPDATES, "optim": "sgd"}
-        args = config(folder, **settings | {"learning_rate": 0.1, "max_grad_norm": 0.0} | changes)
-        run = Run(trainer(model, args, prompts(2 * ROWS * UPDATES), use_lora=use_lora))
-
-        if guarded:
-            guard(run, learned, grow_after)
-        return run
-
-    return build
+def built(model: pathlib.Path, folder: pathlib.Path, *, use_lora: bool = False, **changes: Any) -> Run:
+    """Not yet guarded; by SGD, since Adam makes large steps of small differences."""
+    settings = {"per_device_train_batch_size": ROWS, "num_ppo_epochs": 2, "max_steps": UPDATES, "optim": "sgd"}
+    args = config(folder, **settings | {"learning_rate": 0.1, "max_grad_norm": 0.0} | changes)
+    return Run(trainer(model, args, prompts(2 * ROWS * UPDATES), use_lora=use_lora))
 
 
 @pytest.fixture
 def start(model: pathlib.Path, tmp_path: pathlib.Path) -> Start:
-    return builder(model, tmp_path)
+    def start(*, guarded: bool = True, learned: Learned | None = None, grow_after: int = 100, **changes: Any) -> Run:
+        run = built(model, tmp_path, **changes)
+        if guarded:
+            guard(run, learned, grow_after)
+        return run
+
+    return start
 
 
 @pytest.fixture(scope="module")
 def undisturbed(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Without a guard; shared."""
-    run = builder(model, tmp_path_factory.mktemp("undisturbed"))(guarded=False)
+    run = built(model, tmp_path_factory.mktemp("undisturbed"))
     run.trainer.train()
     return run
 
@@ -108,20 +99,14 @@ def in_backward(layer: torch.nn.Module, refuse: Refusals) -> None:
 
 def assert_same(run: Run, undisturbed: Run) -> None:
     """To rounding: fp32 sums of other shapes, over some steps of size 0.1; the weights moved by more than 0.01."""
-    expected = weights(undisturbed.trainer)
-    for name, value in weights(run.trainer).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=2e-6, msg=lambda text, name=name: name + text)
+    torch.testing.assert_close(weights(run.trainer), weights(undisturbed.trainer), rtol=1e-4, atol=2e-6)
     torch.testing.assert_close(logged(run.trainer, "loss"), logged(undisturbed.trainer, "loss"), rtol=1e-4, atol=1e-6)
-
-
-# -- a micro-batch -----------------------------------------------------------------------------------------------------
 
 
 def test_a_guard_that_nothing_refuses_changes_not_one_bit(start: Start, undisturbed: Run) -> None:
     run = start()
     run.trainer.train()
-    expected = weights(undisturbed.trainer)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(run.trainer).items())
+    assert same_weights(run.trainer, undisturbed.trainer)
     assert run.incidents == []
 
 
@@ -134,14 +119,12 @@ def test_a_refused_forward_is_made_in_parts(most: int, start: Start, undisturbed
     assert run.remedies()[0] == (Phase.FORWARD, "split into 3 + 2 rows")
 
 
-PLACES: dict[str, Callable[[Any], torch.nn.Module]] = {
-    "head": lambda built: built.policy_model.lm_head,
-    "policy's last layer": lambda built: built.policy_model.model.layers[1].mlp.down_proj,
-    "policy's first layer": lambda built: built.policy_model.model.layers[0].self_attn.v_proj,
-    "policy's embedding": lambda built: built.policy_model.model.embed_tokens,
-    "value's last layer": lambda built: built.value_model.model.layers[1].mlp.down_proj,
-    "value's first layer": lambda built: built.value_model.model.layers[0].mlp.up_proj,
-}
+PLACES = (
+    *("policy_model.lm_head", "policy_model.model.layers.1.mlp.down_proj", "policy_model.model.embed_tokens"),
+    *("policy_model.model.layers.0.self_attn.v_proj", "value_model.model.layers.1.mlp.down_proj"),
+    "value_model.model.layers.0.mlp.up_proj",
+)
+"""Heads, last and first layers, and the embedding."""
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -149,7 +132,8 @@ def test_a_refused_backward_goes_on_in_parts_and_adds_no_gradient_twice(
     place: str, start: Start, undisturbed: Run
 ) -> None:
     run = start()
-    in_backward(PLACES[place](run.trainer), Refusals(2))
+    model, _, module = place.partition(".")
+    in_backward(getattr(run.trainer, model).get_submodule(module), Refusals(2))
     run.trainer.train()
     assert_same(run, undisturbed)
     assert run.remedies() == [(Phase.BACKWARD, "split into 3 + 2 rows"), (Phase.BACKWARD, "split into 2 + 1 rows")]
@@ -178,9 +162,7 @@ def test_parts_keep_to_the_config(changes: dict[str, Any], start: Start) -> None
     parts.trainer.train()
     assert parts.incidents
     tolerance = 4e-3 if "bf16" in changes else 2e-6
-    expected = weights(whole.trainer)
-    for name, value in weights(parts.trainer).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=tolerance)
+    torch.testing.assert_close(weights(parts.trainer), weights(whole.trainer), rtol=1e-4, atol=tolerance)
 
 
 def refuse_first(owner: Any, name: str, *, after: bool = False, only: Callable[..., bool] = lambda *_: True) -> None:
@@ -196,41 +178,34 @@ def refuse_first(owner: Any, name: str, *, after: bool = False, only: Callable[.
     setattr(owner, name, refused)
 
 
-WITHOUT_GRAPH = "repeated without the models' graph"
-BELOW: dict[str, tuple[Callable[[Any], None], Phase, str]] = {
-    "loss": (
-        lambda built: refuse_first(built, "_log_probabilities", only=lambda logits, _: logits.requires_grad),
+BELOW: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Phase, str]] = {
+    "_log_probabilities": (
+        lambda built: built,
+        {"only": lambda logits, _: logits.requires_grad},
         Phase.FORWARD,
-        WITHOUT_GRAPH,
+        "without the models' graph",
     ),
-    "backward of the loss": (
-        lambda built: refuse_first(built.accelerator, "backward", after=True),
-        Phase.BACKWARD,
-        WITHOUT_GRAPH,
-    ),
-    "optimizer step": (
-        lambda built: refuse_first(built.optimizer.optimizer, "step"),
+    "backward": (lambda built: built.accelerator, {"after": True}, Phase.BACKWARD, "without the models' graph"),
+    "step": (
+        lambda built: built.optimizer.optimizer,
+        {},
         Phase.OPTIMIZER_STEP,
-        "repeated with one parameter after the other",
+        "with one parameter after the other",
     ),
-    "generation": (
-        lambda built: refuse_first(built.policy_model, "generate", after=True),
-        Phase.GENERATE,
-        "repeated after the cache was emptied",
-    ),
+    "generate": (lambda built: built.policy_model, {"after": True}, Phase.GENERATE, "after the cache was emptied"),
 }
 
 
-@pytest.mark.parametrize("place", BELOW)
-def test_what_is_refused_once_is_done_again_and_gives_the_same(place: str, start: Start, undisturbed: Run) -> None:
+@pytest.mark.parametrize("name", BELOW)
+def test_what_is_refused_once_is_done_again_and_gives_the_same(name: str, start: Start, undisturbed: Run) -> None:
     """Below the guard, which stands in for what the trainer has when it comes."""
-    disturb, phase, remedy = BELOW[place]
+    owner, how, phase, remedy = BELOW[name]
     run = start(guarded=False)
-    disturb(run.trainer)
+    refuse_first(owner(run.trainer), name, **how)
     guard(run)
     run.trainer.train()
     assert_same(run, undisturbed)
-    assert run.remedies() == [(phase, remedy)]
+    assert run.remedies() == [(phase, f"repeated {remedy}")]
 
 
 def test_a_norm_that_is_refused_is_taken_again(start: Start) -> None:
@@ -257,9 +232,6 @@ def test_other_errors_pass(start: Start) -> None:
     assert run.incidents == []
 
 
-# -- a rollout ---------------------------------------------------------------------------------------------------------
-
-
 def test_fewer_prompts_are_answered_at_once(start: Start) -> None:
     run, refuse, seen = start(), Refusals(3), []
     generate = run.trainer.policy_model.generate
@@ -276,17 +248,14 @@ def test_fewer_prompts_are_answered_at_once(start: Start) -> None:
     assert run.learned[-1].generate_rows == 3
 
 
-@pytest.mark.parametrize("judge", ["ref_model", "value_model", "reward_model"])
+@pytest.mark.parametrize("judge", ["reference", "value", "reward"])
 def test_completions_are_judged_in_parts(judge: str, start: Start, undisturbed: Run) -> None:
     run = start()
-    in_forward(getattr(run.trainer, judge).model.layers[1], Refusals(3), with_graph=False)
+    in_forward(models(run.trainer)[judge].model.layers[1], Refusals(3), with_graph=False)
     run.trainer.train()
     assert_same(run, undisturbed)
     assert [incident.phase for incident in run.incidents] == [Phase.SCORE] * 2
     assert run.learned[-1].score_rows == 3
-
-
-# -- what was learned --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_knows_makes_parts_from_its_first_step_on(start: Start, undisturbed: Run) -> None:

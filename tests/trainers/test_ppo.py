@@ -5,18 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from ppo_runs import NEEDS_PPO
 
 from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.trainers import ppo
-
-
-@NEEDS_PPO
-def test_it_gives_a_trainer_of_trl_and_its_config() -> None:
-    from trl.experimental.ppo import PPOConfig, PPOTrainer
-
-    assert issubclass(ppo.ppo_trainer_class(), PPOTrainer)
-    assert ppo.ppo_config_class() is PPOConfig
 
 
 def test_a_trl_without_ppo_is_told_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,38 +1,38 @@
-"""PPO in two processes (DDP on the CPU), run by torchrun as a user would run it."""
+"""PPO in two processes (DDP on the CPU), each with the environment that torchrun gives it."""
 
 import json
+import os
 import pathlib
+import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 from ppo_runs import NEEDS_PPO
-from tiny import tiny_folder
 
-pytestmark = [NEEDS_PPO, pytest.mark.slow]
+from tests.forked import Forge
+
+pytestmark = NEEDS_PPO
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("ppo_script.py")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[dict[str, Any]]]:
+def ran(model: pathlib.Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(the folder that the processes wrote to, what each of them found)."""
-    import os
-
     folder = tmp_path_factory.mktemp("ddp")
-    model = tiny_folder(folder / "model", "qwen2")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    done = subprocess.run(
-        [*launch, str(SCRIPT), str(model), str(folder)],
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SCRIPT.parent)))
+    command = [sys.executable, str(SCRIPT), str(model), str(folder)]
+    with forge.commands(sys.modules[__name__]), (folder / "log").open("w") as log:
+        environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+        started = [subprocess.Popen(command, env=each, stdout=log, stderr=subprocess.STDOUT) for each in environments]
+        assert [process.wait(120) for process in started] == [0, 0], (folder / "log").read_text()[-3000:]
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

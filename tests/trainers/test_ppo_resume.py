@@ -5,17 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, trainer, weights
-from tiny import tiny_folder
+from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, same_weights, trainer, weights
+from tiny import tiny_config
 
 from autotrain_mem.errors import OutputFolderError, TrainingError
 
 pytestmark = NEEDS_PPO
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
 def run(model: pathlib.Path, folder: pathlib.Path, *, steps: int = 4, resume: Any = None, **options: Any) -> Any:
@@ -28,8 +23,7 @@ def run(model: pathlib.Path, folder: pathlib.Path, *, steps: int = 4, resume: An
 
 
 def assert_same_end(straight: Any, resumed: Any) -> None:
-    one, other = weights(straight), weights(resumed)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert same_weights(straight, resumed)
     for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
         assert logged(straight, name) == logged(resumed, name), name
     assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
@@ -64,11 +58,16 @@ def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: pathlib.Pa
     assert_same_end(straight, resumed)
 
 
-def test_a_run_that_is_done_trains_no_further(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    done = weights(run(model, tmp_path, steps=1))
+def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cannot_go_on(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    done = run(model, tmp_path, steps=1)
     again = run(model, tmp_path, steps=1, resume=True)
     assert again.state.global_step == 1
-    assert all(torch.equal(done[name], value) for name, value in weights(again).items())
+    assert same_weights(again, done)
+    args = config(tmp_path, max_steps=8, per_device_train_batch_size=1)
+    with pytest.raises(TrainingError, match="an update takes 2 now"):
+        trainer(model, args).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("use_lora", [False, True])
@@ -94,14 +93,11 @@ def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: pathli
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_path: pathlib.Path) -> None:
     """A mixture's experts are one tensor in the model and one each in the file."""
-    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+    from transformers import AutoModelForCausalLM
 
     from autotrain_mem.trainers.ppo_resume import load_weights
 
-    shape = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 4}
-    drawn = Qwen3MoeConfig(vocab_size=100, num_experts_per_tok=2, **shape, **heads)
-    saved, other = (AutoModelForCausalLM.from_config(drawn, dtype=dtype) for _ in range(2))
+    saved, other = (AutoModelForCausalLM.from_config(tiny_config("qwen3_moe"), dtype=dtype) for _ in range(2))
     saved.save_pretrained(tmp_path)
     held = dict(other.named_parameters())
     load_weights(other, tmp_path)
@@ -116,13 +112,6 @@ def test_what_is_no_checkpoint_of_this_trainer_is_named(model: pathlib.Path, tmp
     (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")  # as TRL's own PPOTrainer leaves one
     with pytest.raises(TrainingError, match=r"lacks optimizer\.pt, scheduler\.pt, value_model"):
         run(model, tmp_path, resume=True)
-
-
-def test_another_batch_size_cannot_resume(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    run(model, tmp_path, steps=1)
-    args = config(tmp_path, max_steps=8, per_device_train_batch_size=1)
-    with pytest.raises(TrainingError, match="an update takes 2 now"):
-        trainer(model, args).train(resume_from_checkpoint=True)
 
 
 def test_weights_of_another_adapter_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -1,23 +1,18 @@
 """Each promise of PPO's config, kept: measured on what a run does, not on what is set."""
 
+import os
 import pathlib
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, trainer, weights
-from tiny import tiny_folder
+from ppo_runs import NEEDS_PPO, ROLLOUT, Build, config, logged, models, prompts, trainer, weights
 
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
 from autotrain_mem.spec import Phase
 
 pytestmark = NEEDS_PPO
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tiny_folder(tmp_path_factory.mktemp("tiny"), "qwen2")
 
 
 def layers(built: Any) -> tuple[Any, Any]:
@@ -26,11 +21,17 @@ def layers(built: Any) -> tuple[Any, Any]:
     return base.model.layers[1], built.value_model.model.layers[1]
 
 
+def phases_of(built: Any) -> list[Phase]:
+    """Grows as it trains."""
+    phases: list[Phase] = []
+    built.phase_began = phases.append
+    return phases
+
+
 def during_training(built: Any) -> Counter[str]:
     """Calls of the inside of a layer in training forwards and backwards, per model."""
     calls: Counter[str] = Counter()
-    phases: list[Phase] = []
-    built.phase_began = phases.append
+    phases = phases_of(built)
 
     def count(name: str) -> None:
         calls.update([name] * (phases[-1] in (Phase.FORWARD, Phase.BACKWARD)))
@@ -40,62 +41,41 @@ def during_training(built: Any) -> Counter[str]:
     return calls
 
 
-# -- precision -----------------------------------------------------------------------------------------------------
-
-
-def computed_dtypes(built: Any) -> dict[str, set[torch.dtype]]:
-    """What one layer of each of the four models gives in an update."""
-    seen: dict[str, set[torch.dtype]] = {}
-    models = {"policy": built.policy_model, "reference": built.ref_model}
-    models |= {"value": built.value_model, "reward": built.reward_model}
-    for name, model in models.items():
-        seen[name] = set()
-        model.model.layers[0].mlp.register_forward_hook(lambda _, __, out, name=name: seen[name].add(out.dtype))
-    built.train()
-    return seen
-
-
 @pytest.mark.parametrize("asked", [torch.bfloat16, torch.float32])
 def test_precision_is_the_configs_whatever_came_before(
-    asked: torch.dtype, model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    asked: torch.dtype, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     from accelerate import Accelerator
 
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
-    args = config(tmp_path, bf16=asked is torch.bfloat16)
     Accelerator(cpu=True, mixed_precision="no" if asked is torch.bfloat16 else "bf16")
     before = dict(os.environ)
-    built = trainer(model, args)
+    built = build(bf16=asked is torch.bfloat16)
     assert dict(os.environ) == before
-    assert computed_dtypes(built) == {name: {asked} for name in ("policy", "reference", "value", "reward")}
+    seen: dict[str, set[torch.dtype]] = {name: set() for name in models(built)}
+    for name, each in models(built).items():
+        each.model.layers[0].mlp.register_forward_hook(lambda _, __, out, name=name: seen[name].add(out.dtype))
+    built.train()
+    assert seen == {name: {asked} for name in ("policy", "reference", "value", "reward")}
 
 
-def test_a_4_bit_policy_trains_in_mixed_precision(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_4_bit_policy_trains_in_mixed_precision(model: pathlib.Path, build: Build) -> None:
     """TRL casts its head to bf16 and its norms to fp32: they only meet under autocast, in the rollout as well."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
     policy = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantized)
-    args = config(tmp_path, bf16=True, gradient_checkpointing=True)
-    built = trainer(model, args, use_lora=True, model_object=policy)
+    built = build(options={"use_lora": True, "model": policy}, bf16=True, gradient_checkpointing=True)
     before = weights(built)
     built.train()
     assert all(not torch.equal(before[name], value) for name, value in weights(built).items() if "lora_B" in name)
 
 
-# -- gradient checkpointing ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("use_lora", [False, True])
-@pytest.mark.parametrize("reentrant", [None, True])
-def test_checkpointing_recomputes_both_models(
-    use_lora: bool, reentrant: bool | None, model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    options = None if reentrant is None else {"use_reentrant": reentrant}
-    args = config(tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs=options, max_steps=2)
-    built = trainer(model, args, use_lora=use_lora)
+@pytest.mark.parametrize(("use_lora", "reentrant"), [(False, None), (True, True)])
+def test_checkpointing_recomputes_both_models(use_lora: bool, reentrant: bool | None, build: Build) -> None:
+    kwargs = None if reentrant is None else {"use_reentrant": reentrant}
+    checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
+    built = build(options={"use_lora": use_lora}, max_steps=2, **checkpointed)
     calls, before = during_training(built), weights(built)
     built.train()
     micro_batches = 2 * 2
@@ -106,40 +86,27 @@ def test_checkpointing_recomputes_both_models(
     assert all(not torch.equal(before[name], after[name]) for name in before if "q_proj" in name)
 
 
-def test_without_checkpointing_nothing_is_recomputed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    built = trainer(model, config(tmp_path))
+def test_without_checkpointing_nothing_is_recomputed(build: Build) -> None:
+    built = build()
     calls = during_training(built)
     built.train()
     assert calls == {"policy": 2, "value": 2}
 
 
-def test_generation_is_not_checkpointed(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_generation_is_not_checkpointed(build: Build) -> None:
     """A checkpointed layer drops the cache without an error, and the responses would be read without their prompts."""
-    built = trainer(model, config(tmp_path, gradient_checkpointing=True))
-    phases: list[Phase] = []
-    checkpointed: set[Phase] = set()
-    built.phase_began = phases.append
-    layer = layers(built)[0]
+    built = build(gradient_checkpointing=True)
+    phases, checkpointed, layer = phases_of(built), set(), layers(built)[0]
     checkpoint = layer._gradient_checkpointing_func
     layer._gradient_checkpointing_func = lambda *given: (checkpointed.add(phases[-1]), checkpoint(*given))[1]
     built.train()
     assert checkpointed == {Phase.FORWARD}
 
 
-# -- clipping ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_gradients_are_clipped_once_per_step(epochs: int, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    args = config(
-        tmp_path,
-        optim="sgd",
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        max_grad_norm=1e-3,
-        num_ppo_epochs=epochs,
-    )
-    built = trainer(model, args)
+def test_gradients_are_clipped_once_per_step(epochs: int, build: Build) -> None:
+    by_sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
+    built = build(max_grad_norm=1e-3, num_ppo_epochs=epochs, **by_sgd)
     before = weights(built)
     built.train()
     after = weights(built)
@@ -150,45 +117,36 @@ def test_gradients_are_clipped_once_per_step(epochs: int, model: pathlib.Path, t
     assert logged(built, "grad_norm")[0] > 1e-3
 
 
-def test_gradients_are_accumulated_over_the_last_prompts_too(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_gradients_are_accumulated_over_the_last_prompts_too(build: Build) -> None:
     """TRL alone would step after each micro-batch while it trains on the last batch of a pass over the data."""
-    built = trainer(model, config(tmp_path, max_steps=2), prompts(ROLLOUT))
+    built = build(prompts(ROLLOUT), max_steps=2)
     steps: list[None] = []
     built.optimizer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     built.train()
     assert len(steps) == 2
 
 
-# -- number of updates ---------------------------------------------------------------------------------------------
-
-
 def test_max_steps_bounds_updates_and_schedule(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     args = config(tmp_path, max_steps=4, learning_rate=1e-2, lr_scheduler_type="linear")
     built = trainer(model, args)
     built.train()
+    assert args.total_episodes is None  # the caller's arguments can build the next trainer
     assert built.state.global_step == built.state.max_steps == 4
     assert logged(built, "lr") == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
-    assert args.total_episodes is None  # the caller's arguments can build the next trainer
 
 
 @pytest.mark.parametrize(("max_steps", "episodes", "updates"), [(1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)])
 def test_the_smaller_of_max_steps_and_total_episodes_counts(
-    max_steps: int, episodes: int, updates: int, model: pathlib.Path, tmp_path: pathlib.Path
+    max_steps: int, episodes: int, updates: int, build: Build
 ) -> None:
-    built = trainer(model, config(tmp_path, max_steps=max_steps, total_episodes=episodes))
-    assert built.args.num_total_batches == updates
+    assert build(max_steps=max_steps, total_episodes=episodes).args.num_total_batches == updates
 
 
-# -- callbacks -----------------------------------------------------------------------------------------------------
-
-
-def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
-    model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: pathlib.Path) -> None:
     from autotrain_mem.training.process.train import ProgressCallback
 
     events: list[Any] = []
-    built = trainer(model, config(tmp_path, max_steps=5, save_strategy="steps", save_steps=100))
+    built = build(max_steps=5, save_strategy="steps", save_steps=100)
     narrator = ProgressCallback(events.append, lambda: None)
 
     class Interruption(ProgressCallback):
@@ -209,8 +167,8 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(
     assert narrator.losses == logged(built, "loss")
 
 
-def test_the_logged_loss_is_the_mean_of_what_is_minimised(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    built = trainer(model, config(tmp_path, num_mini_batches=2, vf_coef=0.5))
+def test_the_logged_loss_is_the_mean_of_what_is_minimised(build: Build) -> None:
+    built = build(num_mini_batches=2, vf_coef=0.5)
     losses: list[float] = []
     backward = built.accelerator.backward
     built.accelerator.backward = lambda loss, **options: (losses.append(loss.item()), backward(loss, **options))
@@ -218,47 +176,34 @@ def test_the_logged_loss_is_the_mean_of_what_is_minimised(model: pathlib.Path, t
     assert logged(built, "loss") == pytest.approx([sum(losses) / len(losses)], rel=1e-5)
 
 
-def test_phases_are_told_in_the_order_of_an_update(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    built = trainer(model, config(tmp_path))
-    phases: list[Phase] = []
-    built.phase_began = phases.append
+def test_phases_are_told_in_the_order_of_an_update(build: Build) -> None:
+    built = build()
+    phases = phases_of(built)
     built.train()
     micro_batch = [Phase.FORWARD, Phase.BACKWARD]
     step = [Phase.OPTIMIZER_STEP, Phase.FORWARD]
     assert phases == [Phase.GENERATE, Phase.SCORE, *micro_batch, Phase.FORWARD, *micro_batch, *step]
 
 
-def test_samples_are_shown_as_often_as_asked(
-    model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_shown_as_often_as_asked(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl.experimental.ppo import ppo_trainer
 
-    built = trainer(model, config(tmp_path, max_steps=4, num_sample_generations=2), eval_dataset=prompts(8))
+    built = build(options={"eval_dataset": prompts(8)}, max_steps=4, num_sample_generations=2)
     shown: list[int] = []
     monkeypatch.setattr(ppo_trainer, "print_rich_table", lambda table: shown.append(built.state.global_step))
     built.train()
     assert shown == [1, 3]
 
 
-# -- data ----------------------------------------------------------------------------------------------------------
-
-
-def test_prompts_are_padded_on_the_left(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    built = trainer(model, config(tmp_path))
-    pad = built.processing_class.pad_token_id
-    assert built._collate([{"input_ids": [7]}, {"input_ids": [8, 9]}])["input_ids"].tolist() == [[pad, 7], [8, 9]]
-
-
-def test_a_collator_put_in_later_is_the_one_used(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_prompts_are_padded_on_the_left_by_the_collator_of_now(build: Build) -> None:
     """A rehearsal puts its own in, after the dataloader is built."""
-    built = trainer(model, config(tmp_path))
-    collate, seen = built.data_collator, []
+    built = build()
+    pad, collate, seen = built.processing_class.pad_token_id, built.data_collator, []
+    assert built._collate([{"input_ids": [7]}, {"input_ids": [8, 9]}])["input_ids"].tolist() == [[pad, 7], [8, 9]]
     built.data_collator = lambda rows: (seen.append(len(rows)), collate(rows))[1]
     built.train()
     assert seen[0] == ROLLOUT
 
-
-# -- refusals ------------------------------------------------------------------------------------------------------
 
 LOST: dict[str, tuple[dict[str, Any], Any]] = {
     # as a later accelerator.unwrap_model(keep_fp32_wrapper=False) does
@@ -275,29 +220,24 @@ LOST: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", LOST)
-def test_a_promise_that_is_broken_after_construction_is_an_error(
-    words: str, model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_promise_that_is_broken_after_construction_is_an_error(words: str, build: Build) -> None:
     changes, lose = LOST[words]
-    built = trainer(model, config(tmp_path, **changes))
+    built = build(**changes)
     lose(built)
     with pytest.raises(TrainingError, match=words):
         built.train()
 
 
-def padded_with(pad: str | None) -> Any:
-    def processing_class(model: pathlib.Path) -> dict[str, Any]:
-        from transformers import AutoTokenizer
+def padded_with(pad: str | None, model: pathlib.Path) -> dict[str, Any]:
+    from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        tokenizer.pad_token = tokenizer.eos_token if pad else None
-        return {"processing_class": tokenizer}
-
-    return processing_class
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = pad and tokenizer.eos_token
+    return {"processing_class": tokenizer}
 
 
-def untokenized(model: pathlib.Path) -> dict[str, Any]:
-    return {"dataset": prompts(ROLLOUT, prompt=["a"] * ROLLOUT).remove_columns("input_ids")}
+def untokenized() -> Any:
+    return prompts(ROLLOUT, prompt=["a"] * ROLLOUT).remove_columns("input_ids")
 
 
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
@@ -305,21 +245,16 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
     "--fsdp would be ignored": (UsageError, {"fsdp": "full_shard"}, None),
     "--save_strategy epoch would never save": (UsageError, {"save_strategy": "epoch"}, None),
     "mixed precision should be fp16 and is none on cpu": (TrainingError, {"fp16": True}, None),
-    "The padding token is the end token": (UsageError, {}, padded_with("eos")),
-    "with a padding token": (UsageError, {}, padded_with(None)),
+    "The padding token is the end token": (UsageError, {}, lambda model: padded_with("eos", model)),
+    "with a padding token": (UsageError, {}, lambda model: padded_with(None, model)),
     # TRL's loop would look for a batch without end
-    "3 prompts do not fill one rollout, which takes 4": (EmptyDatasetError, {}, lambda model: {"dataset": prompts(3)}),
-    "the rows have prompt": (DatasetFormatError, {}, untokenized),
+    "3 prompts do not fill one rollout, which takes 4": (EmptyDatasetError, {}, lambda _: {"dataset": prompts(3)}),
+    "the rows have prompt": (DatasetFormatError, {}, lambda _: {"dataset": untokenized()}),
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_would_do_something_else_than_it_says_is_refused(
-    words: str, model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_what_would_do_something_else_than_it_says_is_refused(words: str, model: pathlib.Path, build: Build) -> None:
     error, changes, options = REFUSED[words]
-    sharded = {name: changes[name] for name in ("deepspeed", "fsdp") if name in changes}
-    args = config(tmp_path, **{name: value for name, value in changes.items() if name not in sharded})
-    vars(args).update(sharded)  # the libraries are not here to make such a config
     with pytest.raises(error, match=words):
-        trainer(model, args, **({} if options is None else options(model)))
+        build(options=options and options(model), **changes)
