@@ -165,50 +165,29 @@ def recorded(
             return kept, sizes(recorder.trace())[len(trace.blocks) :]
 
 
-MASK = BATCH * TOKENS * TOKENS * 2
-PADDED = BATCH * HEADS * 128  # 40 queries round up to 128
-CAUSAL = {"is_causal": True}
-BYTES: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[int], list[int]]] = {
-    # what lives after the call, and the first births of its backward pass
-    "flash keeps a number per query and the generator's state; row sums and an accumulator": (
-        (A100, BF16),
-        CAUSAL,
-        [OUT, ROWS * 4, 16],
-        [OUT, OUT, OUT, PADDED * 4, PADDED * 32 * 4],
-    ),
-    "and unfolds grouped heads in its backward": (
-        (A100, BF16, GROUPS),
-        CAUSAL,
-        [OUT, ROWS * 4, 16],
-        [OUT, GROUPED, GROUPED, PADDED * 4, PADDED * 32 * 4, OUT, OUT],
-    ),
-    "efficient keeps one mask for all heads, rows padded to 64, and a workspace": (
-        (A100, BF16),
-        {"masked": True},
-        [MASK, OUT, BATCH * HEADS * 64 * 4],
-        [OUT, OUT, OUT, ROWS * 4, BATCH * HEADS * (16 + 64 * 64 * 4)],
-    ),
-    "in float32 it multiplies beforehand": (
-        (A100, FP32),
-        CAUSAL,
-        [2 * OUT, BATCH * HEADS * 64 * 4],
-        [2 * OUT] * 4 + [ROWS * 4] * 2,
-    ),
-    "cuDNN takes grouped heads and masks": (
-        (H100, BF16, GROUPS),
-        {"masked": True},
-        [MASK, OUT, ROWS * 4, 8, 8],
-        [OUT, GROUPED, GROUPED, ROWS * 4 + ROWS * SIZE * 4 + 2 * OUT],
-    ),
-    "flash without gradients keeps nothing": ((A100, BF16), {"trains": False, **CAUSAL}, [OUT], []),
-    "nor does cuDNN": ((H100, BF16), {"trains": False, **CAUSAL}, [OUT], []),
+CAUSAL, MASKED, UNTRAINED = {"is_causal": True}, {"masked": True}, {"trains": False, "is_causal": True}
+MASK = BATCH * TOKENS * TOKENS * 2  # one for all heads
+PADDED, LOGSUMEXP = BATCH * HEADS * 128, BATCH * HEADS * 64 * 4  # 40 rows padded to 128, and to 64
+FLASH_SCRATCH = [PADDED * 4, PADDED * 32 * 4]  # row sums and an accumulator
+EFFICIENT_SCRATCH = [ROWS * 4, BATCH * HEADS * (16 + 64 * 64 * 4)]  # row sums and the kernel's workspace
+CUDNN_WORKSPACE = ROWS * 4 + ROWS * SIZE * 4 + 2 * OUT
+
+BYTES: dict[str, tuple[tuple[int, int], torch.dtype, int, dict[str, Any], list[int], list[int]]] = {
+    # what lives after a call, and the first births of its backward pass
+    "flash": (A100, BF16, HEADS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, OUT, OUT, *FLASH_SCRATCH]),
+    "grouped": (A100, BF16, GROUPS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, GROUPED, GROUPED, *FLASH_SCRATCH, OUT, OUT]),
+    "untrained": (A100, BF16, HEADS, UNTRAINED, [OUT], []),
+    "efficient": (A100, BF16, HEADS, MASKED, [MASK, OUT, LOGSUMEXP], [OUT, OUT, OUT, *EFFICIENT_SCRATCH]),
+    "float32": (A100, FP32, HEADS, CAUSAL, [2 * OUT, LOGSUMEXP], [2 * OUT] * 4 + [ROWS * 4] * 2),
+    "cuDNN": (H100, BF16, GROUPS, MASKED, [MASK, OUT, ROWS * 4, 8, 8], [OUT, GROUPED, GROUPED, CUDNN_WORKSPACE]),
+    "cuDNN untrained": (H100, BF16, HEADS, UNTRAINED, [OUT], []),
 }
 
 
 @pytest.mark.parametrize("kernel", BYTES)
 def test_a_kernel_keeps_and_takes_what_cudas_does(kernel: str) -> None:
-    given, options, expected, expected_backward = BYTES[kernel]
-    kept, backward = recorded(FakeTensorMode, *given, **options)
+    card, dtype, groups, options, expected, expected_backward = BYTES[kernel]
+    kept, backward = recorded(FakeTensorMode, card, dtype, groups, **options)
     assert sorted(kept) == sorted(expected)
     assert backward[: len(expected_backward)] == expected_backward
 

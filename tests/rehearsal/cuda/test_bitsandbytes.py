@@ -27,20 +27,11 @@ from autotrain_mem.spec import Owner
 
 Folder = Callable[[str], pathlib.Path]
 
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
 QUANTIZED: dict[str, dict[str, Any]] = {
-    "nf4-double": {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": "bfloat16",
-    },
+    "nf4-double": {**NF4, "bnb_4bit_use_double_quant": True},
     "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_compute_dtype": "float32"},
-    "nf4-bf16-storage": {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_quant_storage": "bfloat16",
-        "bnb_4bit_compute_dtype": "bfloat16",
-    },
+    "nf4-bf16-storage": {**NF4, "bnb_4bit_quant_storage": "bfloat16"},
     "int8": {"load_in_8bit": True},
 }
 

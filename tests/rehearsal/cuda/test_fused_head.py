@@ -57,51 +57,44 @@ def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.flo
 
 
 @needs_fused_head
+@pytest.mark.newest
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_fake_tensors_allocate_what_real_ones_do(weights: torch.dtype) -> None:
-    assert trained(fake=True, weights=weights)[0] == trained(fake=False, weights=weights)[0]
+def test_fake_tensors_allocate_what_real_ones_do_and_nothing_is_known_of_their_loss(weights: torch.dtype) -> None:
+    """A kernel that does nothing leaves zeros, which a trainer would decide by."""
+    births, outputs, model = trained(fake=True, weights=weights)
+    assert births == trained(fake=False, weights=weights)[0]
+    assert known_value(outputs.loss) is None
+    assert all(known_value(parameter.grad) is None for parameter in model.parameters())
 
 
 @needs_fused_head
+@pytest.mark.newest
 def test_values_and_gradients_are_those_of_trls_own_path() -> None:
     """float32 throughout; sums run over other rows, so the last digits differ."""
     _, mine, model = trained(fake=False)
     _, theirs, reference = trained(fake=False, stand_ins=False)
-    torch.testing.assert_close(mine.loss, theirs.loss)
-    torch.testing.assert_close(mine.log_probs, theirs.log_probs)
-    torch.testing.assert_close(mine.entropy, theirs.entropy)
+    for name in ("loss", "log_probs", "entropy"):
+        torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
     for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad, msg=name)
 
 
 @needs_fused_head
-def test_only_tokens_with_a_label_are_scored() -> None:
+@pytest.mark.newest
+def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies() -> None:
+    """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    births, _, _ = trained(fake=True)
+    births, _, _ = trained(fake=True, weights=torch.bfloat16)
+    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
     tile = _CHUNKED_LOGPROB_CHUNK_SIZE * 4
     assert births.count(SCORED * tile) == 2, "one buffer in the forward pass, one in the backward pass"
     assert ROWS * (TOKENS - 1) * tile not in births
-
-
-@needs_fused_head
-def test_a_tile_is_folded_without_copies() -> None:
-    """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
-    births, _, _ = trained(fake=True, weights=torch.bfloat16)
-    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
     assert SCORED * VOCABULARY * 4 not in births
     assert ROWS * (TOKENS - 1) * VOCABULARY * 4 in theirs
     # float32 copies of the head: its gradient's accumulator alone, where TRL's path casts the weights as well.
     assert births.count(VOCABULARY * HIDDEN * 4) == 1
     assert theirs.count(VOCABULARY * HIDDEN * 4) > 1
-
-
-@needs_fused_head
-def test_of_a_fake_loss_nothing_is_known() -> None:
-    """A kernel that does nothing leaves zeros, which a trainer would decide by."""
-    _, outputs, model = trained(fake=True)
-    assert known_value(outputs.loss) is None
-    assert all(known_value(parameter.grad) is None for parameter in model.parameters())
 
 
 @pytest.mark.skipif(HAS_FUSED_HEAD, reason="for a TRL without the fused head")

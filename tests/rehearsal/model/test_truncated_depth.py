@@ -195,8 +195,6 @@ def owned_mlps(model: Any) -> Any:
 
 
 PATTERNS: dict[str, tuple[Callable[[], Any], int]] = {
-    "qwen2": (lambda: deep_model("qwen2"), 1),
-    "gpt2": (lambda: deep_model("gpt2"), 1),
     "gemma3": (lambda: deep_model("gemma3"), 2),
     "lora": (lambda: with_lora(deep_model("qwen2")), 1),
     "a module of the user's own in every layer": (lambda: owned_mlps(deep_model("qwen2")), 1),
