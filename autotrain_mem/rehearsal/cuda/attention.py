@@ -168,7 +168,7 @@ FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{
 def why_not(
     attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """Why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
+    """Says why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
 
     Args:
         dtype: What attention computes in: autocast's type where that is on.

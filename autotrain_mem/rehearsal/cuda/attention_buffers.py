@@ -279,7 +279,7 @@ def _visible(query: torch.Tensor, key: torch.Tensor, call: Call) -> torch.Tensor
 
 
 def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token its document, and how many tokens of that follow."""
+    """Gives for each token its document, and how many tokens of that follow."""
     tokens = torch.arange(count)
     if ends is None:
         return torch.zeros_like(tokens), count - 1 - tokens

@@ -60,7 +60,7 @@ def choose(
 
 
 def trains(inputs: Inputs) -> bool:
-    """Whether a backward pass may follow."""
+    """Says whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 

@@ -28,7 +28,7 @@ IN_PLACE = {
     _ATEN.index_put.default: _ATEN.index_put_.default,
     _ATEN.masked_scatter.default: _ATEN.masked_scatter_.default,
 }
-"""What a mode makes autograd run -> what it runs otherwise."""
+"""The operators that a mode makes autograd run -> those that it runs otherwise."""
 
 _WRITERS = ("Gather", "Index", "Max", "Min", "Sort", "Topk", "Median", "Kthvalue", "Mode", "MaskedSelect", "Cummax")
 _WRITING_NODES = tuple(f"{name}Backward" for name in _WRITERS)
@@ -48,7 +48,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _is_accumulation(args: tuple[Any, ...]) -> bool:
-    """Whether a sum is one that autograd makes itself, and may write over its first part."""
+    """Says whether a sum is one that autograd makes itself, and may write over its first part."""
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return False
     return _holders(args) == sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])
@@ -58,7 +58,7 @@ Holders = tuple[int, int, int]
 
 
 def _holders(args: tuple[Any, ...]) -> Holders:
-    """How many hold the first argument, its storage and its Python object, as counted in a mode."""
+    """Counts who hold the first argument, its storage and its Python object, as counted in a mode."""
     tensor = args[0]
     storage = tensor.untyped_storage()
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)

@@ -32,11 +32,11 @@ _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
 
 _SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
-"""What ``liger_kernel_config`` may switch, with its default (``apply_liger_kernel_to_llama`` and its like)."""
+"""The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and its like)."""
 
 
 def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
-    """Why ``use_liger_kernel`` cannot be rehearsed for this model and this ``liger_kernel_config``; None if it can."""
+    """Says why ``use_liger_kernel`` cannot be rehearsed for a model and a ``liger_kernel_config``; None if it can."""
     if model_type not in MODEL_TYPES:
         return f"Liger's kernels are rehearsed for {', '.join(MODEL_TYPES)}, not for {model_type}"
     unknown = sorted(name for name, on in (config or {}).items() if on and name not in _SWITCHES)

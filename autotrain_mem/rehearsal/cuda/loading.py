@@ -1,4 +1,4 @@
-"""How models arrive on a GPU: what the allocator is asked for while they are loaded, though nothing is loaded onto one.
+"""Records how models arrive on a GPU: what the allocator is asked for as they load, though nothing is loaded onto one.
 
 A model that is loaded with a map of devices is written down as transformers 5.23 loads it:
 
@@ -61,10 +61,10 @@ class _Loading:
     """The facts of a model that are known before its weights are there."""
 
     names: list[str] = field(default_factory=list)
-    """Of what a checkpoint holds, in the order in which it is loaded."""
+    """Those of what a checkpoint holds, in the order in which it is loaded."""
     warm_up_bytes: int = 0
     source_bytes: int = 0
-    """Of one element of a weight that is quantized as it is loaded; 0 when none is."""
+    """The size of one element of a weight that is quantized as it is loaded; 0 when none is."""
 
 
 @contextmanager

@@ -36,8 +36,8 @@ from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
-"""What a trainer runs on: a rehearsal's tensors, a simulated card's, and those of a rehearsal on a machine with a GPU,
-where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
+"""The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a
+GPU, where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
 
 _ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 

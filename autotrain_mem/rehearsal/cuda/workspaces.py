@@ -122,7 +122,7 @@ MULTIPROCESSORS = {
     (10, 0): 148,
     (12, 0): 188,
 }
-"""Of the largest card of each compute capability: an upper bound for the rest, as more blocks take more memory."""
+"""Those of the largest card of a compute capability: an upper bound for the rest, as more blocks take more memory."""
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
@@ -181,7 +181,7 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
 
 
 def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
-    """How many are added up, how many sums there are, and how many of them a thread loads at once
+    """Counts what is added up, the sums that there are, and how many of them a thread loads at once
     (``Reduce.cuh: get_output_vec_size``); no sums where the fastest dimension is one of those added up."""
     summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())}
     shape = zip(tensor.stride(), tensor.shape, (dim in summed for dim in range(tensor.dim())), strict=True)

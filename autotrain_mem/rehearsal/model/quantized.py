@@ -48,7 +48,7 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
 
 
 def checkpoint_quantization(config: Any) -> Any:
-    """How the checkpoint is quantized: a dict or a config, None if it is not.
+    """Says how the checkpoint is quantized: a dict or a config, None if it is not.
 
     Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which looks in the same two places.
     """

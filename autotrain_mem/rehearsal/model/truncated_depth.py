@@ -110,8 +110,8 @@ def shorten_model(model: Any, layers: int) -> None:
 
 
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
-    """How the layers of a job's model repeat, with the adapter that they will have; None where they do not, or where
-    that cannot be seen.
+    """Says how the layers of a job's model repeat, with the adapter that they will have; None where they do not, or
+    where that cannot be seen.
 
     It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen in
     no model without it, and finds none of them in a short one. Policy and value model may differ in depth, and share
@@ -144,11 +144,11 @@ _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha
 _NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
-"""In a regular expression, which a text in the place of a list is: ``.*layers.[0-9].mlp.*`` is the first ten."""
+"""In a regular expression, which a text in place of a list is, any digit: ``.*layers.[0-9].mlp.*`` is the first ten."""
 
 
 def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
-    """Whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
+    """Says whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
     if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
         return True
     return any(_is_numbered(adapter.get(name)) for name in _NAMES)
@@ -161,7 +161,7 @@ def _is_numbered(names: Any) -> bool:
 
 
 def model_pattern(model: Any) -> LayerPattern | None:
-    """How the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`pattern_of`.
+    """Says how the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`pattern_of`.
 
     Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
     """
@@ -176,7 +176,7 @@ def model_pattern(model: Any) -> LayerPattern | None:
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
-"""Whose models go over their layers one by one, however many there are."""
+"""Libraries whose models go over their layers one by one, however many there are."""
 
 
 def _built(config: Any) -> Any:

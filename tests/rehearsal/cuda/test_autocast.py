@@ -90,9 +90,6 @@ def run(op: Op, dtype: torch.dtype, tensors: Callable[[], Any], autocast: Callab
         return op(sample(dtype))
 
 
-# -- the policy ----------------------------------------------------------------------------------------------------
-
-
 def test_the_lists_here_are_the_installed_torchs() -> None:
     lists = [rules.LOWER_PRECISION, rules.FLOAT32, rules.FLOAT32_BY_DTYPE, {*rules.FLOAT32_BY_OVERLOAD}, rules.WIDEST]
     named = frozenset({rules.REFUSED}).union(*lists)
@@ -154,9 +151,6 @@ def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
         functional.binary_cross_entropy(half, half)
 
 
-# -- memory and gradients ------------------------------------------------------------------------------------------
-
-
 def births(tensors: Callable[[], Any], step: Callable[[], Any]) -> list[int]:
     """Bytes of every allocation of one step under bf16 autocast."""
     with tensors(), cuda_autocast(), bf16(), Recorder().recording() as recorder:
@@ -184,9 +178,6 @@ def test_gradients_are_those_of_the_explicit_casts() -> None:
     assert cast.grad is not None
     assert plain.grad is not None
     assert torch.equal(cast.grad, plain.grad)
-
-
-# -- without autocast, and afterwards ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("autocast", [nullcontext, lambda: torch.autocast("cpu", enabled=False)], ids=["no", "off"])

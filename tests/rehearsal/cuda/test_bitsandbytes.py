@@ -8,8 +8,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
+from bitsandbytes import functional
 from object_trainer import rehearsed, sft_trainer, trained
 from real_run import births, first_difference
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -61,18 +63,18 @@ def weights(model: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_a_quantized_base_keeps_what_the_real_one_keeps(
     family: str, name: str, dtype: str, model_folder: Folder
 ) -> None:
-    """The dtype that a weight unpacks to decides how large it is that the backward pass holds whole for a moment."""
-    given = {"dtype": dtype, "quantization_config": quantization(name)}
-    real, fake = load(model_folder(family), **given), fake_load(model_folder(family), **given)
+    """The dtype that a weight unpacks to decides how large it is that the backward pass holds whole for a moment. A
+    fake table of codes would spoil a real quantization later: bitsandbytes keeps one for the whole process."""
+    given, codes = {"dtype": dtype, "quantization_config": quantization(name)}, dict(functional.name2qmap)
+    fake = fake_load(model_folder(family), **given)
+    assert functional.name2qmap == codes
+    real = load(model_folder(family), **given)
     assert weights(fake) == weights(real)
     assert fake.config.quantization_config.to_dict() == real.config.quantization_config.to_dict()
     assert type(fake.hf_quantizer) is type(real.hf_quantizer)
@@ -113,21 +115,7 @@ def test_what_is_quantized_in_a_way_that_is_not_rehearsed_is_refused_by_name(met
         refuse_unrehearsed(config, asked)
 
 
-def test_a_rehearsal_leaves_no_fake_table_of_codes_behind(model_folder: Folder) -> None:
-    """bitsandbytes keeps one for the whole process; a fake one there would spoil a real quantization later."""
-    from bitsandbytes import functional
-
-    before = dict(functional.name2qmap)
-    fake_load(model_folder("qwen2"), quantization_config=quantization("nf4-double"))
-    assert functional.name2qmap == before
-
-
-# -- a layer on CUDA's path ------------------------------------------------------------------------------------------
-
-
 def linear_4bit(inputs: int, outputs: int, nested: bool) -> Any:
-    import bitsandbytes
-
     layer = bitsandbytes.nn.Linear4bit(
         inputs, outputs, bias=False, compute_dtype=torch.bfloat16, compress_statistics=nested, quant_type="nf4"
     )
@@ -176,8 +164,6 @@ def test_a_layer_in_evaluation_keeps_its_packing() -> None:
 @pytest.mark.parametrize("scale", [1.0, 20.0], ids=["no outliers", "outliers"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale: float, bias: bool) -> None:
-    import bitsandbytes
-
     torch.manual_seed(0)
     layer = bitsandbytes.nn.Linear8bitLt(64, 32, bias=bias, has_fp16_weights=False, threshold=6.0).to("cpu").eval()
     x = torch.randn(10, 64).clamp(-3, 3)
@@ -190,8 +176,6 @@ def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale:
 
 
 def test_an_8bit_product_holds_int32_and_float16_results() -> None:
-    import bitsandbytes
-
     layer = bitsandbytes.nn.Linear8bitLt(64, 96, bias=False, has_fp16_weights=False, threshold=6.0).to("cpu")
     layer.train()
     x = torch.randn(10, 64, dtype=torch.bfloat16).clamp(-3, 3).requires_grad_()
@@ -201,8 +185,6 @@ def test_an_8bit_product_holds_int32_and_float16_results() -> None:
 
 
 def test_the_rules_give_everything_back_and_may_be_nested() -> None:
-    import bitsandbytes
-
     layer, x = linear_4bit(128, 256, nested=False), torch.randn(8, 128, dtype=torch.bfloat16)
     before, matmul = births_of(layer, x), bitsandbytes.matmul
     with cuda_bitsandbytes():
@@ -214,13 +196,8 @@ def test_the_rules_give_everything_back_and_may_be_nested() -> None:
     assert births_of(layer, x) == before
 
 
-# -- 8-bit optimizers ------------------------------------------------------------------------------------------------
-
-
 def state_sizes(model: Any, embedding_bits: int | None) -> list[dict[str, int]]:
     """Bytes of the state of every parameter after one step."""
-    import bitsandbytes
-
     if embedding_bits is not None:
         manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
         manager.register_module_override(model.model.embed_tokens, "weight", {"optim_bits": embedding_bits})
@@ -247,9 +224,6 @@ def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     assert {"state1": gate, "state2": gate, **scales} in fake
     with cuda_bitsandbytes():  # it remembers by position what keeps 32 bits; a worker rehearses many runs
         assert state_sizes(load(model_folder("qwen2")), embedding_bits=None)[0]["state1"] == embedding
-
-
-# -- training on it --------------------------------------------------------------------------------------------------
 
 
 def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Any:

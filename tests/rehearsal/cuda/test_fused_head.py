@@ -85,11 +85,11 @@ def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies
     """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    births, _, _ = trained(fake=True, weights=torch.bfloat16)
-    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
-    tile = _CHUNKED_LOGPROB_CHUNK_SIZE * 4
+    births, tile = trained(fake=True)[0], _CHUNKED_LOGPROB_CHUNK_SIZE * 4
     assert births.count(SCORED * tile) == 2, "one buffer in the forward pass, one in the backward pass"
     assert ROWS * (TOKENS - 1) * tile not in births
+    births, _, _ = trained(fake=True, weights=torch.bfloat16)
+    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
     assert SCORED * VOCABULARY * 4 not in births
     assert ROWS * (TOKENS - 1) * VOCABULARY * 4 in theirs
     # float32 copies of the head: its gradient's accumulator alone, where TRL's path casts the weights as well.

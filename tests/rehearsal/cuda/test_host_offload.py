@@ -41,9 +41,6 @@ def building(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
     return lambda **settings: partial(build, **settings)
 
 
-# -- activation offloading -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
 def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allocates(
@@ -258,9 +255,6 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         _Scale.met = known_value(ctx.saved_tensors[0])
         return grad, None
-
-
-# -- the optimizer on the host -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adagrad"])  # adagrad starts with state

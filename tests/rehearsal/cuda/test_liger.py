@@ -104,9 +104,6 @@ def test_every_chunk_casts_float32_weights_under_autocast_and_makes_a_second_gra
     assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
 
 
-# -- models --------------------------------------------------------------------------------------------------------
-
-
 def config(family: str) -> Any:
     import transformers
 

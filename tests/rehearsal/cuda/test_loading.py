@@ -138,9 +138,6 @@ def test_trl_loads_onto_the_device_unless_the_training_is_distributed(
     assert not hasattr(model, "hf_device_map"), "there is no device here to be on"
 
 
-# -- quantization ----------------------------------------------------------------------------------------------------
-
-
 def of_weight(trace: Trace, name: str) -> list[tuple[int, int]]:
     """(+1 or -1, bytes) of everything that one weight costs while it is loaded."""
     return [(sign, block.size_bytes) for _, sign, block in trace.walk() if block.module.startswith(name)]
@@ -184,9 +181,6 @@ def test_gpt2s_weights_are_turned_over_before_they_are_quantized(model_folder: F
     source = 64 * 3 * 64 * 2
     events = of_weight(loaded(model_folder("gpt2"), "fp4"), "transformer.h.0.attn.c_attn.weight")
     assert events.count((1, source)) == events.count((-1, source)) == 2
-
-
-# -- a whole trainer -------------------------------------------------------------------------------------------------
 
 
 def load_of(trace: Trace) -> list[tuple[int, int, str]]:

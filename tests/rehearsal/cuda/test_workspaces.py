@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trace_reading import REAL_AND_FAKE, sizes
+from trace_reading import REAL_AND_FAKE
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.machine.simulated import SimulatedGpu
@@ -148,9 +148,6 @@ def test_no_card_of_the_catalog_has_more_multiprocessors_than_its_capability_is_
     assert all(card.multiprocessors <= MULTIPROCESSORS[card.compute_capability] for card in cards)
 
 
-# -- as a recording meets them -------------------------------------------------------------------------------------
-
-
 def backward(out: torch.Tensor) -> Callable[[], Any]:
     grad = torch.ones_like(out)
     return lambda: out.backward(grad)
@@ -199,14 +196,6 @@ def test_a_kernel_takes_its_scratch_in_a_recording(name: str, tensors: Callable[
     prepare, expected = STEPS[name]
     with tensors():
         assert scratch(prepare()) == expected
-
-
-@REAL_AND_FAKE
-def test_dropouts_mask_is_made_before_its_result(tensors: Callable[[], Any]) -> None:
-    with tensors():
-        x = torch.ones(50, 60)
-        trace = recorded(lambda: torch.native_dropout(x, 0.5, True)).trace()
-    assert sizes(trace) == [50 * 60, 50 * 60 * 4]
 
 
 def test_rows_are_picked_and_put_back_by_position() -> None:

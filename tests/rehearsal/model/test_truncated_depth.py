@@ -62,9 +62,6 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     assert told.operators == whole.operators
 
 
-# -- the whole from a part -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "knobs"),
@@ -117,9 +114,6 @@ def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path) -> None:
     assert expand_loss(few, few, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS) is few
 
 
-# -- the copy ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(
     family: str, tmp_path: pathlib.Path
@@ -141,9 +135,6 @@ def test_lists_that_tell_of_each_layer_are_shortened_too() -> None:
     assert config.layer_types == ["sliding_attention", "full_attention"] * 2
 
 
-# -- the pattern ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "period"),
     [
@@ -160,9 +151,6 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
     expected = None if period is None else LayerPattern(layers=DEPTH, period=period)
     assert pattern_of(JOB, deep_config(family, **changes)) == expected
     assert pattern_of(replace(JOB, method="ppo"), deep_config(family, **changes)) is None, "it loads several models"
-
-
-# -- a model object ------------------------------------------------------------------------------------------------
 
 
 def deep_model(family: str) -> Any:
