@@ -60,10 +60,14 @@ def replace_file(path: Path, content: bytes) -> None:
     """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        _write_through(unfinished, content)
+        with open(unfinished, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else the new name may outlive a power cut and its content not
         os.replace(unfinished, path)
     finally:
-        _remove(unfinished)
+        with contextlib.suppress(OSError):  # the error that matters is already on its way
+            unfinished.unlink(missing_ok=True)
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
@@ -87,19 +91,6 @@ def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
     unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
     reason, hint = _REASONS.get(error.errno or 0, unforeseen)
     return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    """Write and wait for the disk: without fsync the new name may outlive a power cut and its content not."""
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _remove(unfinished: Path) -> None:
-    with contextlib.suppress(OSError):  # the error that matters is already on its way
-        unfinished.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

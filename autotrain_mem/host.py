@@ -13,10 +13,12 @@ swap limit: memory that has to be swapped is too slow to train in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOT = pathlib.Path("/")
 
@@ -31,8 +33,7 @@ class HostMemory:
     """Which of the two said so."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Version:
+class _Version(NamedTuple):
     """Says where one version of control groups keeps its figures."""
 
     controller: str
@@ -88,15 +89,11 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
     """Of every control group above this process that has one; nothing where there are no control groups."""
-    for version in _VERSIONS:
-        path = _group(root, version.controller)
-        if path is None:
-            continue
-        for mount in version.mounts:
-            for group in (path, *path.parents):
-                limit = _limit(root / mount / group, version)
-                if limit is not None:
-                    yield limit
+    for version, mount, path in _groups(root):
+        for group in (path, *path.parents):
+            limit = _limit(root / mount / group, version)
+            if limit is not None:
+                yield limit
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
@@ -106,21 +103,15 @@ def oom_kills(root: pathlib.Path = ROOT) -> int:
     Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
     4.13); ``/proc/vmstat`` (``mm/vmstat.c: vmstat_text``).
     """
-    for version in _VERSIONS:
-        path = _group(root, version.controller)
-        for mount in version.mounts if path is not None else ():
-            kills = _row(root / mount / str(path) / version.events, "oom_kill")
-            if kills is not None:
-                return kills
-    return _row(root / "proc/vmstat", "oom_kill") or 0
+    counts = [root / mount / path / version.events for version, mount, path in _groups(root)]
+    for file in (*counts, root / "proc/vmstat"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(_rows(file)["oom_kill"])
+    return 0
 
 
-def _row(file: pathlib.Path, name: str) -> int | None:
-    try:
-        rows = dict(line.split(maxsplit=1) for line in file.read_text(encoding="ascii").splitlines())
-        return int(rows[name])
-    except (OSError, ValueError, KeyError):
-        return None
+def _rows(file: pathlib.Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in file.read_text(encoding="ascii").splitlines())
 
 
 def cores() -> int:
@@ -129,17 +120,15 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _group(root: pathlib.Path, controller: str) -> pathlib.PurePosixPath | None:
-    """This process's group for a controller, relative to where that is mounted."""
-    try:
+def _groups(root: pathlib.Path) -> Iterator[tuple[_Version, str, pathlib.PurePosixPath]]:
+    """This process's group of each version, relative to where that may be mounted."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return pathlib.PurePosixPath(path.lstrip("/"))
-    return None
+    for version in _VERSIONS:
+        paths = [path for _, names, path in (x.split(":", 2) for x in lines) if version.controller in names.split(",")]
+        for mount in version.mounts if paths else ():
+            yield version, mount, pathlib.PurePosixPath(paths[0].lstrip("/"))
 
 
 def _limit(folder: pathlib.Path, version: _Version) -> HostMemory | None:
@@ -147,7 +136,7 @@ def _limit(folder: pathlib.Path, version: _Version) -> HostMemory | None:
     try:
         limit_bytes = int((folder / version.limit).read_text(encoding="ascii"))
         used_bytes = int((folder / version.usage).read_text(encoding="ascii"))
-        rows = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        rows = _rows(folder / "memory.stat")
     except (OSError, ValueError):
         return None
     used_bytes -= sum(int(rows.get(name, 0)) for name in version.reclaimable)

@@ -27,7 +27,6 @@ _HAS_GROUPS = hasattr(os, "killpg")
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
 
-
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
 """All but the last state of a progress bar, which a terminal would have shown in one line."""
 

@@ -23,7 +23,6 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.units import KIB, MIB
@@ -42,7 +41,6 @@ ABANDONED_SECONDS = 3600.0
 
 _SCHEMA = "autofit.store/1"
 _SUFFIX, _PARTIAL = ".json", ".partial"
-
 
 FOLDER_VARIABLE = "AUTOFIT_CACHE"
 """Names another folder; an empty text keeps nothing."""
@@ -94,13 +92,15 @@ class Store:
         """What was put under this kind and key, as JSON keeps it (tuples come back as lists); None if nothing was."""
         if self._folder is None:
             return None
-        path = self._path(self._folder, kind, key)
+        path = _path(self._folder, kind, key)
         try:
             value = _value(path.read_bytes(), kind, key)
         except FileNotFoundError:
             return None
         except (OSError, _Damaged) as reason:
-            self._drop(path, reason)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._say("damaged", f"the cache in {path.parent} was damaged ({_reason(reason)}): rebuilt")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # it was of use just now
@@ -112,21 +112,13 @@ class Store:
             return
         content = _content(kind, key, value)
         try:
-            _write(self._path(self._folder, kind, key), content)
+            _write(_path(self._folder, kind, key), content)
         except OSError as error:
             self._writable = False
             self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
             return
         if self._draw() < _pages(len(content)) / LOOK_EVERY_BYTES:
             drop_oldest(self._folder, self._limit_bytes)
-
-    def _path(self, folder: pathlib.Path, kind: str, key: Mapping[str, Any]) -> pathlib.Path:
-        return folder / f"{kind}-{_digest(_canonical([kind, key]))}{_SUFFIX}"
-
-    def _drop(self, path: pathlib.Path, reason: Exception) -> None:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        self._say("damaged", f"the cache in {path.parent} was damaged ({_reason(reason)}): rebuilt")
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
@@ -135,6 +127,10 @@ class Store:
 
 
 # -- one file --------------------------------------------------------------------------------------------------------
+
+
+def _path(folder: pathlib.Path, kind: str, key: Mapping[str, Any]) -> pathlib.Path:
+    return folder / f"{kind}-{_digest(_canonical([kind, key]))}{_SUFFIX}"
 
 
 def _canonical(value: Any) -> bytes:
@@ -188,38 +184,29 @@ def _reason(error: Exception) -> str:
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _File:
-    path: str
-    used_at: float
-    """Seconds since the epoch."""
-    size_bytes: int
-
-
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
     """Drops, where the folder holds more than it may, what was longest unused, down to three quarters of the limit."""
     files = _files(folder)
-    total_bytes = sum(file.size_bytes for file in files)
+    total_bytes = sum(size_bytes for _, size_bytes, _ in files)
     if total_bytes <= limit_bytes:
         return
-    for file in sorted(files, key=lambda file: file.used_at):
+    for _, size_bytes, path in sorted(files):
         if total_bytes <= KEPT_SHARE * limit_bytes:
             return
         with contextlib.suppress(OSError):  # another process may have been faster
-            os.unlink(file.path)
-        total_bytes -= file.size_bytes
+            os.unlink(path)
+        total_bytes -= size_bytes
 
 
-def _files(folder: pathlib.Path) -> list[_File]:
-    """Ours, without those half written; of the latter what was abandoned is dropped on the way."""
+def _files(folder: pathlib.Path) -> list[tuple[float, int, str]]:
+    """Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped."""
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if entry.name.endswith(_SUFFIX):
-                    size_bytes = _pages(status.st_size)
-                    files.append(_File(path=entry.path, used_at=status.st_mtime, size_bytes=size_bytes))
+                    files.append((status.st_mtime, _pages(status.st_size), entry.path))
                 elif entry.name.endswith(_PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
     return files

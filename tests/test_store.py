@@ -9,7 +9,6 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotrain_mem import store as module
-from autotrain_mem.store import PAGE_BYTES, PLAIN_BYTES, Store, drop_oldest
+from autotrain_mem.store import PAGE_BYTES, PLAIN_BYTES, Store, cache_folder, drop_oldest
 
 KEY = {"model": "tiny", "batch": 4}
 LARGE = list(range(PLAIN_BYTES))
@@ -80,13 +79,6 @@ def test_the_order_of_a_keys_names_does_not_matter_and_tuples_are_lists(store: S
     assert store.get("kind", {"b": [2, 3], "a": 1}) == "value"
 
 
-def test_the_last_value_counts(store: Store, tmp_path: pathlib.Path) -> None:
-    store.put("kind", KEY, 1)
-    store.put("kind", KEY, 2)
-    assert store.get("kind", KEY) == 2
-    assert only_file(tmp_path).name.startswith("kind-")
-
-
 def test_a_large_value_is_compressed_and_a_small_one_can_be_read_by_a_person(
     store: Store, tmp_path: pathlib.Path
 ) -> None:
@@ -102,11 +94,6 @@ def test_without_a_folder_nothing_is_kept(messages: Messages) -> None:
     store.put("kind", KEY, 1)
     assert store.get("kind", KEY) is None
     assert messages == []
-
-
-def test_a_value_that_json_cannot_hold_is_the_callers_mistake(store: Store) -> None:
-    with pytest.raises(TypeError):
-        store.put("kind", KEY, object())
 
 
 # -- damage --------------------------------------------------------------------------------------------------------
@@ -134,7 +121,7 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
     assert store.get("kind", KEY) == value
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder, messages = tmp_path_factory.mktemp("store"), Messages()
@@ -148,14 +135,6 @@ def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFa
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 4096, b"[]", b"autofit.store/1", b"\xff\xfe garbage"])
-def test_garbage_is_dropped(store: Store, tmp_path: pathlib.Path, messages: Messages, content: bytes) -> None:
-    store.put("kind", KEY, 1)
-    only_file(tmp_path).write_bytes(content)
-    assert store.get("kind", KEY) is None
-    assert len(messages) == 1
-
-
 def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
     store.put("kind", KEY, "mine")
     path = only_file(tmp_path)
@@ -164,25 +143,6 @@ def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pat
     os.replace(other, path)
     assert store.get("kind", KEY) is None
     assert messages == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
-
-
-def test_several_damaged_files_are_said_once(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
-    for number in range(5):
-        store.put("kind", {"number": number}, number)
-    for path in (tmp_path / "cache").iterdir():
-        path.write_bytes(b"")
-    assert [store.get("kind", {"number": number}) for number in range(5)] == [None] * 5
-    assert len(messages) == 1
-
-
-def test_a_folder_in_a_files_place_is_no_obstacle(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
-    store.put("kind", KEY, 1)
-    path = only_file(tmp_path)
-    path.unlink()
-    path.mkdir()
-    assert store.get("kind", KEY) is None
-    store.put("kind", KEY, 1)
-    assert len(messages) == 2, "one for reading, one for writing"
 
 
 # -- where nothing can be written ----------------------------------------------------------------------------------
@@ -196,7 +156,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("call", ["mkdir", "open", "write", "replace"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
     store: Store, tmp_path: pathlib.Path, messages: Messages, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
@@ -237,34 +197,6 @@ def opened_full(number: int) -> Callable[..., Any]:
     return opened
 
 
-def test_a_value_that_the_kernel_does_not_take_whole_is_said_once_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    resource = pytest.importorskip("resource")
-    code = """
-        import pathlib, random, resource, sys
-        from autotrain_mem.store import Store
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        messages = []
-        store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append)
-        store.put("kind", {"large": 1}, [random.random() for _ in range(50_000)])
-        print(messages)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.count(os.strerror(errno.EFBIG)) == 1
-    assert list(tmp_path.iterdir()) == []
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
-
-
-def test_a_home_that_is_not_there_and_cannot_be_made_is_said_once(tmp_path: pathlib.Path, messages: Messages) -> None:
-    (tmp_path / "file").write_text("")
-    store = Store(tmp_path / "file" / "cache", on_damage=messages)
-    assert store.get("kind", KEY) is None
-    store.put("kind", KEY, 1)
-    store.put("kind", KEY, 1)
-    assert len(messages) == 2
-    assert all("Not a directory" in message for message in messages)
-
-
 # -- two at once ---------------------------------------------------------------------------------------------------
 
 HAMMER = """
@@ -297,7 +229,7 @@ def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path:
 
 
 def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: Messages) -> None:
-    for wait_seconds in (0.15, 0.2, 0.25):
+    for wait_seconds in (0.1, 0.2):
         process = hammer(tmp_path)
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob("*.json")) and time.monotonic() < deadline:
@@ -309,22 +241,6 @@ def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Pat
         found = [store.get("kind", {"number": number}) for number in range(8)]
         assert any(found)
         assert messages == []
-
-
-def test_threads_may_share_a_store(store: Store, messages: Messages) -> None:
-    def put() -> None:
-        for turn in range(100):
-            store.put("kind", KEY, [turn] * 100)
-            found = store.get("kind", KEY)
-            assert found is not None
-            assert len(set(found)) == 1
-
-    threads = [threading.Thread(target=put) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert messages == []
 
 
 # -- size ----------------------------------------------------------------------------------------------------------
@@ -349,13 +265,6 @@ def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: Me
     assert messages == []
 
 
-def test_a_folder_within_its_limit_is_left_alone(tmp_path: pathlib.Path, store: Store) -> None:
-    for number in range(8):
-        store.put("kind", {"number": number}, number)
-    drop_oldest(tmp_path / "cache", 8 * PAGE_BYTES)
-    assert len(list((tmp_path / "cache").iterdir())) == 8
-
-
 def test_one_put_in_many_looks_and_a_large_one_more_often(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +287,16 @@ def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pa
     assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
 
 
-def test_a_folder_that_is_not_there_has_nothing_to_drop(tmp_path: pathlib.Path) -> None:
-    drop_oldest(tmp_path / "none", 0)
-    assert not list(tmp_path.iterdir())
+def test_results_are_kept_in_the_users_cache_or_where_the_variable_says_or_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.delenv("AUTOFIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cache_folder()
+    assert folder is not None
+    assert folder.name == "autofit"
+    assert not sys.platform.startswith("linux") or folder == tmp_path / "autofit"
+    monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.setenv("AUTOFIT_CACHE", "")
+    assert cache_folder() is None

@@ -6,8 +6,7 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 from __future__ import annotations
 
 from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.notes import allocator, environment, host_optimizer
-from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.exports.part import Part, Tool, allocator, document, environment, host_optimizer
 from autotrain_mem.spec import Job, Plan
 
 TRL_FILE = "trl.yaml"
@@ -18,7 +17,15 @@ def accelerate(plan: Plan, job: Job) -> str:
     case = case_of(plan, job)
     launch = "accelerate launch --config_file FILE"
     tool = Tool(name="accelerate", command=f"{launch} {script(job.method)}", trains_with_trl=True)
-    return document(case, tool, [_processes(case), _training(case)], case.environment)
+    settings = f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
+    parts = [
+        _processes(case),
+        Part(notes=(settings,)),
+        host_optimizer(case, "autofit METHOD trains with it"),
+        allocator(case),
+        environment(case),
+    ]
+    return document(case, tool, parts, case.environment)
 
 
 def script(method: str) -> str:
@@ -47,9 +54,3 @@ def _processes(case: Case) -> Part:
         },
         answered=frozenset(case.settings),
     )
-
-
-def _training(case: Case) -> Part:
-    settings = f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
-    parts = [host_optimizer(case, "autofit METHOD trains with it"), allocator(case), environment(case)]
-    return Part(notes=(settings, *(note for part in parts for note in part.notes)))

@@ -7,13 +7,21 @@ TrainerBuilderBase``, ``causal.py: HFCausalTrainerBuilder`` and ``rl.py: HFRLTra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.exports.axolotl_rewards import grpo
 from autotrain_mem.exports.case import ALLOCATOR_VARIABLES, LORA_DEFAULTS, Case, Data, case_of
-from autotrain_mem.exports.notes import environment, host_optimizer, no_limit, whole_logits
-from autotrain_mem.exports.part import Part, Tool, document, renamed
+from autotrain_mem.exports.part import (
+    Part,
+    Tool,
+    document,
+    environment,
+    host_optimizer,
+    no_limit,
+    renamed,
+    whole_logits,
+)
 from autotrain_mem.methods.facts import AxolotlFacts
 from autotrain_mem.spec import Job, Plan
 
@@ -46,15 +54,30 @@ REPORTERS = {
 }
 """``core/builders/base.py: _configure_reporting``."""
 
+LIGER: Mapping[str, Any] = {
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy"), True),
+}
+"""What transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
+
 
 def axolotl(plan: Plan, job: Job) -> str:
     """The file for ``axolotl train FILE``."""
     case = case_of(plan, job)
+    model = Part(
+        keys={"base_model": job.model, **_known(case).keys},
+        answered=frozenset({"model_name_or_path"}),
+    )
+    variables = case.environment
+    if not any(name in variables for name in ALLOCATOR_VARIABLES):  # else Axolotl grows segments:
+        variables |= {
+            ALLOCATOR_VARIABLES[-1]: "expandable_segments:False"
+        }  # utils/__init__.py: set_pytorch_cuda_alloc_conf
     tool = Tool(name="Axolotl", command="axolotl train FILE", trains_with_trl=False)
     parts = [
-        _model(case),
+        model,
         _data(case),
-        _batch(case),
+        renamed(case, {name: name for name in SAME} | RENAMED),
         _adapter(case),
         _precision(case),
         _checkpointing(case),
@@ -65,14 +88,7 @@ def axolotl(plan: Plan, job: Job) -> str:
         environment(case),
         whole_logits(case, "Axolotl", "micro_batch_size"),
     ]
-    return document(case, tool, parts, _environment(case))
-
-
-def _environment(case: Case) -> dict[str, str]:
-    """Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``)."""
-    if any(name in case.environment for name in ALLOCATOR_VARIABLES):
-        return case.environment
-    return {**case.environment, ALLOCATOR_VARIABLES[-1]: "expandable_segments:False"}
+    return document(case, tool, parts, variables)
 
 
 def _known(case: Case) -> AxolotlFacts:
@@ -80,10 +96,6 @@ def _known(case: Case) -> AxolotlFacts:
     known = case.method_facts.axolotl
     assert known is not None
     return known
-
-
-def _model(case: Case) -> Part:
-    return Part(keys={"base_model": case.job.model, **_known(case).keys}, answered=frozenset({"model_name_or_path"}))
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -149,10 +161,6 @@ def _dataset(case: Case, *, train: bool) -> dict[str, Any]:
 
 
 # -- what is trained, and in which numbers -------------------------------------------------------------------------
-
-
-def _batch(case: Case) -> Part:
-    return renamed(case, {name: name for name in SAME} | RENAMED)
 
 
 _LORA = {
@@ -255,10 +263,11 @@ def _checkpointing(case: Case) -> Part:
 
 def _schedule(case: Case) -> Part:
     """Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, a checkpoint each epoch and four of them kept."""
+    warmup = case.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     keys = {
         "learning_rate": case.get("learning_rate"),
         "lr_scheduler": case.get("lr_scheduler_type"),
-        **_warmup(case),
+        **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
         "weight_decay": case.get("weight_decay"),
         "max_grad_norm": case.get("max_grad_norm"),
         "num_epochs": case.get("num_train_epochs"),
@@ -268,6 +277,8 @@ def _schedule(case: Case) -> Part:
         **(_strategy(case, "eval") if case.job.is_evaluated else {}),
     }
     steps, resumes = case.get("max_steps", -1), case.get("resume_from_checkpoint")
+    keeps = ("save_total_limit: Axolotl keeps four checkpoints, TRL all",)
+    takes = ("warmup_steps 1: Axolotl takes two",)
     if steps > 0:
         keys["max_steps"] = steps
     if resumes is True:
@@ -282,21 +293,8 @@ def _schedule(case: Case) -> Part:
                 "warmup_steps",
             }
         ),
-        notes=tuple(_schedule_notes(case)),
+        notes=(*(keeps if case.get("save_total_limit") is None else ()), *(takes if warmup == 1 else ())),
     )
-
-
-def _schedule_notes(case: Case) -> Iterator[str]:
-    if case.get("save_total_limit") is None:
-        yield "save_total_limit: Axolotl keeps four checkpoints, TRL all"
-    if case.get("warmup_steps") == 1:
-        yield "warmup_steps 1: Axolotl takes two"
-
-
-def _warmup(case: Case) -> dict[str, Any]:
-    """Below 1 it is a share of all steps (transformers ``training_args.py: TrainingArguments.get_warmup_steps``)."""
-    steps = case.get("warmup_steps")
-    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
 
 
 def _strategy(case: Case, what: str) -> dict[str, Any]:
@@ -318,15 +316,9 @@ def _method(case: Case) -> Part:
         keys["dpo_loss_type"] = [keys["dpo_loss_type"]]
     if not case.method_facts.has_chunked_loss:
         return Part(keys=keys, answered=part.answered)
-    liger = _liger() if case.get("use_liger_kernel") else {}
+    liger = LIGER if case.get("use_liger_kernel") else {}
     answered = part.answered | {"loss_type"} if case.get("loss_type") in (None, "nll") else part.answered
     return Part(keys={**keys, **liger}, answered=answered | {"use_liger_kernel"})
-
-
-def _liger() -> dict[str, Any]:
-    """Says what transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
-    names = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
-    return {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(names, True)}
 
 
 def _reporting(case: Case) -> Part:
@@ -336,5 +328,5 @@ def _reporting(case: Case) -> Part:
     if "wandb" in trackers and case.get("run_name"):
         keys["wandb_name"] = case.get("run_name")
     known = {name for name in trackers if name in (*REPORTERS, "none")}
-    answered = {"report_to"} if known == set(trackers) else set()
-    return Part(keys=keys, answered=frozenset(answered | ({"run_name"} if "wandb_name" in keys else set())))
+    answered = [*(["report_to"] if known == set(trackers) else []), *(["run_name"] if "wandb_name" in keys else [])]
+    return Part(keys=keys, answered=frozenset(answered))

@@ -6,7 +6,7 @@ GRPOStrategy.set_training_args_kwargs`` hands on to TRL's trainer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.exports.case import Case
@@ -41,9 +41,18 @@ def grpo(case: Case) -> Part:
     block: dict[str, Any] = {name: settings[name] for name in SAME if settings.get(name) is not None}
     block["beta"] = case.get("beta")
     answered = {*SAME, *VLLM}
-    functions = [*_judge(case), *(settings.get("reward_funcs") or ())]
+    judge = settings.get("reward_model_name_or_path")
+    functions = [*([judge] if judge else []), *(settings.get("reward_funcs") or ())]
+    notes: tuple[str, ...] = ()
+    if _OWN_ARGUMENTS in functions:
+        notes = (
+            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it",
+        )
+    elif not functions:
+        notes = ("reward_funcs: none was given to plan with, and Axolotl needs one to train",)
     if functions:
-        block["reward_funcs"] = [_function(name) for name in functions if name != _OWN_ARGUMENTS]
+        names = {name: f"trl.rewards.{name}" for name in _BUILT_IN}
+        block["reward_funcs"] = [names.get(name, name) for name in functions if name != _OWN_ARGUMENTS]
         answered |= {"reward_funcs", "reward_model_name_or_path"}
     scales = settings.get("scale_rewards")
     if scales in (True, False, "group", "none"):
@@ -61,20 +70,5 @@ def grpo(case: Case) -> Part:
     return Part(
         keys={"trl": block, **({"vllm": vllm} if vllm else {})},
         answered=frozenset(answered),
-        notes=tuple(_notes(functions)),
+        notes=notes,
     )
-
-
-def _judge(case: Case) -> list[str]:
-    model = case.settings.get("reward_model_name_or_path")
-    return [model] if model else []
-
-
-def _function(name: str) -> str:
-    return f"trl.rewards.{name}" if name in _BUILT_IN else name
-
-
-def _notes(functions: Sequence[str]) -> list[str]:
-    if _OWN_ARGUMENTS in functions:
-        return [f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it"]
-    return [] if functions else ["reward_funcs: none was given to plan with, and Axolotl needs one to train"]

@@ -10,11 +10,21 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, case_of
-from autotrain_mem.exports.notes import allocator, environment, host_optimizer, no_limit, whole_logits
-from autotrain_mem.exports.part import Part, Tool, document, renamed
+from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, Data, case_of
+from autotrain_mem.exports.part import (
+    Part,
+    Tool,
+    allocator,
+    document,
+    environment,
+    host_optimizer,
+    no_limit,
+    renamed,
+    whole_logits,
+)
 from autotrain_mem.methods.facts import LlamaFactoryFacts
 from autotrain_mem.spec import Job, Plan
 
@@ -121,9 +131,10 @@ def _data(case: Case) -> Part:
         "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on "
         "the completions, which is train_on_prompt false",
     )
-    names = {"dataset": _name(case)} if data else {}
+    name = pathlib.PurePath(data.path).stem.replace(",", "_") if data else ""  # a comma would divide it in two
+    names = {"dataset": name} if data else {}
     if data and case.job.is_evaluated:
-        names["eval_dataset"] = f"{names['dataset']}_eval"
+        names["eval_dataset"] = f"{name}_eval"
     return Part(
         keys={**names, "cutoff_len": length, **packing},
         answered=frozenset(
@@ -134,7 +145,11 @@ def _data(case: Case) -> Part:
             }
         ),
         notes=(
-            *(_entries(case) if data else ("datasets: name each of the mixture in dataset, divided by commas",)),
+            *(
+                _entries(case, data, names)
+                if data
+                else ("datasets: name each of the mixture in dataset, divided by commas",)
+            ),
             *(masked if is_packable and not masks else ()),
             *_known(case).length_notes,
             *no_limit(case, "cutoff_len").notes,
@@ -142,22 +157,11 @@ def _data(case: Case) -> Part:
     )
 
 
-def _name(case: Case) -> str:
-    """A comma would divide it in two."""
-    data = case.data
-    return "" if data is None else pathlib.PurePath(data.path).stem.replace(",", "_")
-
-
-def _entries(case: Case) -> list[str]:
+def _entries(case: Case, data: Data, names: Mapping[str, str]) -> list[str]:
     """Writes what to add to ``data/dataset_info.json``, in one line for each split."""
-    data = case.data
-    if data is None:
-        return []
     source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
     subset = {} if data.subset is None else {"subset": data.subset}
-    splits = {_name(case): data.train_split}
-    if case.job.is_evaluated:
-        splits[f"{_name(case)}_eval"] = data.test_split
+    splits = dict(zip(names.values(), (data.train_split, data.test_split), strict=False))
     known = _known(case)
     entries = {name: {**source, **subset, "split": split, **known.entry} for name, split in splits.items()}
     lines = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.exports.case import Case
+from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
 from autotrain_mem.units import format_bytes
 
 
@@ -41,32 +41,24 @@ def renamed(case: Case, names: Mapping[str, str]) -> Part:
     return Part(keys={names[name]: case.settings[name] for name in given}, answered=frozenset(names))
 
 
-def unsaid(case: Case, tool: Tool, parts: Sequence[Part]) -> Part:
-    """A note for every setting that no part speaks for: nothing that the user said is lost without a word."""
+def unsaid(case: Case, tool: Tool, parts: Sequence[Part]) -> Iterable[str]:
+    """Says every setting that no part speaks for: nothing that the user said is lost without a word."""
     answered = frozenset().union(*(part.answered for part in parts))
-    left = [(name, value) for name, value in case.settings.items() if name not in answered]
-    keyless = [f"{said(name, value)}: {tool.name} has no key for it here" for name, value in left]
-    return Part(notes=(*keyless, *(f"{name}: a secret, which is not written here" for name in case.hidden)))
-
-
-def said(name: str, value: Any) -> str:
-    """``optim_args "a=1"``, on one line whatever the value holds."""
-    return f"{name} {json.dumps(value, ensure_ascii=False, default=str)}"
+    for name, value in case.settings.items():
+        if name not in answered:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            yield f"{name} {text}: {tool.name} has no key for it here"
+    yield from (f"{name}: a secret, which is not written here" for name in case.hidden)
 
 
 def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping[str, str]) -> str:
-    """The file: comments, then YAML.
-
-    Args:
-        environment: Variables that stand before the command.
-    """
+    """The file: comments, then YAML; the variables of ``environment`` stand before the command."""
     import yaml
 
-    whole = [*parts, unsaid(case, tool, parts)]
     keys: dict[str, Any] = {}
-    for part in whole:
+    for part in parts:
         keys |= part.keys
-    notes = [note for part in whole for note in part.notes]
+    notes = [*(note for part in parts for note in part.notes), *unsaid(case, tool, parts)]
     comments = "".join(f"# {line}\n" for line in _head(case, tool, notes, environment))
     return comments + yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=10_000)
 
@@ -77,17 +69,57 @@ def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str
     yield f"Planned for one {_one_line(estimate.hardware.name)}, level of harm: {plan.level}."
     needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
     yield f"Predicted peak: {needs}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
-    yield f"Run: {_one_line(command_line(tool.command, environment))}"
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    yield f"Run: {_one_line(' '.join([*variables, tool.command]))}"
     if notes:
         yield f"What {tool.name} cannot say of this plan, or does otherwise:"
     yield from (f"- {_one_line(note)}" for note in notes)
 
 
-def command_line(command: str, environment: Mapping[str, str]) -> str:
-    """``PYTORCH_ALLOC_CONF=expandable_segments:True axolotl train FILE``, as a shell takes it."""
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), command])
-
-
 def _one_line(text: str) -> str:
     """A line break would end the comment."""
     return " ".join(text.split())
+
+
+# -- what several tools have in common that they cannot say ----------------------------------------------------------
+
+
+def host_optimizer(case: Case, instead: str) -> Part:
+    """Optimizer state on the host is autofit's own."""
+    if not case.knobs.optimizer_offload:
+        return Part()
+    why = "optimizer_offload true: optimizer state and step on the host are autofit's own, and without them"
+    return Part(notes=(f"{why} the run needs more than is predicted; {instead}",))
+
+
+def allocator(case: Case) -> Part:
+    """A variable is no key."""
+    if not case.knobs.expandable_segments:
+        return Part()
+    return Part(notes=("expandable_segments true: a variable of the process, which the command above sets",))
+
+
+def environment(case: Case) -> Part:
+    """The job's own variables."""
+    given = case.job.environment
+    if not given:
+        return Part()
+    return Part(notes=(f"env {' '.join(given)}: variables of the process, which the command above sets",))
+
+
+def whole_logits(case: Case, tool: str, batch: str) -> Part:
+    """TRL goes over the tokens in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
+    has_chunks = case.method_facts.has_chunked_loss and case.settings.get("loss_type") != "nll"
+    if not has_chunks or case.settings.get("use_liger_kernel"):
+        return Part()
+    why = f"the loss: TRL makes logits for some tokens at a time, {tool} for all of a micro-batch at once, which takes"
+    rows = case.knobs.per_device_train_batch_size
+    tokens = "longest row" if case.length == NO_LIMIT_TOKENS else case.length
+    return Part(notes=(f"{why} at least {rows} x {tokens} x vocabulary x 4 bytes more: lower {batch} if full",))
+
+
+def no_limit(case: Case, key: str) -> Part:
+    """A tool that takes a number only."""
+    if case.job.is_online or case.knobs.max_length is not None:
+        return Part()
+    return Part(notes=(f"max_length none: {key} takes a number only, so it is that of the longest row or larger",))

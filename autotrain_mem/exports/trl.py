@@ -7,8 +7,7 @@ sets it before the model is loaded).
 from __future__ import annotations
 
 from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.notes import host_optimizer
-from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.spec import Job, Plan
 
 DATA_NAMES = ("dataset_name", "datasets")
@@ -22,21 +21,19 @@ def trl(plan: Plan, job: Job) -> str:
         command=f"{'trl' if job.method_facts.has_trl_command else 'autofit'} {job.method} --config FILE",
         trains_with_trl=True,
     )
-    return document(case, tool, trl_parts(case), {})
-
-
-def trl_parts(case: Case) -> list[Part]:
-    """Everything as it is: nothing but optimizer offload is ours alone."""
-    settings = case.settings
-    first = {"model_name_or_path": case.job.model, **_data(case)}
+    settings = case.settings  # everything as it is: nothing but optimizer offload is ours alone
+    first = {"model_name_or_path": job.model, **_data(case)}
     rest = {name: value for name, value in settings.items() if name not in DATA_NAMES and name not in first}
     environment = {"env": case.environment} if case.environment else {}
-    whole = Part(keys={**first, **rest, **environment}, answered=frozenset({*settings, *DATA_NAMES}))
-    return [
-        whole,
-        host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it"),
-        _without_script(case),
-    ]
+    offload = host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it")
+    config, command = f"{job.method_facts.title}Config", f"autofit {job.method}"
+    no_script = f"TRL has {config} and no script for it: {command} reads this file, trl does not have the command"
+    whole = Part(
+        keys={**first, **rest, **environment},
+        answered=frozenset({*settings, *DATA_NAMES}),
+        notes=(*offload.notes, *(() if job.method_facts.has_trl_command else (no_script,))),
+    )
+    return document(case, tool, [whole], {})
 
 
 def _data(case: Case) -> dict[str, object]:
@@ -47,12 +44,3 @@ def _data(case: Case) -> dict[str, object]:
     if data.kind is None:
         return {"dataset_name": data.path}
     return {"datasets": [{"path": data.kind, "data_files": data.path}]}
-
-
-def _without_script(case: Case) -> Part:
-    if case.method_facts.has_trl_command:
-        return Part()
-    config, command = f"{case.method_facts.title}Config", f"autofit {case.job.method}"
-    return Part(
-        notes=(f"TRL has {config} and no script for it: {command} reads this file, trl does not have the command",)
-    )

@@ -66,7 +66,7 @@ class _Card:
     """SMs, or compute units on AMD. They size the context: see ``overhead``."""
     gb_per_second: float
     bf16_tflops: float | None
-    fp16_tflops: float | None
+    fp16_tflops: float
     fp32_tflops: float
     pcie_generation: int
     pcie_lanes: int
@@ -84,7 +84,6 @@ def _cards() -> tuple[_Card, ...]:
 
 
 def _card(row: dict[str, str]) -> _Card:
-    bf16_tflops = float(row["bf16_tflops"]) if row["bf16_tflops"] else None
     major, _, minor = row["compute_capability"].partition(".")
     return _Card(
         key=row["key"],
@@ -92,8 +91,8 @@ def _card(row: dict[str, str]) -> _Card:
         total_mib=int(row["total_mib"]),
         multiprocessors=int(row["multiprocessors"]),
         gb_per_second=float(row["gb_per_second"]),
-        bf16_tflops=bf16_tflops,
-        fp16_tflops=float(row["fp16_tflops"]) if row["fp16_tflops"] else bf16_tflops,
+        bf16_tflops=float(row["bf16_tflops"]) if row["bf16_tflops"] else None,
+        fp16_tflops=float(row["fp16_tflops"] or row["bf16_tflops"]),
         fp32_tflops=float(row["fp32_tflops"]),
         pcie_generation=int(row["pcie_generation"]),
         pcie_lanes=int(row["pcie_lanes"]),
@@ -131,7 +130,10 @@ def named(name: str) -> Hardware:
         return _imagined(name)
     cards = _cards_called(name)
     if not cards:
-        raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=_nearest(name))
+        keys = {_normal(card.key): card.key for card in _cards()}
+        near = difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)
+        guess = f"Did you mean {' or '.join(keys[text] for text in near)}? " if near else ""
+        raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=guess + _LIST_COMMAND)
     if len(cards) > 1:
         choices = " or ".join(f"--gpu {card.key}" for card in cards)
         raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
@@ -162,16 +164,12 @@ def _hardware(card: _Card) -> Hardware:
         non_torch_bytes=_non_torch_bytes(card),
         compute_capability=card.compute_capability,
         bandwidth_bytes_per_second=round(card.gb_per_second * 10**9),
-        bf16_flops_per_second=_flops_per_second(card.bf16_tflops),
-        fp16_flops_per_second=_flops_per_second(card.fp16_tflops),
-        fp32_flops_per_second=_flops_per_second(card.fp32_tflops),
+        bf16_flops_per_second=None if card.bf16_tflops is None else round(card.bf16_tflops * 10**12),
+        fp16_flops_per_second=round(card.fp16_tflops * 10**12),
+        fp32_flops_per_second=round(card.fp32_tflops * 10**12),
         host_link_bytes_per_second=_LANE_BYTES_PER_SECOND[card.pcie_generation] * card.pcie_lanes,
         source=f"memory {card.memory_source}; speed: {card.speed_source}",
     )
-
-
-def _flops_per_second(tflops: float | None) -> int | None:
-    return None if tflops is None else round(tflops * 10**12)
 
 
 def _non_torch_bytes(card: _Card) -> int:
@@ -180,7 +178,7 @@ def _non_torch_bytes(card: _Card) -> int:
     ruled = overhead(card.multiprocessors, card.compute_capability)
     if ruled is None:
         raise AssertionError(f"{card.key}: no row for compute capability {card.compute_capability}")
-    return ruled.total_bytes
+    return ruled
 
 
 def _imagined(text: str) -> Hardware:
@@ -222,10 +220,3 @@ def _spellings(card: _Card) -> frozenset[str]:
     """Other names, the key without its memory size, and the bare key with the marketed size (``rtx3090 24gb``)."""
     bare = _MEMORY_SUFFIX.sub("", card.key)
     return frozenset(map(_normal, (*card.other_names, bare, f"{bare}-{card.marketed_gib}gb")))
-
-
-def _nearest(name: str) -> str:
-    keys = {_normal(card.key): card.key for card in _cards()}
-    near = difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)
-    guess = f"Did you mean {' or '.join(keys[text] for text in near)}? " if near else ""
-    return guess + _LIST_COMMAND

@@ -16,7 +16,6 @@ _WITHOUT_A_GPU = """\
 --gpu NAME --simulate   trains on the CPU and runs out of memory where that card would
 --use_cpu               trains on the CPU, within this machine's own memory"""
 
-
 _ONE_CARD = "Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them)."
 
 
@@ -41,7 +40,9 @@ def choose(name: str | None, *, use_cpu: bool, store: Store | None = None) -> Ha
         return named(name)
     detected = detect()
     if not detected:
-        raise NoGpuError(_nothing_found(), hint=_WITHOUT_A_GPU)
+        hidden_by = os.environ.get("CUDA_VISIBLE_DEVICES")
+        perhaps = "" if hidden_by is None else f" with CUDA_VISIBLE_DEVICES={hidden_by!r}"
+        raise NoGpuError(f"No NVIDIA GPU was found on this machine{perhaps}.", hint=_WITHOUT_A_GPU)
     return measured(detected[0], store or Store(cache_folder()))
 
 
@@ -58,14 +59,6 @@ def several(names: str) -> tuple[Hardware, ...]:
         return catalog()
     listed = [name for name in names.split(",") if name.strip()]
     return tuple(map(named, listed)) if len(listed) > 1 else ()
-
-
-def _nothing_found() -> str:
-    """Says so when CUDA_VISIBLE_DEVICES may be the reason."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return "No NVIDIA GPU was found on this machine."
-    return f"No NVIDIA GPU was found on this machine with CUDA_VISIBLE_DEVICES={wanted!r}."
 
 
 def training_device(named: Hardware, *, simulate: bool) -> Hardware:

@@ -18,9 +18,10 @@ AMD cards are not found: NVML does not know them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,31 +66,40 @@ class _Card:
     """The card itself, or its MIG instances, of which there may be none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    total_bytes: int
-    free_bytes: int
-    source: str
-
-
 def detect() -> tuple[Hardware, ...]:
     """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver.
 
     Raises:
         UnreadableGpuError: NVML lists a card but does not answer for it, so nothing can be planned on it.
     """
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return ()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            cards = [_card(nvml, index, handle) for index, handle in enumerate(handles)]
+            ordered = _in_cuda_order(nvml, cards, os.environ.get("CUDA_DEVICE_ORDER"))
+            devices = _visible(ordered, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return tuple(_hardware(nvml, device) for device in devices)
+        except nvml.NVMLError as error:
+            raise UnreadableGpuError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
+
+
+@contextlib.contextmanager
+def nvml_session() -> Iterator[Any]:
+    """Starts NVML and ends it; gives pynvml, or a text that says why there is none."""
     try:
         import pynvml  # a machine without NVIDIA's driver does without it
-    except ImportError:
-        return ()
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return _detected(pynvml)
+    except ImportError:
+        yield "NVML is not installed"
+        return
     except pynvml.NVMLError as error:
-        raise UnreadableGpuError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
+        yield f"NVML does not start ({error})"
+        return
+    try:
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
@@ -105,13 +115,6 @@ def host() -> Hardware:
         non_torch_bytes=HOST_NON_TORCH_BYTES,
         source=memory.source,
     )
-
-
-def _detected(nvml: Any) -> tuple[Hardware, ...]:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    cards = [_card(nvml, index, handle) for index, handle in enumerate(handles)]
-    ordered = _in_cuda_order(nvml, cards, os.environ.get("CUDA_DEVICE_ORDER"))
-    return tuple(_hardware(nvml, device) for device in _visible(ordered, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -135,13 +138,12 @@ def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
     """The MIG instances that were made; NVML counts places, and a place may be empty."""
     places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle))
     handles = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, place) for place in places)
-    return tuple(_instance(nvml, whole, handle) for handle in handles if handle is not None)
-
-
-def _instance(nvml: Any, whole: _Device, handle: Any) -> _Device:
-    numbers = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    return _Device(whole.index, uuid, handle, card=whole.handle, instance=f"MIG-{whole.uuid}/{numbers}")
+    instances = []
+    for handle in filter(None, handles):
+        numbers = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), f"MIG-{whole.uuid}/{numbers}"
+        instances.append(_Device(whole.index, uuid, handle, card=whole.handle, instance=name))
+    return tuple(instances)
 
 
 def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequence[_Card]:
@@ -164,10 +166,10 @@ def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
 
 def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
     entries = [entry.strip() for entry in wanted.split(",")]
-    find = {"GPU-": _by_card_uuid, "MIG-": _by_instance_uuid}.get(entries[0][:4], _by_number)
+    find = _by_uuid if entries[0][:4] in ("GPU-", "MIG-") else _by_number
     shown: list[_Device] = []
     for entry in entries:
-        device = find(cards, entry)
+        device = find(cards, entry, entries[0][:4])
         if device is None:
             break
         if device in shown:
@@ -176,7 +178,7 @@ def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
     return shown
 
 
-def _by_number(cards: Sequence[_Card], entry: str) -> _Device | None:
+def _by_number(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
     """``"1"``, and ``"1gpu"`` too: C's strtoul reads as far as the digits go."""
     digits = re.match(r"\+?(\d+)", entry)
     if digits is None or int(digits[1]) >= len(cards):
@@ -184,21 +186,20 @@ def _by_number(cards: Sequence[_Card], entry: str) -> _Device | None:
     return next(iter(cards[int(digits[1])].devices), None)
 
 
-def _by_card_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
-    """``"GPU-8932f937"``: as much of the UUID as names one card."""
-    matches = [card for card in cards if entry.startswith("GPU-") and card.uuid.startswith(entry)]
-    return next(iter(matches[0].devices), None) if len(matches) == 1 else None
-
-
-def _by_instance_uuid(cards: Sequence[_Card], entry: str) -> _Device | None:
-    """``"MIG-<uuid>"``, or ``"MIG-GPU-<uuid>/1/0"`` as before R470."""
+def _by_uuid(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
+    """``"GPU-8932f937"`` or ``"MIG-<uuid>"``, as far as it names one; ``"MIG-GPU-<uuid>/1/0"`` before R470."""
+    if not entry.startswith(kind):
+        return None
+    if kind == "GPU-":
+        named = [card for card in cards if card.uuid.startswith(entry)]
+        return next(iter(named[0].devices), None) if len(named) == 1 else None
     devices = [device for card in cards for device in card.devices if device.instance]
-    matches = [d for d in devices if entry.startswith("MIG-") and (d.uuid.startswith(entry) or d.instance == entry)]
+    matches = [device for device in devices if device.uuid.startswith(entry) or device.instance == entry]
     return matches[0] if len(matches) == 1 else None
 
 
-def _memory(nvml: Any, handle: Any) -> _Memory:
-    """The device's memory, as torch counts it.
+def _memory(nvml: Any, handle: Any) -> tuple[int, int, str]:
+    """The device's total and free bytes, as torch counts them, and where they are from.
 
     NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
     second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
@@ -210,21 +211,25 @@ def _memory(nvml: Any, handle: Any) -> _Memory:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return _Memory(memory.total, memory.free, "NVML, with the driver's reserve")
-    return _Memory(memory.total - memory.reserved, memory.free, "NVML, without the driver's reserve")
+        return memory.total, memory.free, "NVML, with the driver's reserve"
+    return memory.total - memory.reserved, memory.free, "NVML, without the driver's reserve"
 
 
 def _hardware(nvml: Any, device: _Device) -> Hardware:
-    memory = _memory(nvml, device.handle)
+    total_bytes, free_bytes, source = _memory(nvml, device.handle)
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
-    known = recognise(name, memory.total_bytes)
-    ruled = known.non_torch_bytes if known else _non_torch_by_rule(nvml, device, capability)
+    known = recognise(name, total_bytes)
+    if known:
+        ruled: int | None = known.non_torch_bytes
+    else:  # None where NVML does not tell what the rule needs
+        multiprocessors = _multiprocessors(nvml, device, capability)
+        ruled = overhead(multiprocessors, capability) if multiprocessors and capability else None
     return Hardware(
         name=name,
         origin="detected",
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
         non_torch_bytes=ruled or max(card.non_torch_bytes for card in catalog()),
         compute_capability=capability,
         bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
@@ -234,16 +239,9 @@ def _hardware(nvml: Any, device: _Device) -> Hardware:
         host_link_bytes_per_second=known.host_link_bytes_per_second if known else None,
         index=device.index,
         uuid=device.uuid,
-        source=f"memory: {memory.source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
+        source=f"memory: {source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
         f"outside torch: {'by its multiprocessors' if ruled else 'unknown, the largest in the catalog'}",
     )
-
-
-def _non_torch_by_rule(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
-    """For a card that the catalog does not hold; None where NVML does not tell what the rule needs."""
-    multiprocessors = _multiprocessors(nvml, device, capability)
-    ruled = overhead(multiprocessors, capability) if multiprocessors and capability else None
-    return None if ruled is None else ruled.total_bytes
 
 
 def _multiprocessors(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:

@@ -108,10 +108,11 @@ def parse_mishaps(text: str) -> tuple[Mishap, ...]:
     Raises:
         UsageError: with what is wrong, and how mishaps are written.
     """
-    words = [word for word in text.split() if word != COUNT]
     wrong: list[str] = []
     mishaps: list[Mishap] = []
-    for word in words:
+    for word in text.split():
+        if word == COUNT:
+            continue
         try:
             mishaps.append(_parse(word.split(":")))
         except ValueError:
@@ -153,10 +154,9 @@ def _parse(parts: Sequence[str]) -> Mishap:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if int(text) < 1:
         raise ValueError
-    return number
+    return int(text)
 
 
 @contextlib.contextmanager
@@ -279,9 +279,7 @@ class Fate:
 
     def _due_at_save(self, kind: str) -> list[AtSave]:
         """Lists what is due at the checkpoint that is being written, or was last."""
-        if not self._at_save:
-            return []
-        named = [mishap for mishap in self._at_save if mishap.kind == kind and mishap.save == self._saves]
+        named = [mishap for mishap in self._at_save if (mishap.kind, mishap.save) == (kind, self._saves)]
         return [mishap for mishap in named if mishap not in self._marks]
 
     def _come_and_go(self, taken: Taken) -> None:

@@ -100,14 +100,11 @@ def room_findings(
         memory: This machine's; read here by default.
         free_disk_bytes: Of the disk of the output folder; read here by default.
     """
-    free_bytes = free_disk(load.output_dir) if free_disk_bytes is None else free_disk_bytes
-    return (*_memory(load, memory or host_memory()), *_disk(load, free_bytes))
-
-
-def free_disk(folder: pathlib.Path) -> int:
-    """Reads the free bytes of the disk that the folder lies on, or will lie on once it is made."""
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free
+    folder = load.output_dir.absolute()  # which may yet have to be made
+    if free_disk_bytes is None:
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free_disk_bytes = shutil.disk_usage(existing).free
+    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes))
 
 
 def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
@@ -136,21 +133,18 @@ def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
     saves = str(load.job.arguments.get("save_strategy", "steps")) != "no"
     free = f"The disk of {load.output_dir} has {format_bytes(free_bytes)} free"
     one = load.checkpoint_bytes if saves else 0
-    if load.model_bytes > free_bytes:
-        yield _full(f"{free}, and the trained model takes {format_bytes(load.model_bytes)}.", load)
-    elif one + load.model_bytes > free_bytes:
-        yield _full(
-            f"{free}, and one checkpoint with the trained model takes {format_bytes(one + load.model_bytes)}.",
-            load,
-            "--save_only_model true keeps no optimizer state, --save_strategy no writes the trained model alone; or ",
-        )
-    elif one:
-        yield from _all_checkpoints(load, free_bytes, free)
-
-
-def _full(message: str, load: Load, instead: str = "") -> Finding:
-    cure = f"{instead}give --output_dir a folder on another disk."
-    return Finding(kind="error", error=OutputFolderError.__name__, message=message, cure=f"{cure[0].upper()}{cure[1:]}")
+    if one + load.model_bytes <= free_bytes:
+        if one:
+            yield from _all_checkpoints(load, free_bytes, free)
+        return
+    what, cure = "the trained model", "Give --output_dir a folder on another disk."
+    if load.model_bytes <= free_bytes:
+        what = "one checkpoint with the trained model"
+        alone = "--save_strategy no writes the trained model alone; or give --output_dir a folder on another disk."
+        cure = f"--save_only_model true keeps no optimizer state, {alone}"
+    needed = one + load.model_bytes if load.model_bytes <= free_bytes else load.model_bytes
+    message = f"{free}, and {what} takes {format_bytes(needed)}."
+    yield Finding(kind="error", error=OutputFolderError.__name__, message=message, cure=cure)
 
 
 def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding]:

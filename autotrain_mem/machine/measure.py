@@ -16,8 +16,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store
@@ -51,10 +52,8 @@ class Loaded:
     """What torch's allocator holds of the card."""
 
 
-class Run(Protocol):
-    """Runs a child on a card: inside the context it holds still, after it the child has ended. Raises NotMeasured."""
-
-    def __call__(self, hardware: Hardware) -> contextlib.AbstractContextManager[Loaded]: ...
+Run = Callable[[Hardware], contextlib.AbstractContextManager[Loaded]]
+"""Runs a child on a card: inside the context it holds still, after it the child has ended. Raises NotMeasured."""
 
 
 def measured(hardware: Hardware, store: Store, run: Run | None = None) -> Hardware:
@@ -73,7 +72,9 @@ def measured(hardware: Hardware, store: Store, run: Run | None = None) -> Hardwa
 
 
 def _measured_bytes(hardware: Hardware, run: Run, store: Store) -> int:
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            raise NotMeasured(nvml)
         key = _key(nvml, hardware)
         kept = store.get(KIND, key)
         if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
@@ -88,22 +89,6 @@ def _measured_bytes(hardware: Hardware, run: Run, store: Store) -> int:
     return outside_bytes
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    try:
-        import pynvml  # a machine without NVIDIA's driver does without it
-
-        pynvml.nvmlInit()
-    except ImportError as error:
-        raise NotMeasured("NVML is not installed") from error
-    except pynvml.NVMLError as error:
-        raise NotMeasured(f"NVML does not start ({error})") from error
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
 # -- the measurement -------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +100,11 @@ def _measure(nvml: Any, hardware: Hardware, run: Run) -> int:
         own_bytes = None if loaded.pid in strangers else _by_process(nvml, handle).get(loaded.pid)
         taken_bytes = free_before - _free_bytes(nvml, handle)
     if own_bytes is None:
-        _check_alone(lambda: _free_bytes(nvml, handle), free_before)
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while abs(_free_bytes(nvml, handle) - free_before) > STEADY_BYTES:
+            if time.monotonic() > deadline:  # else the card is as it was before the child
+                raise NotMeasured("another process took or freed memory meanwhile")
+            time.sleep(0.1)
         own_bytes = taken_bytes
     return own_bytes - loaded.reserved_bytes
 
@@ -131,15 +120,6 @@ def _by_process(nvml: Any, handle: Any) -> Mapping[int, int | None]:
 
 def _free_bytes(nvml: Any, handle: Any) -> int:
     return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)  # the same in both versions of the query: detect._memory
-
-
-def _check_alone(free_bytes: Callable[[], int], free_before: int) -> None:
-    """Wait until the card is as it was before the child. Raises NotMeasured when it does not become so."""
-    deadline = time.monotonic() + RELEASE_SECONDS
-    while abs(free_bytes() - free_before) > STEADY_BYTES:
-        if time.monotonic() > deadline:
-            raise NotMeasured("another process took or freed memory meanwhile")
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager

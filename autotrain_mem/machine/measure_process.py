@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from autotrain_mem.processes import Channel
 
@@ -19,61 +19,30 @@ HEADS = 4
 VOCABULARY = 4096
 
 
-class Card(Protocol):
-    """A device that says what torch took of it."""
-
-    @property
-    def device(self) -> str:
-        """torch's name of it."""
-
-    @property
-    def half(self) -> Any:
-        """torch's 16-bit dtype that it trains in."""
-
-    def reserved_bytes(self) -> int:
-        """Says what torch's allocator holds, once all work is done."""
-
-
-class CudaCard:
-    """The one card that this process sees."""
-
-    device = "cuda"
-
-    @property
-    def half(self) -> Any:
-        """bf16, or fp16 where bf16 is only emulated (before Ampere)."""
-        import torch
-
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-    def reserved_bytes(self) -> int:
-        """Says what the allocator holds."""
-        import torch
-
-        torch.cuda.synchronize()
-        return int(torch.cuda.memory_reserved())
-
-
 def main() -> None:
-    """Load, tell, and hold still."""
+    """Load on the one card that this process sees, tell what torch's allocator holds, and hold still."""
     channel = Channel(ignore_interrupt=True)
     try:
-        card = CudaCard()
-        exercise(card)
-        channel.send({"reserved_bytes": card.reserved_bytes()})
+        import torch
+
+        # fp16 where bf16 is only emulated (before Ampere)
+        half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        exercise("cuda", half)
+        torch.cuda.synchronize()
+        channel.send({"reserved_bytes": int(torch.cuda.memory_reserved())})
     except Exception as error:  # whatever stands in the way, the parent does without the figure and says why
         channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
     channel.receive()
 
 
-def exercise(card: Card, sizes: tuple[int, ...] = SIZES) -> None:
+def exercise(device: str, half: Any, sizes: tuple[int, ...] = SIZES) -> None:
     """Every step of ``STEPS``, in fp32 and in 16 bits, at every size."""
     import torch
 
-    for dtype in (torch.float32, card.half):
+    for dtype in (torch.float32, half):
         for size in sizes:
             for step in STEPS:
-                step(card.device, dtype, size)
+                step(device, dtype, size)
 
 
 def _embedding_and_loss(device: str, dtype: Any, size: int) -> None:

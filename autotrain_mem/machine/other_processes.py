@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.spec.experience import OtherProcess
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB
@@ -29,7 +30,8 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
         if opened is None:
             return ()
         nvml, handle = opened
-        listed = [_named(pid, used) for pid, used in _listed(nvml, handle).items()]
+        by_process = _listed(nvml, handle)
+        listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
         unnamed_bytes = _taken_bytes(nvml, handle) - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
         listed.append(OtherProcess(pid=NOBODY, name="", used_bytes=unnamed_bytes))
@@ -45,20 +47,9 @@ def held_by(hardware: Hardware, pid: int) -> int | None:
 @contextlib.contextmanager
 def _opened(hardware: Hardware) -> Iterator[tuple[Any, Any] | None]:
     """NVML, and the card in its words; None where there is no such card, or no NVML."""
-    try:
-        import pynvml  # a machine without NVIDIA's driver does without it
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield (pynvml, pynvml.nvmlDeviceGetHandleByUUID(hardware.uuid)) if hardware.uuid else None
-    finally:
-        pynvml.nvmlShutdown()
+    with nvml_session() as nvml:
+        known = not isinstance(nvml, str) and hardware.uuid
+        yield (nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)) if known else None
 
 
 def _listed(nvml: Any, handle: Any) -> dict[int, int]:
@@ -81,10 +72,6 @@ def _taken_bytes(nvml: Any, handle: Any) -> int:
     except nvml.NVMLError:
         return 0
     return int(memory.total - memory.reserved - memory.free)
-
-
-def _named(pid: int, used_bytes: int) -> OtherProcess:
-    return OtherProcess(pid=pid, name=_name(pid), used_bytes=used_bytes)
 
 
 def _name(pid: int) -> str:

@@ -39,8 +39,6 @@ explains: 1.2 GiB on an A10G of 22.20 GiB that trained in 8 bit under torch 2.1 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from autotrain_mem.units import KIB, MIB
 
 CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4
@@ -72,29 +70,15 @@ _NCCL_BUFFER_BYTES = 4 * MIB + 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8
 ``DEFAULT_BUFFSIZE``, ``DEFAULT_LL_BUFFSIZE``, ``DEFAULT_LL128_BUFFSIZE``. 9.2 MiB."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overhead:
-    """One process's share of a device that torch's allocator does not see."""
-
-    context_bytes: int
-    kernels_bytes: int
-    nccl_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        """Says what a plan sets aside."""
-        return self.context_bytes + self.kernels_bytes + self.nccl_bytes
-
-
-def overhead(multiprocessors: int, compute_capability: tuple[int, int]) -> Overhead | None:
-    """By the table above; None for a compute capability that it does not know.
+def overhead(multiprocessors: int, compute_capability: tuple[int, int]) -> int | None:
+    """Bytes that a plan sets aside for one process; None for a compute capability that the table does not know.
 
     An A100 has 108 SMs of 2048 threads: a context of 486 MiB and 160 MiB of kernels, 646 in all. Found: 422 to 532.
     """
     threads = _RESIDENT_THREADS.get(compute_capability)
     if threads is None:
         return None
-    return Overhead(context_bytes=multiprocessors * threads * CONTEXT_BYTES_PER_THREAD, kernels_bytes=KERNELS_BYTES)
+    return multiprocessors * threads * CONTEXT_BYTES_PER_THREAD + KERNELS_BYTES
 
 
 def nccl_bytes(processes: int, channels: int, connections: int) -> int:

@@ -89,7 +89,12 @@ def preferences(count: int, seed: int, *, conversational: bool = True) -> Iterat
     random = Random(seed)
     for row in problems(count, seed):
         question, solution = row["messages"]
-        miscounted = {**solution, "content": _miscounted(solution["content"], random.randint(1, 9))}
+        # The same solution with a slip in its last sum, and so a wrong answer.
+        *lines, last_sum, answer = solution["content"].splitlines()
+        total = int(answer.rpartition(" ")[2])
+        wrong = total + random.randint(1, 9)
+        content = "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
+        miscounted = {**solution, "content": content}
         pair = {"prompt": question, "chosen": solution, "rejected": miscounted}
         yield {name: [message] if conversational else message["content"] for name, message in pair.items()}
 
@@ -110,7 +115,7 @@ def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def write_dataset(path: Path, *, rows: int, seed: int) -> None:
-    """Write ``rows`` problems as JSON lines. The file appears whole or not at all; an older one is replaced."""
+    """Write ``rows`` problems as :func:`write_rows` does."""
     write_rows(path, problems(rows, seed))
 
 
@@ -126,41 +131,21 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _miscounted(solution: str, by: int) -> str:
-    """The same solution with a slip in its last sum, and so a wrong answer."""
-    *lines, last_sum, answer = solution.splitlines()
-    total = int(answer.rpartition(" ")[2])
-    wrong = str(total + by)
-    return "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
-
-
 def _problem(random: Random, step_count: int) -> dict[str, Any]:
     name, things = random.choice(_NAMES), random.choice(_THINGS)
     start = random.randrange(5, 61)
-    steps = _steps(random, start, step_count)
+    steps = [_step(random, start)]
+    while len(steps) < step_count:
+        steps.append(_step(random, steps[-1].after))
     story = [random.choice(_OPENINGS).format(name=name, amount=start, things=things)]
     story += [random.choice(_SENTENCES[step.symbol]).format(name=name, amount=step.amount) for step in steps]
     question = " ".join([*story, f"How many {things} does {name} have now?"])
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _solution(start, steps)}]
-    return {"messages": messages}
-
-
-def _solution(start: int, steps: list[_Step]) -> str:
-    """The running total, one line a step: ``More come in: 14 + 6 = 20.``"""
-    lines = [f"We start with {start}."]
+    solution = [f"We start with {start}."]  # the running total, one line a step: ``More come in: 14 + 6 = 20.``
     for step in steps:
         reason = _REASONS[step.symbol].format(amount=step.amount)
-        lines.append(f"{reason}: {step.before} {step.symbol} {step.amount} = {step.after}.")
-    return "\n".join([*lines, f"Answer: {steps[-1].after}"])
-
-
-def _steps(random: Random, start: int, count: int) -> list[_Step]:
-    steps: list[_Step] = []
-    total = start
-    for _ in range(count):
-        steps.append(_step(random, total))
-        total = steps[-1].after
-    return steps
+        solution.append(f"{reason}: {step.before} {step.symbol} {step.amount} = {step.after}.")
+    answer = "\n".join([*solution, f"Answer: {steps[-1].after}"])
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def _step(random: Random, total: int) -> _Step:

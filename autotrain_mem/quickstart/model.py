@@ -116,30 +116,32 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     Raises:
         OutputFolderError: something stands there that no earlier build made.
     """
-    _refuse_what_is_not_ours(folder)
+    from transformers.utils import logging
+
+    card = folder / "README.md"
+    ours = card.is_file() and card.read_text(encoding="utf-8", errors="replace") == MODEL_CARD
+    empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not (ours or empty):
+        raise OutputFolderError(
+            f"{folder} exists and was not made by the quickstart, so it is not replaced.",
+            hint="Name another folder, or remove this one.",
+        )
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     unfinished.mkdir(parents=True, exist_ok=True)
     try:
         tokenizer.save_pretrained(unfinished)
-        _save_quietly(_random_model(config), unfinished)
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # a tiny model is written before it could be drawn
+        try:
+            _random_model(config).save_pretrained(unfinished)
+        finally:
+            if shown:
+                logging.enable_progress_bar()
         (unfinished / "README.md").write_text(MODEL_CARD, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _save_quietly(model: Any, folder: Path) -> None:
-    """Without transformers' progress bar: a tiny model is written before it could be drawn."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _random_model(config: Any) -> Any:
@@ -152,14 +154,3 @@ def _random_model(config: Any) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=256, **special_token_ids())
     return model
-
-
-def _refuse_what_is_not_ours(folder: Path) -> None:
-    card = folder / "README.md"
-    ours = card.is_file() and card.read_text(encoding="utf-8", errors="replace") == MODEL_CARD
-    empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not (ours or empty):
-        raise OutputFolderError(
-            f"{folder} exists and was not made by the quickstart, so it is not replaced.",
-            hint="Name another folder, or remove this one.",
-        )

@@ -1,4 +1,4 @@
-"""Everything that the command prints: functions from nouns to rich renderables. The caller owns the console."""
+"""Shows the lists of cards and of recipes, what a run did, and errors. The caller owns the console."""
 
 from __future__ import annotations
 
@@ -10,29 +10,11 @@ from rich.text import Text
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
-from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.layout import BAD, QUIET, Block, Column, add, columned, hanging, table
-from autotrain_mem.report.plan import plan_view
-from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.spec import Hardware, Report
-from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import format_bytes
 
-__all__ = [
-    "SearchProgress",
-    "TrainingProgress",
-    "attempts_view",
-    "error_view",
-    "estimate_view",
-    "gpus_view",
-    "plan_view",
-    "recipes_view",
-    "report_view",
-]
-
 _UNKNOWN = "-"
-
 
 _GPU_COLUMNS: tuple[Column[Hardware], ...] = (
     Column("name", lambda card: card.name),
@@ -57,11 +39,9 @@ Memory is what torch reports, which is less than the size on the box.
 Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
 {_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
 
-
 _RECIPES_NOTE = """\
 autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags win over what a recipe says.
 The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
-
 
 _RECIPE_COLUMNS: tuple[Column[Recipe], ...] = (
     Column("name", lambda recipe: recipe.name),
@@ -89,21 +69,18 @@ def report_view(report: Report) -> RenderableType:
         add(grid, "reward", _moved(report.first_reward, report.last_reward))
     add(grid, "peak", _allocated(report))
     if report.measured is not None:
-        add(grid, "", _reserved(report, report.measured))
-        if report.measured.num_alloc_retries:
-            add(grid, "retries", _retries(report.measured.num_alloc_retries))
-    if survived := _survived(report):
-        add(grid, "survived", survived)
+        predicted, measured = report.predicted_peak_reserved_bytes, report.measured.peak_reserved_bytes
+        add(grid, "", _peaks("reserved", predicted, measured, report.reserved_prediction_error))
+        if retries := report.measured.num_alloc_retries:
+            stops = "the allocator gave its cache back to go on, which stops the GPU: more --headroom avoids that"
+            add(grid, "retries", f"{formatting.counted(retries, 'time')} {stops}")
+    incidents = f"{formatting.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
+    restarts = formatting.counted(report.restarts, "restart") if report.restarts else ""
+    if incidents or restarts:
+        add(grid, "survived", ", ".join(filter(None, [incidents, restarts])))
     add(grid, "output folder", report.output_dir)
     headline = Text(f"trained {steps} in {formatting.duration(report.seconds)}", style="bold")
     return Block(Group(headline, Block(grid, 2)))
-
-
-def _survived(report: Report) -> str:
-    """``2 times out of memory, 1 restart``; empty for a run that nothing befell."""
-    incidents = f"{formatting.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
-    restarts = formatting.counted(report.restarts, "restart") if report.restarts else ""
-    return ", ".join(filter(None, [incidents, restarts]))
 
 
 def _moved(first: float | None, last: float | None) -> str:
@@ -124,20 +101,10 @@ def _allocated(report: Report) -> str:
     return f"{sentence} (the prediction is for the longest row, which this run may not have drawn)"
 
 
-def _reserved(report: Report, measured: MemoryReading) -> str:
-    predicted, error = report.predicted_peak_reserved_bytes, report.reserved_prediction_error
-    return _peaks("reserved", predicted, measured.peak_reserved_bytes, error)
-
-
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:
     """``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
     sentence = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
     return sentence if error is None else f"{sentence}: error {100 * error:+.1f} %"
-
-
-def _retries(count: int) -> str:
-    times = formatting.counted(count, "time")
-    return f"{times} the allocator gave its cache back to go on, which stops the GPU: more --headroom avoids that"
 
 
 def error_view(error: AutofitError) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -10,11 +11,14 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, table, title
-from autotrain_mem.spec import Estimate, Hardware, Owner, ReservedEstimate
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, section, table
+from autotrain_mem.spec import Estimate, Hardware, Owner
 from autotrain_mem.units import format_bytes
 
 LARGEST_MODULES = 5
+
+Row = tuple[str, str, int, str]
+"""A line of a sum: its sign, a name, a figure in steps of the scale, and a note."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +26,8 @@ class Sum:
     """The shown figures, in steps of the scale: the owners sum to the peak, and this and what follows to the need."""
 
     scale: Scale
-    owners: tuple[int, ...]
+    owned: tuple[tuple[str, int], ...]
+    """By what holds them; owners of nothing are left out."""
     peak: int
     cached: int
     non_torch: int
@@ -59,16 +64,19 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
 
 def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Which phase needs how much, and which modules most."""
-    phases: list[RenderableType] = [Text(), title("peak allocated by phase"), Block(_phase_table(estimate, shown), 2)]
+    phases = section("peak allocated by phase", Block(_phase_table(estimate, shown), 2))
     if not estimate.memory.modules_at_peak:
         return phases
-    return [*phases, Text(), title("largest modules at the peak"), Block(_module_table(estimate), 2)]
+    grid = table("size", "module", right=(0,), show_header=False)
+    for name, size in estimate.memory.modules_at_peak[:LARGEST_MODULES]:
+        add(grid, format_bytes(size), name)
+    return [*phases, *section("largest modules at the peak", Block(grid, 2))]
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:
     """Shows what the figures leave out."""
     lines = [Block(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
-    return [Text(), title("not counted"), *lines] if lines else []
+    return section("not counted", *lines) if lines else []
 
 
 def _why_not(estimate: Estimate) -> list[RenderableType]:
@@ -83,16 +91,11 @@ def _why_not(estimate: Estimate) -> list[RenderableType]:
         reason = f"it would get by only by giving its cache back {times}, each of which stops the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"
-    return [hanging(f"  {reason}{_other_mode(estimate)}")]
-
-
-def _other_mode(estimate: Estimate) -> str:
-    """``; expandable segments would need 10.1 GiB, which fits``; empty where they are on, or need no less."""
-    other = estimate.with_expandable_segments()
-    if other.required_bytes >= estimate.required_bytes:
-        return ""
-    fits = "which fits" if other.fits else "which does not fit either"
-    return f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
+    other = estimate.with_expandable_segments()  # which are on, or need no less, where nothing is said of them
+    if other.required_bytes < estimate.required_bytes:
+        fits = "which fits" if other.fits else "which does not fit either"
+        reason += f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
+    return [hanging(f"  {reason}")]
 
 
 def sum_of(estimate: Estimate) -> Sum:
@@ -100,13 +103,14 @@ def sum_of(estimate: Estimate) -> Sum:
     memory = estimate.memory
     scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
     needed = scale.steps(estimate.required_bytes)
-    outside = [estimate.hardware.non_torch_bytes, estimate.vllm_share_bytes]
-    sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *outside]
+    beside = [estimate.hardware.non_torch_bytes, estimate.vllm_share_bytes]
+    sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *beside]
     peak, cached, non_torch, vllm_share = scale.share(needed, sizes)
-    owners = scale.share(peak, [memory.owners_at_peak.get(owner, 0) for owner in Owner])
+    held = [memory.owners_at_peak.get(owner, 0) for owner in Owner]
+    owned = zip(Owner, scale.share(peak, held), strict=True)
     return Sum(
         scale=scale,
-        owners=tuple(owners),
+        owned=tuple((formatting.OWNERS[owner], steps) for owner, steps in owned if memory.owners_at_peak.get(owner)),
         peak=peak,
         cached=cached,
         non_torch=non_torch,
@@ -116,24 +120,34 @@ def sum_of(estimate: Estimate) -> Sum:
 
 
 def _sum_table(estimate: Estimate, shown: Sum) -> Table:
-    """Each total is the sum of the figures shown above it; owners of nothing are left out."""
+    """Each total is the sum of the figures shown above it."""
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
-    owned = [each for each in zip(Owner, shown.owners, strict=True) if estimate.memory.owners_at_peak.get(each[0])]
-    rows = [("+", formatting.OWNERS[owner], steps, "") for owner, steps in owned]
+    rows = [("+", name, steps, "") for name, steps in shown.owned]
     rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
     if caches(estimate.hardware):
         mode = formatting.segments(expandable=estimate.knobs.expandable_segments)
         rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
-    rows.append(("+", "outside torch", shown.non_torch, outside_torch(estimate.hardware)))
-    if estimate.vllm_share_bytes:
-        rows.append(("+", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
-    rows.append(("=", "needed", shown.needed, ""))
+    rows += [*outside(estimate, shown, "+"), ("=", "needed", shown.needed, "")]
     grid = table("", "", shown.scale.unit, "", right=(2,))
-    for sign, name, steps, note in rows:
-        text = Text(note, style=f"not bold {QUIET}")
-        add(grid, sign, name, shown.scale.write(steps), text, style="bold" if sign == "=" else "")
+    add_rows(grid, rows, shown.scale)
     _add_budget(grid, estimate, shown)
     return grid
+
+
+def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
+    """Shows what a run holds of the device outside torch's allocator."""
+    note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
+    rows = [(sign, "outside torch", shown.non_torch, note)]
+    if estimate.vllm_share_bytes:
+        rows.append((sign, "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
+    return rows
+
+
+def add_rows(grid: Table, rows: Sequence[Row], scale: Scale) -> None:
+    """Adds lines to a sum; its totals stand out."""
+    for sign, name, steps, note in rows:
+        text = Text(note, style=f"not bold {QUIET}")
+        add(grid, sign, name, scale.write(steps), text, style="bold" if sign == "=" else "")
 
 
 def _add_budget(grid: Table, estimate: Estimate, shown: Sum) -> None:
@@ -154,20 +168,12 @@ def caches(hardware: Hardware) -> bool:
     return hardware.origin != "cpu"
 
 
-def outside_torch(hardware: Hardware) -> str:
-    """Shows what a run holds of the device outside torch's allocator."""
-    return "the CUDA context and its modules" if caches(hardware) else "the process itself"
-
-
 def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Both modes of the allocator side by side; nothing where there is none."""
     if not caches(estimate.hardware):
         return []
-    return [
-        Text(),
-        title("peak reserved, by kind of segments; slack is what of it was not allocated then"),
-        Block(_reserved_table(estimate, shown), 2),
-    ]
+    heading = "peak reserved, by kind of segments; slack is what of it was not allocated then"
+    return section(heading, Block(_reserved_table(estimate, shown), 2))
 
 
 def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
@@ -181,14 +187,11 @@ def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
         chosen = expandable == estimate.knobs.expandable_segments
         steps = shown.peak + shown.cached if chosen else scale.steps(mode.peak_reserved_bytes)
         cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
-        cells += [str(mode.num_alloc_retries), _refused(mode)] if stumbles else []
+        refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
+        cells += [str(mode.num_alloc_retries), refused] if stumbles else []
         mark = Text("counted above" if chosen else "", style=f"not bold {QUIET}")
         add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
     return grid
-
-
-def _refused(mode: ReservedEstimate) -> str:
-    return "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
 
 
 def _phase_table(estimate: Estimate, shown: Sum) -> Table:
@@ -198,11 +201,4 @@ def _phase_table(estimate: Estimate, shown: Sum) -> Table:
     for phase, peak in phases.items():
         steps = shown.peak if peak == estimate.memory.peak_allocated_bytes else scale.steps(peak)
         add(grid, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
-    return grid
-
-
-def _module_table(estimate: Estimate) -> Table:
-    grid = table("size", "module", right=(0,), show_header=False)
-    for name, size in estimate.memory.modules_at_peak[:LARGEST_MODULES]:
-        add(grid, format_bytes(size), name)
     return grid

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Estimate, OtherProcess, Plan, Probe, codec
+from autotrain_mem.spec import OtherProcess, Plan, Probe, codec
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.units import format_bytes
 
@@ -21,16 +21,19 @@ def event_line(event: Mapping[str, Any]) -> str:
     """
     match event["event"]:
         case "room":
-            return free_line(event["before_bytes"], event["now_bytes"])
+            before, now = event["before_bytes"], event["now_bytes"]
+            change = f"{format_bytes(abs(now - before))} of the card were {'taken' if now < before else 'given back'}"
+            return f"{change} since the plan was made: {format_bytes(now)} are free"
         case "probing":
             knobs = codec.from_json(Knobs, event["knobs"])
             return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a process of their own"
         case "probe":
             probe = codec.from_json(Probe, event["probe"])
-            line = probe_line(probe, event["predicted_bytes"], event["budget_bytes"])
-            return "\n".join(filter(None, [line, others_line(probe.others)]))
+            line = f"probe: {outcome(probe, event['predicted_bytes'], event['budget_bytes'])}"
+            others = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in probe.others)
+            return f"{line}\non the card beside this run: {others}" if others else line
         case "replanned":
-            return moved_line(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
+            return _moved(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
         case "restart":
             return _restart(event["restart"])
         case "incident":
@@ -44,9 +47,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             rows = formatting.counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
             return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
-        case "sign":
-            return str(event["message"])
-        case "torn":
+        case "sign" | "torn":
             return str(event["message"])
     return ""
 
@@ -59,41 +60,32 @@ def _restart(restart: Mapping[str, Any]) -> str:
     return f"the training process ended after {step} ({restart['cause']}: {restart['why']}); another {start}{change}"
 
 
-def probe_line(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
-    """``probe: 8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
-    return f"probe: {outcome(probe, predicted_bytes, budget_bytes)}"
-
-
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
-    """The same without saying what it is of."""
+    """``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
     rows = f"{formatting.batch(probe.knobs)} {_rows(probe)}"
     end = "fits" if probe.fits else "does not fit"
+    where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
     if probe.required_bytes is None:
-        return f"{rows}: {_refused(probe)}: {end}"
+        return f"{rows}: out of memory{where}: {end}"
     needed = "needs" if not probe.refused else "held"
     figures = f"{needed} {format_bytes(probe.required_bytes)} of {format_bytes(budget_bytes)}"
-    parts = [f"{figures}, predicted {format_bytes(predicted_bytes)}", _steps(probe), _refused(probe), _retries(probe)]
-    return f"{rows}: {'; '.join(filter(None, parts))}: {end}"
+    parts = [f"{figures}, predicted {format_bytes(predicted_bytes)}"]
+    times = 0 if probe.measured is None else probe.measured.num_alloc_retries
+    if probe.refused:
+        parts.append(f"out of memory{where}")
+    else:
+        parts.append(f"2 steps and a save in {formatting.duration(probe.seconds)}")
+    if times and not probe.refused:
+        parts.append(f"the cache was given back {formatting.counted(times, 'time')} to go on")
+    return f"{rows}: {'; '.join(parts)}: {end}"
 
 
-def moved_line(before: Knobs, plan: Plan) -> str:
+def _moved(before: Knobs, plan: Plan) -> str:
     """``the plan moves: 2 x 4 rows in place of 4 x 2, predicted with what was measured: 60.1 of 99.8 MiB``."""
     names = formatting.differing([before, plan.knobs])
     now, then = formatting.settings(plan.knobs, names), formatting.settings(before, names)
-    return f"the plan moves to {now} (from {then}): {_needs(plan.estimate)}, by what was measured"
-
-
-def others_line(others: Sequence[OtherProcess]) -> str:
-    """``on the card beside this run: python (4242) 1.20 GiB, others 64.0 MiB``; empty where nobody is."""
-    parts = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in others)
-    return f"on the card beside this run: {parts}" if parts else ""
-
-
-def free_line(before_bytes: int, now_bytes: int) -> str:
-    """That somebody came or went since the plan was made."""
-    what = "taken" if now_bytes < before_bytes else "given back"
-    by = f"{format_bytes(abs(now_bytes - before_bytes))} of the card were {what} since the plan was made"
-    return f"{by}: {format_bytes(now_bytes)} are free"
+    needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
+    return f"the plan moves to {now} (from {then}): {needs}, by what was measured"
 
 
 def _who(other: OtherProcess) -> str:
@@ -106,23 +98,3 @@ def _rows(probe: Probe) -> str:
         prompts = f"on prompts of {probe.row_tokens} tokens" if probe.row_tokens else ""
         return f"completions of {knobs.completion_length} tokens {prompts}".strip()
     return f"rows of {probe.row_tokens} tokens" if probe.row_tokens else "rows"
-
-
-def _steps(probe: Probe) -> str:
-    return "" if probe.refused else f"2 steps and a save in {formatting.duration(probe.seconds)}"
-
-
-def _refused(probe: Probe) -> str:
-    where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
-    return f"out of memory{where}" if probe.refused else ""
-
-
-def _retries(probe: Probe) -> str:
-    times = 0 if probe.measured is None else probe.measured.num_alloc_retries
-    return (
-        f"the cache was given back {formatting.counted(times, 'time')} to go on" if times and not probe.refused else ""
-    )
-
-
-def _needs(estimate: Estimate) -> str:
-    return formatting.needs(estimate.required_bytes, estimate.budget_bytes)

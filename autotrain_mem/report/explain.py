@@ -8,18 +8,24 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.estimate import Sum, at_the_peak, caches, not_counted, outside_torch, reserved_modes, sum_of
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, table, title
-from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed
-from autotrain_mem.spec import Candidate, Estimate, Owner, Plan
+from autotrain_mem.report.estimate import (
+    Sum,
+    add_rows,
+    at_the_peak,
+    caches,
+    not_counted,
+    outside,
+    reserved_modes,
+    sum_of,
+)
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, section, table, title
+from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
+from autotrain_mem.spec import Estimate, Plan
 from autotrain_mem.units import format_bytes
 
 LARGEST_OWNERS = 2
 
-_ALIKE = {
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
-    *("local_rollout_forward_batch_size", "expandable_segments"),
-}
+_ALIKE = {*formatting.BATCHES, "expandable_segments"}
 """Settings in which a plan and one of a larger micro-batch may differ: what moves with it, and what costs nothing."""
 
 
@@ -35,9 +41,9 @@ def explain_view(plan: Plan) -> RenderableType:
         *decision(plan),
         Block(grid, 2),
     ]
-    parts += [Text(), title("what binds"), Block(_bounds(plan), 2)]
-    parts += [Text(), title(f"where the memory goes, at the peak in {shown.scale.unit}"), _ledger(estimate, shown)]
     parts += [
+        *section("what binds", Block(_bounds(plan), 2)),
+        *section(f"where the memory goes, at the peak in {shown.scale.unit}", _ledger(estimate, shown)),
         *at_the_peak(estimate, shown),
         *reserved_modes(estimate, shown),
         *_time(plan),
@@ -48,13 +54,9 @@ def explain_view(plan: Plan) -> RenderableType:
         *proposed(plan),
         *not_counted(estimate),
     ]
-    return Block(Group(*parts, Text(), Text(_searched(plan), style=QUIET)))
-
-
-def _searched(plan: Plan) -> str:
-    layers = plan.estimate.memory.rehearsed_layers
+    layers = estimate.memory.rehearsed_layers
     how = "" if layers is None else f", the plan itself on copies of {formatting.counted(layers, 'layer')} at most"
-    return f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}{how}"
+    return Block(Group(*parts, Text(), Text(f"{searched(plan)}{how}", style=QUIET)))
 
 
 # -- what binds ----------------------------------------------------------------------------------------------------
@@ -83,25 +85,18 @@ def _larger(plan: Plan) -> str:
     rows, noun = plan.knobs.per_device_train_batch_size, plan.job.method_facts.row_noun
     if plan.knobs.gradient_accumulation_steps == 1:
         return f"the whole batch of {rows} is computed at once already"
-    larger = [each for each in plan.attempts if each.knobs.per_device_train_batch_size > rows and _alike(each, plan)]
+    alike = [each for each in plan.attempts if set(formatting.differing([each.knobs, plan.knobs])) <= _ALIKE]
+    larger = [each for each in alike if each.knobs.per_device_train_batch_size > rows]
     if not plan.attempts:
         return "nothing was tried"
     if not larger:
         return f"no more than {rows} {noun} at once were tried with these settings"
     nearest = min(each.knobs.per_device_train_batch_size for each in larger)
     last = [each for each in larger if each.knobs.per_device_train_batch_size == nearest][-1]
-    return f"{nearest} {noun} {_judged(last)}"
-
-
-def _alike(attempt: Candidate, plan: Plan) -> bool:
-    return set(formatting.differing([attempt.knobs, plan.knobs])) <= _ALIKE
-
-
-def _judged(attempt: Candidate) -> str:
-    needed = f"need {format_bytes(attempt.required_bytes)}"
-    if not attempt.fits:
-        return f"{needed}, {format_bytes(attempt.required_bytes - attempt.budget_bytes)} more than the budget"
-    speed = attempt.tokens_per_second
+    needed = f"{nearest} {noun} need {format_bytes(last.required_bytes)}"
+    if not last.fits:
+        return f"{needed}, {format_bytes(last.required_bytes - last.budget_bytes)} more than the budget"
+    speed = last.tokens_per_second
     return f"{needed}, which fits{f', at {formatting.rate(speed)} tokens/s' if speed else ''}"
 
 
@@ -129,27 +124,28 @@ def _gentler(plan: Plan) -> str:
 
 def _ledger(estimate: Estimate, shown: Sum) -> Table:
     """From what the device has down to what is left: each line that begins with = is what remains above it."""
-    hardware, memory, write = estimate.hardware, estimate.memory, shown.scale.write
-    budget = shown.scale.steps(estimate.budget_bytes)
-    total = shown.scale.steps(hardware.total_bytes)
+    hardware, scale = estimate.hardware, shown.scale
+    budget, total = scale.steps(estimate.budget_bytes), scale.steps(hardware.total_bytes)
     aside = [hardware.total_bytes - hardware.free_bytes, hardware.free_bytes - estimate.budget_bytes]
-    others, headroom = shown.scale.share(total - budget, aside)
+    others, headroom = scale.share(total - budget, aside)
     rows = [("", "device", total, hardware.name)]
     rows += [("-", "used by others", others, "")] if aside[0] else []
     rows += [("-", "headroom", headroom, "left free, for what no rehearsal sees"), ("=", "budget", budget, "")]
-    rows.append(("-", "outside torch", shown.non_torch, outside_torch(hardware)))
-    if estimate.vllm_share_bytes:
-        rows.append(("-", "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
-    owned = [each for each in zip(Owner, shown.owners, strict=True) if memory.owners_at_peak.get(each[0])]
-    rows += [("-", formatting.OWNERS[owner], steps, "") for owner, steps in owned]
+    rows += outside(estimate, shown, "-")
+    rows += [("-", name, steps, "") for name, steps in shown.owned]
     if caches(hardware):
         rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
     grid = table("", "", "", "", right=(2,), show_header=False)
-    for sign, name, steps, note in rows:
-        quiet = Text(note, style=f"not bold {QUIET}")
-        add(grid, sign, name, write(steps), quiet, style="bold" if sign == "=" else "")
+    add_rows(grid, rows, scale)
     left, fits = budget - shown.needed, estimate.required_bytes <= estimate.budget_bytes
-    add(grid, "=", "free" if fits else "missing", write(abs(left)), "", style=f"bold {GOOD if estimate.fits else BAD}")
+    add(
+        grid,
+        "=",
+        "free" if fits else "missing",
+        scale.write(abs(left)),
+        "",
+        style=f"bold {GOOD if estimate.fits else BAD}",
+    )
     return grid
 
 
@@ -168,4 +164,4 @@ def _time(plan: Plan) -> list[RenderableType]:
         cells = [formatting.brief(seconds)] if known else []
         add(grid, formatting.PHASES[phase], *cells, formatting.percent(share), Bar(share))
     rates = "" if known else f", by the rates of {time.assumed}"
-    return [Text(), title(f"the time of a step{rates}"), Block(grid, 2)]
+    return section(f"the time of a step{rates}", Block(grid, 2))

@@ -57,6 +57,11 @@ LEVELS = {
 """What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
 are there only where there is no level after them but shorter rows."""
 
+BATCHES = {"per_device_train_batch_size", "gradient_accumulation_steps"} | {
+    *("per_device_eval_batch_size", "local_rollout_forward_batch_size"),
+}
+"""Settings that say how many rows are computed at once."""
+
 FLAG_LINE_WIDTH = 74
 """Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
 and can be copied whole."""
@@ -162,14 +167,14 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
     Batches and checkpointing are said elsewhere.
     """
     offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
-    base = _base(knobs)
+    base, generated = _base(knobs), knobs.local_rollout_forward_batch_size
     parts = [
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
         "activations and optimizer on host" if len(offloaded) > 1 else "".join(offloaded),
         f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
-        _at_once("generated", knobs.local_rollout_forward_batch_size if _generates_more(knobs) else None),
+        _at_once("generated", generated if (generated or 0) > knobs.per_device_train_batch_size else None),
     ]
     return ", ".join(filter(None, parts)) or "as asked for"
 
@@ -177,10 +182,6 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 def _base(knobs: Knobs) -> str:
     bits = f"{knobs.base_bits}-bit " if knobs.base_bits else ""
     return f"{bits}LoRA" if knobs.use_peft else ""
-
-
-def _generates_more(knobs: Knobs) -> bool:
-    return (knobs.local_rollout_forward_batch_size or 0) > knobs.per_device_train_batch_size
 
 
 def batch(knobs: Knobs) -> str:
@@ -204,8 +205,3 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {flag}".strip()
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
-
-
-def own_flags(knobs: Knobs) -> str:
-    """Shows what only autofit knows: ``--optimizer_offload``; empty where nothing of it is on."""
-    return " ".join(f"--{name}" for name in OWN_KNOBS if getattr(knobs, name))

@@ -39,10 +39,13 @@ class Block:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrower = options.update_width(max(1, options.max_width - self._indent))
         for line in console.render_lines(self._content, narrower, pad=False):
-            kept = _stripped(line)
-            if kept:
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                text, style, control = line.pop()
                 yield Segment(" " * self._indent)
-            yield from kept
+                yield from line
+                yield Segment(text.rstrip(), style, control)
             yield Segment.line()
 
 
@@ -83,11 +86,7 @@ class Column(Generic[Row]):
 
 
 def columned(rows: Iterable[Row], columns: Sequence[Column[Row]], bold: Callable[[Row], bool] | None = None) -> Table:
-    """A table with a line for each noun.
-
-    Args:
-        bold: The rows that are to stand out.
-    """
+    """A table with a line for each noun; ``bold`` says which rows are to stand out."""
     right = tuple(index for index, column in enumerate(columns) if column.right)
     grid = table(*(column.heading for column in columns), right=right)
     for row in rows:
@@ -99,6 +98,11 @@ def columned(rows: Iterable[Row], columns: Sequence[Column[Row]], bold: Callable
 def title(text: str) -> Text:
     """The line above a block."""
     return Text(text, style=TITLE)
+
+
+def section(heading: str, *content: RenderableType) -> list[RenderableType]:
+    """A blank line, the heading and what stands below it."""
+    return [Text(), title(heading), *content]
 
 
 def hanging(line: str) -> RenderableType:
@@ -117,13 +121,3 @@ def hanging(line: str) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row(Text(label), Text(line[len(label) :]))
     return grid
-
-
-def _stripped(line: list[Segment]) -> list[Segment]:
-    """The line without trailing spaces."""
-    kept = list(line)
-    while kept and not kept[-1].text.strip():
-        kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style, kept[-1].control)
-    return kept

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
-from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
 from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
@@ -21,10 +21,14 @@ from autotrain_mem.units import format_bytes
 def plan_view(plan: Plan) -> RenderableType:
     """The decision and everything a user needs to agree with it, or to take it elsewhere."""
     parts: list[RenderableType] = [*decision(plan), Block(facts(plan), 2)]
-    parts += [Text(), title("settings"), Block(_settings_table(plan), 2)]
+    parts += section("settings", Block(_settings_table(plan), 2))
     parts += [*changes(plan), *proposed(plan), *elsewhere(plan), *_flags(plan)]
-    searched = f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}"
-    return Block(Group(*parts, Text(), Text(searched, style=QUIET)))
+    return Block(Group(*parts, Text(), Text(searched(plan), style=QUIET)))
+
+
+def searched(plan: Plan) -> str:
+    """``6 rehearsals in 41.3 s``."""
+    return f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}"
 
 
 def decision(plan: Plan) -> list[RenderableType]:
@@ -44,21 +48,18 @@ def _loud(lever: Lever) -> str:
 def facts(plan: Plan) -> Table:
     """A line for each thing to know before the details: harm, speed, batch, data, and what was found wrong."""
     grid = table("", "", show_header=False)
-    add(grid, "level", _level(plan))
+    means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
+    add(grid, "level", plan.level if any(map(_loud, plan.levers)) else f"{plan.level}: {means}")
     add(grid, "speed", _speed(plan))
-    add(grid, "batch", _batch(plan))
+    device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
+    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} x 1 {device}"
+    add(grid, "batch", f"{parts}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
     add(grid, "data", _data(plan))
     if share := plan.estimate.vllm_share_bytes:
         add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
-
-
-def _level(plan: Plan) -> str:
-    """Says once what the level means: where something else is trained, a loud line stands above."""
-    loud = any(_loud(lever) for lever in plan.levers)
-    return plan.level if loud else f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"
 
 
 def _speed(plan: Plan) -> Text:
@@ -71,22 +72,14 @@ def _speed(plan: Plan) -> Text:
     return Text(f"{sentence}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
 
 
-def _batch(plan: Plan) -> str:
-    device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
-    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} x 1 {device}"
-    return f"{parts}  ({_noun(plan)} at once x accumulation x devices)"
-
-
-def _noun(plan: Plan) -> str:
-    return plan.job.method_facts.row_noun
-
-
 def _data(plan: Plan) -> Text:
     """Shows how long the rows are, how much of the computing is padding, and what is cut."""
     if plan.data is None:
         return Text(_unread(plan))
-    noun = "prompts" if plan.job.is_online else _noun(plan)
-    lengths = f"{plan.data.rows:,} {noun}: {_percentiles(plan.data)}, max {plan.data.longest} tokens"
+    noun = "prompts" if plan.job.is_online else plan.job.method_facts.row_noun
+    named = zip(PERCENTILES, plan.data.percentiles, strict=True)
+    percentiles = ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
+    lengths = f"{plan.data.rows:,} {noun}: {percentiles}, max {plan.data.longest} tokens"
     return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
 
 
@@ -94,14 +87,7 @@ def _unread(plan: Plan) -> str:
     if plan.job.is_online:
         assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
         return f"{assumed} are assumed: no data were read"
-    lost = "dropped" if plan.job.method_facts.drops_long_rows else "truncated"
-    return f"not read: how much of it is {lost} is not known"
-
-
-def _percentiles(data: DataSummary) -> str:
-    """``p50 152, p95 277, p99 352, p99.9 1033``."""
-    named = zip(PERCENTILES, data.percentiles, strict=True)
-    return ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
+    return f"not read: how much of it is {_lost(plan)} is not known"
 
 
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
@@ -109,26 +95,24 @@ def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
     if plan.job.is_online:
         return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
     padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
-    drops = plan.job.method_facts.drops_long_rows
-    return [Text(padding), _dropped(plan, data) if drops else _truncated(plan, data)]
+    return [Text(padding), _cut(plan, data)]
 
 
-def _truncated(plan: Plan, data: DataSummary) -> Text:
+def _cut(plan: Plan, data: DataSummary) -> Text:
+    """Reward training filters pairs by max_length; all others truncate their rows."""
+    facts, length = plan.job.method_facts, plan.knobs.max_length
     if not data.truncated_rows_fraction:
-        return Text(f"no {_noun(plan).removesuffix('s')} is truncated")
+        return Text(f"no {facts.row_noun.removesuffix('s')} is {_lost(plan)}")
     rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
-    cuts = any(lever.harm is Harm.DATA for lever in plan.levers)
-    sentence = f"max_length {plan.knobs.max_length} truncates {rows} of {_noun(plan)}, which cuts {tokens} of tokens"
-    return Text(sentence, style=LOUD if cuts else "")
+    if facts.drops_long_rows:
+        longer = f"those with a side longer than {length}"
+        return Text(f"drops {rows} of {facts.row_noun}, with {tokens} of tokens: {longer}", style=LOUD)
+    sentence = f"max_length {length} truncates {rows} of {facts.row_noun}, which cuts {tokens} of tokens"
+    return Text(sentence, style=LOUD if any(lever.harm is Harm.DATA for lever in plan.levers) else "")
 
 
-def _dropped(plan: Plan, data: DataSummary) -> Text:
-    """Reward training filters pairs by max_length instead of truncating them."""
-    if not data.truncated_rows_fraction:
-        return Text("no pair is dropped")
-    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
-    longer = f"those with a side longer than {plan.knobs.max_length}"
-    return Text(f"drops {rows} of pairs, with {tokens} of tokens: {longer}", style=LOUD)
+def _lost(plan: Plan) -> str:
+    return "dropped" if plan.job.method_facts.drops_long_rows else "truncated"
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------
@@ -139,7 +123,7 @@ def changes(plan: Plan) -> list[RenderableType]:
     if not plan.levers:
         return []
     lines = [Block(line, 2) for lever in sorted(plan.levers, key=lambda each: each.harm) for line in _lines(lever)]
-    return [Text(), title("changed, least harm first"), *lines]
+    return section("changed, least harm first", *lines)
 
 
 def _lines(lever: Lever) -> list[RenderableType]:
@@ -155,14 +139,10 @@ def proposed(plan: Plan) -> list[RenderableType]:
     """Lists what would be faster and changes the batches, which is the user's to decide."""
     if not plan.proposals:
         return []
-    lines = [
-        Block(line, 2) for each in plan.proposals for line in (Text(each.flags, style="bold"), _indented(each.why))
-    ]
-    return [Text(), title("optional speedups (they change the batches)"), *lines]
-
-
-def _indented(text: str) -> RenderableType:
-    return Block(Text(text), 2)
+    lines: list[RenderableType] = []
+    for each in plan.proposals:
+        lines += [Block(Text(each.flags, style="bold"), 2), Block(Text(each.why), 4)]
+    return section("optional speedups (they change the batches)", *lines)
 
 
 def elsewhere(plan: Plan) -> list[RenderableType]:
@@ -174,19 +154,16 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
         fits = Text(_offer(each, plan)) if each.fits else Text.assemble(("does not fit", BAD), _where(each))
         add(grid, each.level, format_bytes(each.required_bytes), fits)
     budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Block(hanging(f"{sentence}"), 2) for each in gentler(plan) if (sentence := passed_over(each))]
-    return [Text(), title(f"other levels of harm, against a budget of {budget}"), Block(grid, 2), *notes]
+    notes = [Block(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each))]
+    return section(f"other levels of harm, against a budget of {budget}", Block(grid, 2), *notes)
 
 
 def _offer(each: Candidate, plan: Plan) -> str:
     """``fits, 1.1 x the speed: 8 x 1, adamw_8bit, activations on host``; the settings are those that are not TRL's."""
-    speed = "" if each.ratio is None else f", {_times(each.ratio)} the speed"
+    speed = ""
+    if each.ratio is not None:  # a second digit where one would read as nothing
+        speed = f", {each.ratio:.{1 if each.ratio >= 0.095 else 2}f} x the speed"
     return f"fits{speed}: {formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
-
-
-def _times(ratio: float) -> str:
-    """``0.8 x``; with a second digit where one would read as nothing."""
-    return f"{ratio:.1f} x" if ratio >= 0.095 else f"{ratio:.2f} x"
 
 
 def _where(each: Candidate) -> str:
@@ -231,6 +208,6 @@ def _flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
-    own = formatting.own_flags(plan.knobs)
+    own = " ".join(f"--{name}" for name in OWN_KNOBS if getattr(plan.knobs, name))
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
-    return [Text(), title(f"the same settings as flags of {command} {plan.method}"), *flags, *more]
+    return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)

@@ -29,8 +29,8 @@ PLAIN_LINES = 10
 COUNTING_COLUMNS = 20
 """Width of the bar while tokens are counted: beside it, words and figures find room in 80 columns."""
 
-_ALWAYS_SAID = ("per_device_train_batch_size", "gradient_checkpointing")
-_NEVER_SAID = ("per_device_eval_batch_size",)  # it follows the micro-batch
+_SAID_OTHERWISE = ("per_device_train_batch_size", "gradient_checkpointing", "per_device_eval_batch_size")
+"""The first two always, the last never: it follows the micro-batch."""
 
 
 def is_live(console: Console) -> bool:
@@ -110,49 +110,35 @@ class TrainingProgress(Redrawn[Progress]):
             seconds: Since training began.
             reward: Mean reward of the completions; None when this step logged none.
         """
-        self._note(loss, allocated_bytes)
+        if loss is not None:
+            self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        if allocated_bytes is not None:
+            self._peak_bytes = max(allocated_bytes, self._peak_bytes or 0)
         self._reward = self._reward if reward is None else reward
         if self._first is None:
             self._first = (step, seconds)
         facts = "  ".join(self._facts(step, seconds))
         if self._line is not None:
             self._line.update(self._task, completed=step, facts=facts)
-        elif self._is_due(step):
-            _say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
-
-    def _note(self, loss: float | None, allocated_bytes: int | None) -> None:
-        if loss is not None:
-            self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
-        if allocated_bytes is not None:
-            self._peak_bytes = max(allocated_bytes, self._peak_bytes or 0)
-
-    def _is_due(self, step: int) -> bool:
-        """True for the first step, for the last, and each time that another tenth of the steps is done."""
+            return
         tenths = PLAIN_LINES * step // max(1, self._total_steps)
-        due = tenths > self._tenths_said
-        self._tenths_said = max(tenths, self._tenths_said)
-        return due
+        if tenths > self._tenths_said:  # at the first step, at the last, and when another tenth of the steps is done
+            self._tenths_said = tenths
+            _say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
     def _facts(self, step: int, seconds: float) -> list[str]:
         facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
         facts += [] if self._reward is None else [f"reward {self._reward:#.4g}"]
         if self._peak_bytes is not None:
-            facts.append(f"peak {_of(format_bytes(self._peak_bytes), format_bytes(self._budget_bytes))}")
-        left = self._seconds_left(step, seconds)
-        return facts if left is None else [*facts, f"{formatting.duration(left)} left"]
-
-    def _seconds_left(self, step: int, seconds: float) -> float | None:
-        """From the pace since the first step seen, which itself warms up kernels and allocator and is left out."""
-        if self._first is None or not self._first[0] < step < self._total_steps:
-            return None
-        first_step, first_seconds = self._first
-        return (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
-
-
-def _of(part: str, whole: str) -> str:
-    """``8.39 of 11.2 GiB``; both units where they differ."""
-    number, unit = part.split()
-    return f"{number if whole.endswith(f' {unit}') else part} of {whole}"
+            peak, budget = format_bytes(self._peak_bytes), format_bytes(self._budget_bytes)
+            number, unit = peak.split()
+            facts.append(f"peak {number if budget.endswith(f' {unit}') else peak} of {budget}")
+        # The first step seen warms up kernels and allocator, and so is left out of the pace.
+        first_step, first_seconds = self._first or (step, seconds)
+        if first_step < step < self._total_steps:
+            left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
+            facts.append(f"{formatting.duration(left)} left")
+        return facts
 
 
 class SearchProgress(Redrawn[Live]):
@@ -173,7 +159,10 @@ class SearchProgress(Redrawn[Live]):
         self._first = self._first or attempt.knobs
         self._copies |= attempt.rehearsed_layers is not None
         whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
-        settings = self._settings(attempt.knobs, self._first) + whole
+        # Micro-batch and checkpointing, and whatever else this attempt changes against the first.
+        changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
+        more = formatting.settings(attempt.knobs, ["gradient_checkpointing", *changed])
+        settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
         if self._line is None:
             _say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
         else:
@@ -194,12 +183,6 @@ class SearchProgress(Redrawn[Live]):
         row.columns[1].ratio = 1
         row.columns[3].no_wrap = True
         self._line.update(row)
-
-    def _settings(self, knobs: Knobs, first: Knobs) -> str:
-        """Micro-batch and checkpointing, and whatever else this attempt changes against the first."""
-        changed = [name for name in formatting.differing([first, knobs]) if name not in (*_ALWAYS_SAID, *_NEVER_SAID)]
-        more = formatting.settings(knobs, ["gradient_checkpointing", *changed])
-        return f"micro-batch {knobs.per_device_train_batch_size}, {more}"
 
     def _row(self, settings: str, outcome: str) -> Table:
         """Settings are cut where the terminal ends, the outcome never: a line that wraps flickers when redrawn."""

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -34,15 +34,11 @@ class _Row:
     measured_bytes: int
 
 
-def shortage_view(shortage: Shortage, plan: Plan) -> RenderableType:
-    """What was asked for, and a column of holders that adds up to the card, beside what the rehearsal expected."""
-    return Block(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
-
-
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
-    """The view as lines of plain text."""
+    """What was asked for, and a column of holders that adds up to the card, beside what the rehearsal expected."""
     file = io.StringIO()
-    Console(file=file, width=WIDTH, no_color=True, highlight=False).print(shortage_view(shortage, plan))
+    view = Block(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
+    Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)
     return file.getvalue().rstrip("\n")
 
 
@@ -53,15 +49,11 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
         nearest: The smallest change that would fit, as flags; None where there is none.
     """
     hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
-    message = f"{headline(shortage, plan)}\n{shortage_text(shortage, plan)}"
-    return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
-
-
-def headline(shortage: Shortage, plan: Plan) -> str:
-    """``Qwen2.5-7B ran out of memory on rtx4090: backward, after 12 optimizer steps.``"""
     where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
     steps = formatting.counted(shortage.step, "optimizer step")
-    return f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
+    headline = f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
+    message = f"{headline}\n{shortage_text(shortage, plan)}"
+    return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
 
 
 def _summary(shortage: Shortage, plan: Plan) -> list[str]:
@@ -96,15 +88,10 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
     for row, expected, held in zip(rows, predicted, measured, strict=True):
         style = "bold" if row.sign == "=" else ""
         add(grid, row.sign, row.name, scale.write(expected), scale.write(held), scale.unit, style=style)
-    _add_card(grid, shortage, scale)
-    return grid
-
-
-def _add_card(grid: Table, shortage: Shortage, scale: Scale) -> None:
-    """Shows what of the card was not this process's."""
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
             add(grid, "", name, "", scale.write(scale.steps(size)), scale.unit, style=QUIET)
+    return grid
 
 
 def _rows(shortage: Shortage, plan: Plan) -> list[_Row]:

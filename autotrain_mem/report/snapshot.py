@@ -58,17 +58,13 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
     """Shows where it is, how to open it, and what it does not show."""
+    vllm = estimate.vllm_share_bytes
+    share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
     lines = [
         f"Wrote the predicted history to {path} ({format_bytes(path.stat().st_size)}).",
         f"Drag it onto https://pytorch.org/memory_viz, or run python -m torch.cuda._memory_viz trace_plot {path}.",
-        f"It shows torch's allocator; {_outside(estimate)} outside it are not in it.",
+        f"It shows torch's allocator; {format_bytes(estimate.outside_bytes)}{share} outside it are not in it.",
     ]
     if not estimate.reserved.fits:
         lines.append("The run does not fit: after each oom the history goes on as if there had been memory enough.")
     return Text("\n".join(lines))
-
-
-def _outside(estimate: Estimate) -> str:
-    vllm = estimate.vllm_share_bytes
-    share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
-    return f"{format_bytes(estimate.outside_bytes)}{share}"

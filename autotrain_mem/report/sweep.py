@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -14,9 +15,9 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, section, table
 from autotrain_mem.report.progress import Redrawn, is_live
-from autotrain_mem.spec import codec
+from autotrain_mem.spec import Knobs, codec
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.units import format_bytes
 
@@ -37,13 +38,21 @@ find room in 80."""
 def sweep_view(sweep: Sweep) -> RenderableType:
     """Shows what every point needs, which ones fit, and why some are refused."""
     figures = _Figures(sweep)
-    parts: list[RenderableType] = [_headline(sweep), *_settings(sweep), Text()]
-    parts += _matrix(sweep, figures) if len(sweep.axes) == 2 else _lines(sweep, figures)
+    knobs = [estimate.knobs for estimate in sweep.estimates]
+    differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
+    same = [field.name for field in fields(Knobs) if field.name not in differing]
+    parts = [_headline(sweep), hanging(f"settings  {formatting.settings(knobs[0], same)}")]
+    if len(sweep.axes) == 2:
+        down, across = sweep.axes
+        caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
+        parts += [*section(caption), Text(), _Matrix(sweep, figures)]
+    else:
+        parts += _lines(sweep, figures)
     if figures.reasons:
-        parts += [Text(), title("refused")]
-        parts += [Block(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
-    parts += [Text(), Text(_legend(sweep), style=QUIET)]
-    return Block(Group(*parts))
+        reasons = [Block(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
+        parts += section("refused", *reasons)
+    fits = f"{FITS} fits; " if any(estimate.fits for estimate in sweep.estimates) else ""
+    return Block(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
 
 
 class _Figures:
@@ -70,7 +79,7 @@ def _reason(point: SweepPoint) -> str:
     return "" if point.refusal is None else " ".join(point.refusal.message.split())
 
 
-def _headline(sweep: Sweep) -> Text:
+def _headline(sweep: Sweep) -> RenderableType:
     fitting = sum(estimate.fits for estimate in sweep.estimates)
     count = formatting.counted(len(sweep.points), "point")
     where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
@@ -80,28 +89,9 @@ def _headline(sweep: Sweep) -> Text:
     return Text(f"{fitting} of {count} fit {name}: budget {format_bytes(budget_bytes)}", style="bold")
 
 
-def _settings(sweep: Sweep) -> list[RenderableType]:
-    """Shows what all points have in common."""
-    knobs = [estimate.knobs for estimate in sweep.estimates]
-    differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
-    same = [name for name in knobs[0].__dataclass_fields__ if name not in differing]
-    return [hanging(f"settings  {formatting.settings(knobs[0], same)}")]
-
-
-def _legend(sweep: Sweep) -> str:
-    fits = f"{FITS} fits; " if any(estimate.fits for estimate in sweep.estimates) else ""
-    return f"{fits}{_LEGEND}"
-
-
 _LEGEND = """\
 needed is what torch reserves and what lies outside it.
 autofit estimate without --sweep shows a point's parts, and what is not counted."""
-
-
-def _matrix(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
-    down, across = sweep.axes
-    caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
-    return [title(caption), Text(), _Matrix(sweep, figures)]
 
 
 class _Matrix:
@@ -143,13 +133,14 @@ def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
     detailed = len(sweep.axes) == 1
     before, behind = (("allocated", "reserved"), ("peak in",)) if detailed else ((), ())
     headings = [*(_broken(axis.name) for axis in sweep.axes), *before, "needed", *behind]
-    numbers = [*map(_is_numbers, sweep.axes), *(True for _ in before), True, *(False for _ in behind)]
+    decimal = [all(setting.text.isdecimal() for setting in axis.settings) for axis in sweep.axes]
+    numbers = [*decimal, *(True for _ in before), True, *(False for _ in behind)]
     grid = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
     for point in sweep.points:
         settings = [setting.text for setting in point.settings]
         sizes, phase = _details(point, figures) if detailed else ([], [])
         add(grid, *settings, *sizes, figures.needed(point), *phase)
-    return [title(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), grid]
+    return [*section(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), grid]
 
 
 def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]]:
@@ -159,10 +150,6 @@ def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]
         return ["", ""], [""]
     sizes = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
     return [figures.size(size) for size in sizes], [formatting.PHASES[estimate.memory.peak_phase]]
-
-
-def _is_numbers(axis: Axis) -> bool:
-    return all(setting.text.isdecimal() for setting in axis.settings)
 
 
 def _broken(name: str) -> str:
@@ -181,15 +168,10 @@ def sweep_csv(sweep: Sweep) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*(axis.name for axis in sweep.axes), *FIGURES, "refused"])
     for point in sweep.points:
-        writer.writerow([*(setting.text for setting in point.settings), *_row(point)])
+        figures = {} if point.estimate is None else codec.to_json(point.estimate)
+        values = ["" if figures.get(name) is None else formatting.value(figures[name]) for name in FIGURES]
+        writer.writerow([*(setting.text for setting in point.settings), *values, _reason(point)])
     return out.getvalue()
-
-
-def _row(point: SweepPoint) -> list[str]:
-    if point.estimate is None:
-        return [*("" for _ in FIGURES), _reason(point)]
-    figures = codec.to_json(point.estimate)
-    return [*("" if figures[name] is None else formatting.value(figures[name]) for name in FIGURES), ""]
 
 
 class SweepProgress(Redrawn[Progress]):
@@ -214,10 +196,5 @@ class SweepProgress(Redrawn[Progress]):
         if self._line is None:
             return
         settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
-        self._line.update(self._task, advance=1, last=f"{_result(point)}: {', '.join(settings)}")
-
-
-def _result(point: SweepPoint) -> str:
-    if point.estimate is None:
-        return "refused"
-    return f"needs {format_bytes(point.estimate.required_bytes)}"
+        needs = "refused" if point.estimate is None else f"needs {format_bytes(point.estimate.required_bytes)}"
+        self._line.update(self._task, advance=1, last=f"{needs}: {', '.join(settings)}")

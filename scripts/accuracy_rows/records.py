@@ -70,7 +70,7 @@ def hardware_of(record: Record) -> Hardware:
         origin="named",
         total_bytes=card.total_bytes,
         free_bytes=card.total_bytes,
-        non_torch_bytes=rule.total_bytes if rule is not None and card.is_real else 0,
+        non_torch_bytes=rule if rule is not None and card.is_real else 0,
         compute_capability=card.compute_capability,
     )
 

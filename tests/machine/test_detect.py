@@ -139,9 +139,7 @@ def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_
     (device,) = detect()
     assert device.bandwidth_bytes_per_second is None
     assert device.bf16_flops_per_second is None
-    ruled = overhead(9728 // 128, (8, 9))
-    assert ruled is not None
-    assert device.non_torch_bytes == ruled.total_bytes
+    assert device.non_torch_bytes == overhead(9728 // 128, (8, 9))
 
 
 def test_an_unknown_card_that_tells_no_size_gets_the_largest_figure_and_says_so(nvml: FakeNvml) -> None:
@@ -170,9 +168,7 @@ def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: 
     assert device.total_bytes == 4864 * MIB
     assert device.free_bytes == 3864 * MIB
     assert device.bandwidth_bytes_per_second is None
-    ruled = overhead(14, (8, 0))
-    assert ruled is not None
-    assert device.non_torch_bytes == ruled.total_bytes
+    assert device.non_torch_bytes == overhead(14, (8, 0))
     nvml.gpus = [split_a100(None, None)]
     assert detect() == ()
 

@@ -11,34 +11,10 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.spec import Hardware
-from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import MIB
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
 ROOM_BYTES = 100 * MIB
-
-FIGURES = ("current", "peak", "allocated", "freed")
-POOLS = ("all", "large_pool", "small_pool")
-COUNTED = ("allocation", "segment", "active", "inactive_split")
-MEASURED = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
-NAMES = {
-    *(f"{name}.{pool}.{figure}" for name in (*COUNTED, *MEASURED) for pool in POOLS for figure in FIGURES),
-    *(f"{name}.{figure}" for name in ("oversize_allocations", "oversize_segments") for figure in FIGURES),
-    *("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"),
-    "max_split_size",
-}
-"""What ``torch/cuda/memory.py: memory_stats`` lists."""
-
-
-def test_the_names_are_those_of_torch() -> None:
-    assert SimulatedGpu(CARD).memory_stats().keys() >= NAMES
-
-
-def test_the_names_are_in_torchs_documentation() -> None:
-    said = str(torch.cuda.memory_stats.__doc__).replace('"allocated.', '"allocation.')  # which it names wrongly
-    for name in (*COUNTED, *MEASURED):
-        assert f'"{name}.{{all,large_pool,small_pool}}.{{current,peak,allocated,freed}}"' in said
-    assert not [name for name in NAMES if f'"{name.split(".")[0]}' not in said]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 60 * MIB)), max_size=20), st.booleans())
@@ -89,21 +65,6 @@ def test_a_block_that_was_refused_or_is_unknown_may_be_freed() -> None:
     for number in (1, 2, 2, 3):
         gpu.free(number)
     assert gpu.reading().allocated_bytes == 0
-
-
-def test_a_reading_says_what_is_taken_and_was_at_most() -> None:
-    gpu = SimulatedGpu(CARD)
-    gpu.allocate(1, 60 * MIB)
-    gpu.free(1)
-    gpu.allocate(2, 80 * MIB)
-    gpu.free(1)  # its number may be given again
-    assert gpu.reading() == MemoryReading(
-        allocated_bytes=80 * MIB,
-        peak_allocated_bytes=80 * MIB,
-        reserved_bytes=80 * MIB,
-        peak_reserved_bytes=80 * MIB,
-        num_alloc_retries=1,
-    )
 
 
 def test_a_block_in_use_on_another_stream_is_not_given_out_again() -> None:

@@ -1,6 +1,4 @@
 import hashlib
-import math
-from statistics import median
 
 import pytest
 import torch
@@ -44,15 +42,6 @@ def test_the_model_loads_whole_and_is_about_a_million_tied_float32_parameters(fo
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_the_first_loss_is_that_of_a_blind_guess(folder, tokenizer):
-    tokens = torch.tensor([tokenizer(next(data.texts(ROWS)))["input_ids"]])
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        loss = loaded(input_ids=tokens, labels=tokens).loss.item()
-    blind_guess = math.log(model.VOCABULARY_SIZE)
-    assert loss == pytest.approx(blind_guess, rel=0.1)  # the random logits' own spread adds a few per cent
-
-
 def test_config_tokenizer_and_generation_agree_on_the_special_tokens(folder, tokenizer):
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     for settings in (loaded.config, GenerationConfig.from_pretrained(folder)):
@@ -72,40 +61,15 @@ def test_text_survives_the_tokenizer_and_digits_are_tokens_of_their_own(tokenize
     assert [token for token in tokens if any(map(str.isdigit, token))] == list("13725162")
 
 
-def test_the_loaded_tokenizer_splits_as_the_trained_one(tokenizer):
-    trained = model.train_tokenizer(data.texts(ROWS))
-    for text in [*data.texts(ROWS), STRANGE_TEXT]:
-        assert tokenizer(text)["input_ids"] == trained(text)["input_ids"]
-
-
-def test_every_row_fits_the_context_and_the_longest_is_eight_times_the_median(tokenizer):
-    rendered = [tokenizer.apply_chat_template(row["messages"], return_dict=False) for row in ROWS]
-    lengths = [len(tokens) for tokens in rendered]
-    assert 8 * median(lengths) <= max(lengths) <= model.CONTEXT_LENGTH
-
-
-def test_the_chat_template_renders_turns_and_the_generation_prompt_opens_the_assistants(tokenizer):
-    question = CONVERSATION[:1]
-    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
-    whole = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    assert whole == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\nAnswer: 4<|im_end|>\n"
-    assert whole.startswith(prompt)
-    assert prompt.endswith("<|im_start|>assistant\n")
-
-
 def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(tokenizer):
     marked = tokenizer.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
     kept = [token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask]
     assert tokenizer.decode(kept) == "Answer: 4<|im_end|>"
-
-
-def test_building_again_gives_the_same_bytes_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "model"
-    model.build(path, data.texts(ROWS))
-    before = fingerprint(path)
-    model.build(path, data.texts(ROWS))
-    assert fingerprint(path) == before
-    assert list(tmp_path.iterdir()) == [path]
+    whole = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    assert whole == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\nAnswer: 4<|im_end|>\n"
+    prompt = tokenizer.apply_chat_template(CONVERSATION[:1], tokenize=False, add_generation_prompt=True)
+    assert whole.startswith(prompt)
+    assert prompt.endswith("<|im_start|>assistant\n")
 
 
 def test_building_leaves_the_callers_random_numbers_alone(tmp_path):
@@ -123,7 +87,7 @@ def test_a_folder_that_the_quickstart_did_not_make_is_not_replaced(tmp_path):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_a_build_that_breaks_off_keeps_the_older_folder(tmp_path, monkeypatch):
+def test_a_build_that_breaks_off_keeps_the_older_folder_and_a_whole_one_gives_the_same_bytes(tmp_path, monkeypatch):
     path = tmp_path / "model"
     model.build(path, data.texts(ROWS))
     before = fingerprint(path)
@@ -131,10 +95,13 @@ def test_a_build_that_breaks_off_keeps_the_older_folder(tmp_path, monkeypatch):
     def no_memory(config):
         raise MemoryError
 
-    monkeypatch.setattr(model, "_random_model", no_memory)
-    with pytest.raises(MemoryError):
-        model.build(path, data.texts(ROWS))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_random_model", no_memory)
+        with pytest.raises(MemoryError):
+            model.build(path, data.texts(ROWS))
     assert fingerprint(path) == before
+    model.build(path, data.texts(ROWS))
+    assert fingerprint(path) == before, "the same texts, the same folder"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nouns import TRL_DEFAULTS
 
@@ -152,30 +153,19 @@ def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = 
     )
 
 
-def attempt(
-    knobs: Knobs, needed_gib: float, *, tokens_per_second: float | None = None, rehearsed_layers: int | None = None
-) -> Candidate:
+def attempt(knobs: Knobs, needed_gib: float, *, tokens_per_second: float | None = None, **more: Any) -> Candidate:
     return Candidate(
         knobs=knobs,
         required_bytes=int(needed_gib * GIB),
         budget_bytes=RTX3060.budget_bytes(),
         tokens_per_second=tokens_per_second,
-        rehearsed_layers=rehearsed_layers,
+        **more,
     )
 
 
-def alternative(
-    level: str, knobs: Knobs, needed_gib: float, *, ratio: float | None = None, would_fit: tuple[str, ...] = ()
-) -> Candidate:
-    return Candidate(
-        level=level,
-        knobs=knobs,
-        required_bytes=int(needed_gib * GIB),
-        budget_bytes=RTX3060.budget_bytes(),
-        tokens_per_second=None if ratio is None else ratio * TIME.tokens_per_second,
-        ratio=ratio,
-        would_fit=would_fit,
-    )
+def alternative(level: str, knobs: Knobs, needed_gib: float, **more: Any) -> Candidate:
+    speed = more["ratio"] * TIME.tokens_per_second if "ratio" in more else None
+    return attempt(knobs, needed_gib, tokens_per_second=speed, level=level, **more)
 
 
 DATA = DataSummary(

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from card_examples import NO_FLASH, NONE, SHORTER, TEN, UNKNOWN_SPEED
+from card_examples import NO_FLASH, NONE, SHORTER, TEN
 from report_examples import CHOSEN
 from rich.console import Console
 from test_console import rendered
@@ -46,21 +46,11 @@ def test_a_reason_too_long_for_a_line_stands_below_the_table_once() -> None:
     assert "[2]" not in text
 
 
-def test_length_has_a_column_only_where_cards_differ_in_it() -> None:
-    assert "max_length 768" in rendered(cards_view(TEN), 80).splitlines()[0]
-    assert "length" in rendered(cards_view(SHORTER), 80).splitlines()[2]
-
-
 def test_every_sign_in_the_table_is_explained_and_no_other() -> None:
     for cards in (TEN, SHORTER, NONE):
         used = set("".join(re.findall(r"\d+ x \d+ ([*h+]+)", "\n".join(table(cards, 80)))))
         legend = rendered(cards_view(cards), 80).partition("\n\n")[2].partition("\n\n")[2]
         assert set(re.findall(r"^([*h+])  ", legend, re.MULTILINE)) == used
-
-
-def test_seconds_by_another_cards_rates_are_not_told() -> None:
-    (line,) = table(Cards(verdicts=(UNKNOWN_SPEED,)), 80)
-    assert line.endswith(" -")
 
 
 def heard(*, terminal: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib import resources
 from typing import Any
@@ -46,25 +45,6 @@ def test_no_field_may_be_missing_of_another_type_or_new() -> None:
     assert [path for path in FIXED if VALIDATOR.is_valid(without(path))] == []
     assert [path for path in FIXED if VALIDATOR.is_valid(with_value(path, [{}]))] == []
     assert [path for path in OBJECTS if VALIDATOR.is_valid(with_value((*path, "colour"), 7))] == []
-
-
-def described(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every property with the way to it."""
-    for name, inner in schema.get("properties", {}).items():
-        yield f"{path}.{name}", inner
-        yield from described(inner, f"{path}.{name}")
-    if "items" in schema:
-        yield from described(schema["items"], path)
-    for name, inner in schema.get("$defs", {}).items():
-        yield from described(inner, name)
-
-
-def test_every_field_is_described_and_every_size_says_that_it_is_in_bytes() -> None:
-    every = dict(described(SCHEMA))
-    assert len(every) > 120
-    assert [path for path, inner in every.items() if not inner.get("description")] == []
-    sizes = {path: inner for path, inner in every.items() if path.endswith("_bytes")}
-    assert [path for path, inner in sizes.items() if not inner["description"].endswith("In bytes.")] == []
 
 
 @pytest.mark.parametrize(("name", "noun"), [("knobs", Knobs), ("hardware", Hardware)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from report_examples import CHOSEN, PLAN
 
-from autotrain_mem.report.events import event_line, probe_line
+from autotrain_mem.report.events import event_line, outcome
 from autotrain_mem.spec import OtherProcess, Phase, Probe, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
@@ -48,7 +48,7 @@ SAMPLED = replace(FITS, knobs=replace(CHOSEN, max_length=None, max_completion_le
     ],
 )
 def test_a_probe_is_told_in_one_line(probe: Probe, said: str) -> None:
-    assert said in probe_line(probe, int(10.75 * GIB), 11 * GIB)
+    assert said in outcome(probe, int(10.75 * GIB), 11 * GIB)
 
 
 OTHERS = (

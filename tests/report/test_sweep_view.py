@@ -46,20 +46,6 @@ def test_a_matrix_shows_every_point_once_at_any_width(name: str, width: int) -> 
     assert len(shown) == len(sweep.points)
 
 
-def test_what_fits_is_marked_and_counted() -> None:
-    fitting = sum(estimate.fits for estimate in LIST.estimates)
-    text = rendered(LIST, 80)
-    assert 0 < fitting < len(LIST.points)
-    assert text.startswith(f"{fitting} of 5 points fit rtx3060: budget ")
-    assert text.count("* ") == fitting + 1  # and in the legend
-
-
-def test_the_same_reason_is_told_once() -> None:
-    text = rendered(MATRIX, 80)
-    assert text.count(TOO_LONG.message) == 1
-    assert text.count("[2]") == 5
-
-
 def test_cards_of_different_budgets_are_not_called_by_one_name() -> None:
     assert rendered(CARDS, 80).startswith("1 of 2 points fit\n")
 
