@@ -17,11 +17,8 @@ def result(family: str = "a family", **errors: Any) -> Result:
     return Result(case=case, **chosen)
 
 
-def test_rows_within_every_bar_pass() -> None:
+def test_rows_within_every_bar_and_rows_that_do_not_count_pass() -> None:
     assert report([result(allocated=0.01, reserved=-0.02, smi=0.04)], BARS)
-
-
-def test_no_row_at_all_passes() -> None:
     assert report([result(counted=False, allocated=9.0, reserved=9.0, smi=9.0)], BARS)
 
 

@@ -73,12 +73,6 @@ def test_every_method_is_estimated_planned_and_mostly_trained() -> None:
     assert any(name.startswith("recipe: ") for name in commands(pathlib.Path("models")))
 
 
-def test_a_block_of_another_owner_changes_one_column() -> None:
-    changed = replace(TRACE, blocks=(replace(TRACE.blocks[0], owner=Owner.GRADIENTS), *TRACE.blocks[1:]))
-    [line] = case_lines(compare({"one": columns(TRACE)}, {"one": columns(changed)}))
-    assert line.startswith("one: 1 differ, the first blocks.owner: 2 values, ")
-
-
 def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
     later = replace(TRACE, seconds=9.0, not_counted=("the kernels' workspaces",))
     assert case_lines(compare({"one": columns(TRACE)}, {"one": columns(later)})) == [
@@ -100,15 +94,6 @@ def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path
         "estimate": {"time": {"step_seconds": 0.25}},
         "experience": {"probes": [{"row_tokens": 161}]},
     }
-
-
-def test_of_the_cpu_the_memory_that_is_free_is_left_out(tmp_path: pathlib.Path) -> None:
-    device = {"origin": "cpu", "total_bytes": 8, "free_bytes": 5}
-    written = {"hardware": device, "budget_bytes": 4, "required_bytes": 3}
-    kept = {"hardware": {"origin": "cpu", "total_bytes": 8}, "required_bytes": 3}
-    assert settled(written, tmp_path) == kept
-    card = {"hardware": device | {"origin": "named"}, "budget_bytes": 4}
-    assert settled(card, tmp_path) == card
 
 
 @pytest.mark.parametrize(

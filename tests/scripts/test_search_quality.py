@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from search_quality_grid import grid
-from search_quality_grid.grid import Outcome, best_of, compare
+from search_quality_grid.grid import best_of, compare
 from synthetic_memory import LinearMemory, brute_force, space_of
 
 from autotrain_mem.planner.search import Found, search
@@ -18,7 +18,7 @@ from autotrain_mem.units import GIB
 SPACE = space_of(max_length=1024, effective_batch_size=8)
 
 
-@pytest.mark.parametrize("budget_gib", [2, 6, 10, 16, 24, 40])
+@pytest.mark.parametrize("budget_gib", [2, 10, 40])
 def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_gives(budget_gib: int) -> None:
     model = LinearMemory(budget_bytes=budget_gib * GIB)
     outcome = compare(SPACE, model)
@@ -27,19 +27,6 @@ def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_give
     assert wanted is not None
     assert (outcome.level, outcome.best.tokens_per_second) == (wanted.level, wanted.tokens_per_second)
     assert outcome.skipped is None
-
-
-def test_every_point_of_the_level_and_of_gentler_ones_is_counted() -> None:
-    outcome = compare(SPACE, LinearMemory(budget_bytes=40 * GIB))
-    assert outcome.level == "lossless"
-    assert outcome.points == 2 * 4  # checkpointing x micro-batches of 8
-    further = compare(SPACE, LinearMemory(budget_bytes=2 * GIB))
-    assert further.points > outcome.points
-
-
-def test_nothing_that_fits_is_no_miss() -> None:
-    outcome = compare(SPACE, LinearMemory(budget_bytes=GIB // 8))
-    assert (outcome.level, outcome.best, outcome.ratio, outcome.use) == ("none", None, 1.0, 0.0)
 
 
 def found_at(level: str, knobs: Knobs, model: LinearMemory) -> Found:
@@ -82,14 +69,6 @@ def test_a_search_that_passes_over_a_level_that_fits_is_named(monkeypatch: pytes
     assert compare(SPACE, model).skipped == "lossless"
 
 
-def test_a_level_that_is_too_slow_beside_the_next_may_be_passed_over() -> None:
-    slow = {"gradient_checkpointing": 4.0, "activation_offloading": 9.0, "optimizer_offload": 9.0}
-    model = LinearMemory(budget_bytes=16 * GIB, slowed=slow)
-    outcome = compare(replace(SPACE, max_slowdown=1.5), model)
-    assert outcome.level != "lossless"
-    assert outcome.skipped is None
-
-
 @dataclass
 class OverturnedByTheWhole:
     """Few layers tell that everything fits; the whole model says how much does."""
@@ -121,9 +100,3 @@ def test_what_few_layers_alone_let_fit_is_not_the_grids_best() -> None:
     assert best.memory.rehearsed_layers is None
     assert best.tokens_per_second == best_of(few[:2], predictor).tokens_per_second  # type: ignore[union-attr]
     assert max(few, key=lambda each: each.tokens_per_second) == best_of(few, predictor, faster_than=float("inf"))
-
-
-def test_a_card_used_whole_has_nothing_to_gain() -> None:
-    outcome = Outcome(level="none", chosen=None, best=None, larger=None, skipped=None, few_layers=2, whole=3, points=0)
-    assert not outcome.could_gain
-    assert outcome.rehearsals == 5
