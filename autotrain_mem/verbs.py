@@ -19,9 +19,8 @@ from autotrain_mem import api
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Estimate, Hardware, Plan, Report
-from autotrain_mem.spec.autofit import AutoFit, as_autofit
+from autotrain_mem.spec.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.spec.gpu_comparison import Cards
-from autotrain_mem.spec.python_errors import python_errors
 
 Environment = Mapping[str, str]
 Event = Mapping[str, Any]

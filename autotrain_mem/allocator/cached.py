@@ -111,18 +111,14 @@ def collect_garbage(state: AllocatorState) -> None:
     calls = state.large.get_free_blocks_calls
     freeable = [block for block in state.large.free_blocks() if _is_whole_segment(block)]
     total_age = sum(calls - block.gc_count_base for block in freeable)
-    reclaimed, freed = 0, True
-    while freeable and freed and reclaimed < to_reclaim:
+    reclaimed = 0
+    while freeable and reclaimed < to_reclaim:
         average = total_age / len(freeable)
-        freed = False
-        for block in list(freeable):
-            age = calls - block.gc_count_base
-            if age >= average:
-                freed = True
-                reclaimed += block.size
-                total_age -= age
-                freeable.remove(block)
-                release_block(state, block)
+        for block in [each for each in freeable if calls - each.gc_count_base >= average]:
+            reclaimed += block.size
+            total_age -= calls - block.gc_count_base
+            freeable.remove(block)
+            release_block(state, block)
 
 
 def _collects_garbage(state: AllocatorState) -> bool:

@@ -19,7 +19,7 @@ from autotrain_mem.errors import MissingExtraError, UsageError
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.length import MAX_LENGTH, read_length
+from autotrain_mem.spec.job import MAX_LENGTH, read_length
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""

@@ -16,8 +16,7 @@ from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitu
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from autotrain_mem.rehearsal.rehearse import finished
 from autotrain_mem.spec import Plan, codec
-from autotrain_mem.spec.autofit import AutoFit, as_autofit
-from autotrain_mem.spec.python_errors import python_errors
+from autotrain_mem.spec.autofit import AutoFit, as_autofit, python_errors
 
 Construct = Callable[..., None]
 """TRL's constructor, bound to the trainer."""

@@ -23,8 +23,8 @@ from autotrain_mem.rehearsal.python_call.capture import Keywords
 from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
 from autotrain_mem.spec import Knobs, codec
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.job import AUTO, MAX_LENGTH
 from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.length import AUTO, MAX_LENGTH
 
 STEPS_OF_GENERATION = "steps_per_generation"
 _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")

@@ -33,8 +33,7 @@ from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.length import MAX_LENGTH
+from autotrain_mem.spec.job import MAX_LENGTH, PythonCall
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.worker.pool import Workers
 

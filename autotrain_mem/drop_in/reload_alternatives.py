@@ -11,7 +11,7 @@ from autotrain_mem.errors import AutofitError, DoesNotFitError
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.candidate import candidate
+from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.units import format_bytes
 

@@ -15,7 +15,7 @@ from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
-from autotrain_mem.spec.length import MAX_LENGTH, is_wish, wished_share
+from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings

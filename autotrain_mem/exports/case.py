@@ -9,8 +9,8 @@ from typing import Any
 
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.job import MAX_LENGTH, without_wish
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
-from autotrain_mem.spec.length import MAX_LENGTH, without_wish
 from autotrain_mem.spec.plan import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.spec import Job, Knobs, codec
-from autotrain_mem.spec.length import without_wish
+from autotrain_mem.spec.job import without_wish
 
 REHEARSED_ACCUMULATION = 2
 """Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""

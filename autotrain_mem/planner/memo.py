@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from autotrain_mem.spec import Candidate, Estimate, Knobs, Phase
-from autotrain_mem.spec.candidate import candidate
+from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 
 OnAttempt = Callable[[Candidate], None]

@@ -15,7 +15,7 @@ from autotrain_mem.planner.nearest import does_not_fit
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Harm, Lever
-from autotrain_mem.spec.candidate import candidate
+from autotrain_mem.spec.estimate import candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,7 @@ from autotrain_mem.planner.division import (
 )
 from autotrain_mem.planner.levers import EXPANDABLE
 from autotrain_mem.spec import Fit, Job, Knobs
-from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.length import without_wish
+from autotrain_mem.spec.job import MAX_SLOWDOWN, without_wish
 from autotrain_mem.spec.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024

@@ -1,8 +1,7 @@
 """Holds the nouns: frozen values that pass between the layers. Runs in any process (pure)."""
 
-from autotrain_mem.spec.candidate import Candidate
 from autotrain_mem.spec.data import Counting, DataProfile, DataSummary
-from autotrain_mem.spec.estimate import Estimate, Footprint, MemoryEstimate, ReservedByMode, ReservedEstimate
+from autotrain_mem.spec.estimate import Candidate, Estimate, Footprint, MemoryEstimate, ReservedByMode, ReservedEstimate
 from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job

@@ -1,17 +1,22 @@
-"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike."""
+"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike.
+
+Errors tell a reader who writes Python what their cures' flags are called there.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import BASE_BITS, OWN_KNOBS
 from autotrain_mem.spec.plan import Plan
 from autotrain_mem.units import format_bytes, parse_bytes
 
@@ -88,7 +93,7 @@ class AutoFit:
             reasons, cures = zip(*problems, strict=True)
             error = UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
             flags = [f"--{name} is {in_python(name)}" for name in _KINDS if f"--{name} " in error.message]
-            if flags:  # the command shows no notes (spec.python_errors)
+            if flags:  # the command shows no notes (``python_errors``)
                 error.add_note(f"In Python {', '.join(flags)}")
             raise error
 
@@ -181,3 +186,60 @@ def size_or_share(text: str, total_bytes: int) -> int | None:
     except ValueError:
         return None
     return int(total_bytes * share) if math.isfinite(share) else None
+
+
+# -- what flags are called in Python ---------------------------------------------------------------------------------
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
+_OURS = {each.name: in_python(each.name) for each in fields(AutoFit)}
+_OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
+"""What is no keyword of a verb's."""
+_OF_TRAINERS = {
+    "use_peft": "peft_config=LoraConfig(...)",
+    "lora_target_modules": "LoraConfig(target_modules=...)",
+    **{name: f"quantization_config=BitsAndBytesConfig({name}=True)" for name in BASE_BITS},
+    "dtype": 'model_init_kwargs={"dtype": ...}',
+    "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
+    "model": "the first argument",
+    "dataset": "train_dataset=...",
+    "reward_funcs": "reward_funcs=...",
+    "reward_model_path": "reward_model=...",
+    "out": "trainer.plan.save(path)",
+    "plan_only": "plan(...)",
+}
+"""What is no field of a trainer's config."""
+_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "help", "json", "recipe", "snapshot", "sweep"})
+"""Flags that Python has no need of, or not."""
+
+
+@contextmanager
+def python_errors(config: str = "") -> Iterator[None]:
+    """Errors that leave the block say, in a note, what their flags are called in Python.
+
+    Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
+    libraries raised it stays.
+
+    Args:
+        config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
+    """
+    try:
+        yield
+    except AutofitError as error:
+        if not isinstance(error, RehearsalError | TrainingError):
+            error.__cause__ = None  # and with it what was raised before it (PEP 415)
+        if note := python_words(f"{error.message}\n{error.hint}", config):
+            error.add_note(note)
+        raise
+
+
+def python_words(text: str, config: str = "") -> str:
+    """Says what the flags of a text are in Python; empty where it has none.
+
+    Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
+    AutoFit(gpu=...)``.
+    """
+    names = dict.fromkeys(flag.replace("-", "_") for flag in _FLAG.findall(text))
+    known = _OURS | (_OF_TRAINERS if config else _OF_VERBS)
+    words = {name: known.get(name) or (f"{config}({name}=...)" if config else f"{name}=...") for name in names}
+    phrases = [f"--{name} is {word}" for name, word in words.items() if name not in _OF_THE_COMMAND]
+    return f"In Python {', '.join(phrases)}" if phrases else ""

@@ -1,7 +1,8 @@
-"""A job is what the user asked for."""
+"""A job is what the user asked for; its ``max_length`` is a number of tokens, or a wish that the data answer."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -10,7 +11,6 @@ from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.spec.length import AUTO, MAX_LENGTH, is_wish
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
@@ -22,6 +22,13 @@ MAX_SLOWDOWN = 4.0
 
 EPOCHS = 3.0
 """transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
+
+AUTO = "auto"
+"""Asks for the longest row."""
+NO_LIMIT = "none"
+MAX_LENGTH = "max_length"
+
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,3 +118,39 @@ class Job:
     def is_evaluated(self) -> bool:
         """Tells whether the trainer evaluates while it trains."""
         return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
+
+
+def read_length(text: str) -> int | str | None:
+    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, or None for no limit.
+
+    Raises:
+        ValueError: anything else; says what is wrong with it.
+    """
+    word = text.strip().lower()
+    if word == NO_LIMIT:
+        return None
+    if word == AUTO:
+        return word
+    if match := _PERCENTILE.fullmatch(word):
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError(f"{text!r} is no percentile of the rows: they go from above p0 to p100")
+        return word
+    if not word.isdigit() or int(word) < 1:
+        raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor a percentile such as p99.9")
+    return int(word)
+
+
+def is_wish(value: Any) -> bool:
+    """Tells whether the data are to say: ``auto`` or a percentile."""
+    return isinstance(value, str) and (value == AUTO or _PERCENTILE.fullmatch(value) is not None)
+
+
+def wished_share(value: Any) -> float:
+    """Returns the share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
+    match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
+    return 1.0 if match is None else float(match[1]) / 100
+
+
+def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keeps the arguments that TRL can be given: it knows no length but a number."""
+    return {name: value for name, value in arguments.items() if name != MAX_LENGTH or not is_wish(value)}

@@ -43,7 +43,6 @@ LAYERS_HELD_BACK = 5
 """Activation offloading frees a layer's input as late as this many layers on, when it has been copied
 (``trl/models/activation_offloading.py: OffloadActivations``, max_fwd_stash_size)."""
 
-
 FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 5
 """Chunks of a loss to rehearse in the place of all: a first one, a last one, and one or three of those between."""
 

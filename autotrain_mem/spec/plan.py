@@ -9,24 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from autotrain_mem.files import write_json
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.candidate import Candidate
+from autotrain_mem.spec import codec, plan_file
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.data import PERCENTILES, DataSummary
-from autotrain_mem.spec.estimate import Estimate
+from autotrain_mem.spec.estimate import Candidate, Estimate
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
-from autotrain_mem.spec.plan_file import (
-    PLAN_SCHEMA,
-    PYTHON,
-    check_place,
-    damaged,
-    differing,
-    file_of,
-    plan_values,
-    read_content,
-)
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
 _SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
@@ -62,7 +51,7 @@ class Plan:
     """
 
     json_form: ClassVar = Form(
-        schema=PLAN_SCHEMA,
+        schema=plan_file.PLAN_SCHEMA,
         derived={
             "method": "method",
             "model": "model",
@@ -147,7 +136,7 @@ class Plan:
             PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
                 version of this schema.
         """
-        return read_plan(*read_content(path))
+        return read_plan(*plan_file.read_content(path))
 
     def save(self, path: str | Path) -> None:
         """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
@@ -166,7 +155,7 @@ def as_recorded(job: Job) -> Job:
     return replace(job, arguments=arguments, environment=public, python_call=None)
 
 
-def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
+def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
     """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
 
     Args:
@@ -178,21 +167,21 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = PYTHON) -> Path:
     Raises:
         PlanFileError, OutputFolderError: see ``plan_file.check_place``; nothing that was there is lost.
     """
-    check_place(path, place)
-    file = file_of(path)
+    plan_file.check_place(path, place)
+    file = plan_file.file_of(path)
     write_json(file, codec.to_json(plan), place=place)
     return file
 
 
 def read_plan(content: bytes, name: str) -> Plan:
     """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
-    values = plan_values(content, name)
+    values = plan_file.plan_values(content, name)
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
-        raise damaged(name, str(error), values) from error
-    if wrong := differing(values, codec.to_json(plan)) or _wrong_sums(plan):
-        raise damaged(name, wrong, values)
+        raise plan_file.damaged(name, str(error), values) from error
+    if wrong := plan_file.differing(values, codec.to_json(plan)) or _wrong_sums(plan):
+        raise plan_file.damaged(name, wrong, values)
     return plan
 
 

@@ -77,7 +77,9 @@ class Comparison:
     def differences(self, event: str, real: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
         """``["reserved_bytes.all.current: 4096, really 2097152"]``; nothing where the two agree."""
         self._order_is_known &= not event.startswith("record_stream")
-        found = [*self._places(real, ours), *_texts(real, ours)]
+        found = [*self._places(real, ours)]
+        if "oom" in real and "oom" in ours and real["oom"] != ours["oom"]:
+            found.append(f"message {ours['oom']!r}, really {real['oom']!r}")
         if "segments" in real:
             found += self._segments(real["segments"], ours["segments"])
         # What became ready is taken back by the next malloc, not by the event itself.
@@ -116,8 +118,3 @@ class Comparison:
             known = self._order_is_known or not name.startswith("inactive_split") or name.endswith("current")
             if known and ours.get(name, value) != value:
                 yield f"{name}: {ours[name]}, really {value}"
-
-
-def _texts(real: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
-    if "oom" in real and "oom" in ours and real["oom"] != ours["oom"]:
-        yield f"message {ours['oom']!r}, really {real['oom']!r}"

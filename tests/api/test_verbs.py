@@ -17,7 +17,7 @@ from autotrain_mem import AutoFit, AutofitError, Plan, UsageError, api
 from autotrain_mem.cli import main
 from autotrain_mem.errors import PlanFileError, RehearsalError
 from autotrain_mem.spec import codec
-from autotrain_mem.spec.python_errors import python_errors, python_words
+from autotrain_mem.spec.autofit import python_errors, python_words
 from autotrain_mem.worker.pool import Workers
 
 MODEL = "Qwen/Qwen2.5-0.5B"

@@ -9,6 +9,7 @@ import re
 import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from torch.cuda import _memory_viz
 from traces import traces
 
 from autotrain_mem.allocator.settings import parse_settings
-from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.estimator.snapshot import History, Snapshot, make_snapshot
+from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
 from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec.trace import StreamUse
 from autotrain_mem.units import MIB
 
 ROOMY = Room(capacity_bytes=1 << 40, total_bytes=1 << 40)
@@ -166,18 +167,9 @@ def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_las
         [1, -1, 2],
         ((0, Phase.FORWARD), (2, Phase.BACKWARD)),
     )
-    history = History(run)
-    allocator = CachingAllocator(on_action=history.hear)
-    events = history.events()
-    assert next(events) == 1
-    address = allocator.malloc(3 * MIB)
-    allocator.record_stream(address, 1)
-    assert next(events) == -1
-    allocator.free(address)
-    allocator.complete_events()
-    assert next(events) == 2
-    allocator.malloc(5 * MIB)
-    told = [(entry["action"], entry["frames"][0]["name"], entry["frames"][-1]["name"]) for entry in history.entries]
+    used = replace(run, stream_uses=(StreamUse(event=1, block=1, stream=1),))
+    *listed, _ = make_snapshot(used, ROOMY, expandable_segments=False)["device_traces"][0]
+    told = [(entry["action"], entry["frames"][0]["name"], entry["frames"][-1]["name"]) for entry in listed]
     assert told == [
         ("segment_alloc", "used", "forward"),
         ("alloc", "used", "forward"),

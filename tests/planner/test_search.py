@@ -18,7 +18,7 @@ from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Phase, StepTime
-from autotrain_mem.spec.candidate import candidate
+from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.units import GIB, format_bytes
 

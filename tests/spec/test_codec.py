@@ -13,23 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotrain_mem import spec
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import (
-    Counting,
-    DataProfile,
-    Estimate,
-    Experience,
-    Footprint,
-    Hardware,
-    Job,
-    Knobs,
-    Phase,
-    Plan,
-    Report,
-    StepTime,
-    Workload,
-    codec,
-)
+from autotrain_mem.spec import DataProfile, Hardware, Job, Phase, StepTime, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.report import MemoryReading
@@ -38,8 +24,8 @@ from autotrain_mem.spec.sweep import Sweep
 from autotrain_mem.training.request import Request
 
 READ = (
-    *(Counting, DataProfile, Estimate, Experience, Footprint, Hardware, Job, Knobs, ModelFacts, Plan, Preflight),
-    *(Report, Request, Shortage, StepTime, Workload),
+    *(spec.Counting, spec.DataProfile, spec.Estimate, spec.Experience, spec.Footprint, spec.Hardware, spec.Job),
+    *(spec.Knobs, spec.Plan, spec.Report, spec.StepTime, spec.Workload, ModelFacts, Preflight, Request, Shortage),
 )
 """What a worker, a training process, the cache or a file holds, with all nouns that are parts of these."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotrain_mem.spec.length import is_wish, read_length, wished_share, without_wish
+from autotrain_mem.spec.job import is_wish, read_length, wished_share, without_wish
 
 
 @pytest.mark.parametrize(

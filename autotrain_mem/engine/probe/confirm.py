@@ -18,7 +18,7 @@ from autotrain_mem.machine.measure import STEADY_BYTES
 from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.report.events import outcome
 from autotrain_mem.spec import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe, codec
-from autotrain_mem.spec.length import without_wish
+from autotrain_mem.spec.job import without_wish
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import run_probe
 from autotrain_mem.training.request import Request

@@ -17,7 +17,7 @@ from autotrain_mem.files import write_json
 from autotrain_mem.report.shortage import explained
 from autotrain_mem.spec import Hardware, Incident, Knobs, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience, Learned, Restart
-from autotrain_mem.spec.length import without_wish
+from autotrain_mem.spec.job import without_wish
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.spec.report import REWARD_NAMES, RUN_NAME, MemoryReading

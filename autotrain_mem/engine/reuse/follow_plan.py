@@ -22,8 +22,8 @@ from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.search import Found
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
-from autotrain_mem.spec.candidate import candidate
-from autotrain_mem.spec.length import MAX_LENGTH, is_wish
+from autotrain_mem.spec.estimate import candidate
+from autotrain_mem.spec.job import MAX_LENGTH, is_wish
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.training.environment import environment_setting
