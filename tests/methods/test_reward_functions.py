@@ -33,12 +33,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return written
 
 
-def seen_by(path: str) -> dict[str, Any]:
-    """What the function of this path was called with, the one time that it was."""
-    (given,) = importlib.import_module(path.rpartition(".")[0]).seen
-    return dict(given)
-
-
 @pytest.mark.parametrize("definition", ["def judge(**given)", "async def judge(**given)"])
 @pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list)], ids=["texts", "conversations"])
 def test_a_function_sees_what_trl_gives_it_and_a_coroutine_is_awaited(
@@ -46,7 +40,7 @@ def test_a_function_sees_what_trl_gives_it_and_a_coroutine_is_awaited(
 ) -> None:
     path = write("return [0.5, None]", definition)
     reward_functions.try_once([path], rows)
-    given = seen_by(path)
+    (given,) = importlib.import_module(path.rpartition(".")[0]).seen
     own = {"completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state"}
     assert given.keys() == own | {"answer"}
     assert given["answer"] == ["4", "5"]
@@ -67,6 +61,7 @@ def test_a_function_that_trl_could_not_use_is_named(body: str, said: str, write:
     with pytest.raises(RewardFunctionError, match=said) as caught:
         reward_functions.try_once([path], PLAIN)
     assert path in caught.value.message
+    assert isinstance(caught.value.__cause__, KeyError) == ("KeyError" in said)
 
 
 def test_trls_own_functions_are_tried_too() -> None:
@@ -90,9 +85,7 @@ def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_and_not_before
     reward_functions.check_packages(["my.own"])
     with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
         reward_functions.check_packages(["my.own", "accuracy_reward"])
-
-
-def test_trls_other_functions_need_none() -> None:
+    monkeypatch.undo()
     reward_functions.check_packages(["think_format_reward", "get_soft_overlong_punishment"])
     assert {"think_format_reward", "get_soft_overlong_punishment"} <= reward_functions.built_in_rewards().keys()
 
@@ -101,13 +94,6 @@ def test_a_function_that_runs_out_of_memory_is_not_blamed(write: Write) -> None:
     (function,) = reward_functions.reward_functions([write("import torch; raise torch.OutOfMemoryError('full')")])
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         function()
-
-
-def test_the_error_that_a_function_raised_is_the_cause(write: Write) -> None:
-    (function,) = reward_functions.reward_functions([write("return given['nothing']")])
-    with pytest.raises(RewardFunctionError) as caught:
-        function()
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

@@ -128,7 +128,7 @@ class LinearMemory:
         return StepTime(tokens=float(knobs.effective_batch_size * length), phases={Phase.BACKWARD: seconds})
 
     def _memory(self, knobs: Knobs) -> MemoryEstimate:
-        owners = self._owners(knobs)
+        owners = self.owners(knobs)
         static = sum(owners[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE))
         foreach = 0 if knobs.optimizer_offload else owners[Owner.GRADIENTS]
         backward = static + owners[Owner.ACTIVATIONS] + owners[Owner.TEMPORARY]
@@ -165,7 +165,7 @@ class LinearMemory:
         )
         return ReservedByMode(native=native, expandable_segments=expandable)
 
-    def _owners(self, knobs: Knobs) -> dict[Owner, int]:
+    def owners(self, knobs: Knobs) -> dict[Owner, int]:
         width = 2 if knobs.dtype == "bfloat16" else 4
         trained = self.parameters // 100 if knobs.use_peft else self.parameters
         tokens = knobs.per_device_train_batch_size * self._length(knobs)
@@ -202,15 +202,7 @@ def found_or_none(space: Space, model: LinearMemory) -> Found | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """What a whole grid of rehearsed points has to offer."""
-
-    level: str
-    tokens_per_second: float
-
-
-def brute_force(space: Space, model: LinearMemory) -> Best | None:
+def brute_force(space: Space, model: LinearMemory) -> tuple[str, float] | None:
     """The first level on which anything fits, and the most tokens per second there, by asking for every point.
 
     Lengths are left out.
@@ -221,5 +213,5 @@ def brute_force(space: Space, model: LinearMemory) -> Best | None:
         estimates = [model.estimate(knobs) for knobs in points]
         fitting = [each for each in estimates if each.fits or (may_expand and each.with_expandable_segments().fits)]
         if fitting:
-            return Best(level=level.name, tokens_per_second=max(each.tokens_per_second for each in fitting))
+            return level.name, max(each.tokens_per_second for each in fitting)
     return None

@@ -7,7 +7,6 @@ import pytest
 from synthetic_memory import ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, Level, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
@@ -93,6 +92,7 @@ def test_levels_climb_from_time_to_data() -> None:
     ("words", "never", "still"),
     [
         ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),
+        ({"method": "grpo", "defaults": ONLINE}, {"activation_offloading"}, {"dtype", "optimizer_offload"}),
         ({"optimizer_offload": True}, {"optim"}, {"dtype"}),
         ({"forbid": frozenset({"lora"})}, {"use_peft", "load_in_4bit", "load_in_8bit"}, {"optim"}),
         ({"forbid": frozenset({"lora"}), "use_peft": True, "fit": "all"}, set(), {"load_in_4bit", "load_in_8bit"}),
@@ -125,21 +125,6 @@ def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], neve
 )
 def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected: list[str]) -> None:
     assert names(**words) == expected
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_lever_is_pulled_only_where_its_method_has_it(method: str) -> None:
-    defaults = {"ppo": PPO, "grpo": ONLINE, "rloo": ONLINE}.get(method, TRL)
-    for changed in every(method=method, defaults=defaults)[1:]:
-        pulled = [row for row in LADDER if row.knobs[0] in changed]
-        assert pulled
-        assert all(method in row.methods for row in pulled)
-
-
-def test_no_setting_is_on_two_levels_and_none_has_an_8bit_optimizer_on_the_host() -> None:
-    settings = [knobs for level in levels(space_of()) if not level.lengths for knobs in level.settings]
-    assert len(settings) == len(set(settings))
-    assert not [knobs for knobs in settings if knobs.optimizer_offload and knobs.optim == "adamw_8bit"]
 
 
 def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:

@@ -23,10 +23,14 @@ FULL: dict[str, object] = {
 }
 
 
-def error_of(budget_bytes: int, **words: object) -> DoesNotFitError:
+def refused(model: LinearMemory, **words: object) -> DoesNotFitError:
     with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(**words), LinearMemory(budget_bytes=budget_bytes))  # type: ignore[arg-type]
+        search(space_of(**words), model)  # type: ignore[arg-type]
     return raised.value
+
+
+def error_of(budget_gib: float, **words: object) -> DoesNotFitError:
+    return refused(LinearMemory(budget_bytes=int(budget_gib * GIB)), **words)
 
 
 GOLDEN = """\
@@ -40,30 +44,27 @@ nearest that fits: --effective_batch_size 8 --use_peft --dtype bfloat16, \
 without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"""
 
 
-def test_error_does_the_next_sum_for_the_user() -> None:
+def test_error_does_the_next_sum_for_the_user_and_its_parts_add_up() -> None:
     batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    error = error_of(3 * GIB, fit="rounding", **batch, **ON_THE_DEVICE)
+    error = error_of(3, fit="rounding", **batch, **ON_THE_DEVICE)
     assert f"{error.message}\n{error.hint}" == GOLDEN
-
-
-def test_parts_of_the_message_add_up_to_what_it_needs() -> None:
     parts = {name: float(size) for name, size in re.findall(r"(\w+) (\d+\.\d+) GiB[,)]", GOLDEN)}
     mebibytes = [float(size) for size in re.findall(r"\w+ (\d+\.\d+) MiB(?=[,)])", GOLDEN.split("budget")[0])]
     assert sum(parts.values()) + sum(mebibytes) / 1024 == pytest.approx(8.41, abs=0.02)  # each is rounded
 
 
-QUANTIZED = ("8bit_base", "4bit_base")
+KEPT = frozenset({"gradient_checkpointing", "8bit_base", "4bit_base", "activation_offloading"})
 NO_BITS: dict[str, object] = {"load_in_8bit": False, "load_in_4bit": False}
 ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
 
 
 @pytest.mark.parametrize(
-    ("budget_gib", "words", "flags"),
+    ("budget_gib", "words", "hint"),
     [
+        # Limits give way in the order of harm.
         (2.7, FULL | ON_THE_DEVICE, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
         (
-            2.7,
-            {"forbid": frozenset({"gradient_checkpointing", *QUANTIZED, "activation_offloading"}), "max_length": 1024},
+            *(2.7, {"forbid": KEPT, "max_length": 1024}),
             "--gradient_checkpointing true --use_peft",
         ),
         (10, {"fit": "lossless"} | ON_THE_DEVICE, "--optimizer_offload  ("),
@@ -71,54 +72,33 @@ ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length
         (5, {"fit": "lossless"}, "--optimizer_offload --dtype bfloat16  ("),
         (2.3, {"fit": "lossless"}, "--use_peft --load_in_8bit --dtype bfloat16  ("),
         (1.5, {"fit": "lossless"}, "--use_peft --load_in_4bit --use_bnb_nested_quant --dtype bfloat16  ("),
-    ],
-)
-def test_limits_give_way_in_the_order_of_harm(budget_gib: float, words: dict[str, object], flags: str) -> None:
-    assert error_of(int(budget_gib * GIB), **words).hint.startswith(f"nearest that fits: {flags}")
-
-
-@pytest.mark.parametrize(
-    ("budget_gib", "words", "hint"),
-    [
-        (0.5, {}, "nothing that can be changed makes it fit here"),
         # Pins that need not give way are kept.
+        (11, {"fit": "lossless", "per_device_train_batch_size": 8} | ON_THE_DEVICE, "--optimizer_offload  (10.3 GiB)"),
         (
-            11,
-            {"fit": "lossless", "per_device_train_batch_size": 8} | ON_THE_DEVICE,
-            "nearest that fits: --optimizer_offload  (10.3 GiB)",
-        ),
-        (
-            2.7,
-            {"optim": "adamw_torch", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2} | ADAPTER,
-            "nearest that fits: --effective_batch_size 16, "
-            "without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)",
+            *(
+                2.7,
+                {"optim": "adamw_torch", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2} | ADAPTER,
+            ),
+            "--effective_batch_size 16, without --per_device_train_batch_size and --gradient_accumulation_steps  "
+            "(2.56 GiB)",
         ),
         # A forbidden micro-batch is answered with the exact split.
         (
-            2.7,
-            {"forbid": frozenset({"micro_batch"})} | ADAPTER,
-            "nearest that fits: --per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)",
+            *(2.7, {"forbid": frozenset({"micro_batch"})} | ADAPTER),
+            "--per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)",
         ),
     ],
 )
 def test_the_hint_names_the_exact_flags(budget_gib: float, words: dict[str, object], hint: str) -> None:
-    assert error_of(int(budget_gib * GIB), **words).hint == hint
-
-
-@pytest.mark.parametrize("budget_bytes", [GIB // 2, 11 * GIB], ids=["nothing", "nearest"])
-def test_cards_that_would_do_are_named(budget_bytes: int) -> None:
-    model = LinearMemory(budget_bytes=budget_bytes, cards=("an L4", "an A10"))
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE), model)  # type: ignore[arg-type]
-    assert raised.value.hint.splitlines()[-1] == "these settings would fit an L4 or an A10"
+    assert error_of(budget_gib, **words).hint.startswith(f"nearest that fits: {hint}")
+    assert error_of(0.5).hint == "nothing that can be changed makes it fit here"
 
 
 def test_weights_that_exceed_the_card_end_the_error_in_few_rehearsals() -> None:
     """Of each kind of weights the first and the last point, which are rehearsed at once; looking for a way out costs
     none."""
     model = LinearMemory(budget_bytes=GIB // 2)
-    with pytest.raises(DoesNotFitError):
-        search(space_of(), model)
+    refused(model)
     kinds = {(call.dtype, call.use_peft, call.load_in_8bit, call.load_in_4bit) for call in model.calls}
     assert len(kinds) == 5  # float32, bfloat16, its adapter, 8 and 4 bits
     assert len(model.calls) <= 2 * 5
@@ -126,12 +106,11 @@ def test_weights_that_exceed_the_card_end_the_error_in_few_rehearsals() -> None:
 
 def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> None:
     model = LinearMemory(budget_bytes=int(10.32 * GIB), copied_layers=3, amiss=0.02)
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE), model)  # type: ignore[arg-type]
+    error = refused(model, fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE)
     assert model.expanded(model.whole_calls[0]).fits
     assert not model.estimate(model.whole_calls[0]).fits
     assert model.estimate(model.whole_calls[-1]).fits
-    assert f"({format_bytes(model.estimate(model.whole_calls[-1]).required_bytes)})" in raised.value.hint
+    assert f"({format_bytes(model.estimate(model.whole_calls[-1]).required_bytes)})" in error.hint
 
 
 def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
@@ -149,9 +128,8 @@ PINS = FULL | ON_THE_DEVICE | NO_BITS | EVALUATED
 
 def test_a_pinned_evaluation_that_alone_does_not_fit_is_named() -> None:
     model = LinearMemory(budget_bytes=2 * GIB, evaluated_bytes=400_000)
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(**FULL | {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | EVALUATED), model)  # type: ignore[arg-type]
-    assert raised.value.hint.startswith("nearest that fits: --per_device_eval_batch_size 1 ")
+    error = refused(model, **FULL | {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | EVALUATED)
+    assert error.hint.startswith("nearest that fits: --per_device_eval_batch_size 1 ")
 
 
 @given(
@@ -187,15 +165,13 @@ def test_an_error_names_vllms_share_among_the_parts() -> None:
         def estimate(self, knobs: Knobs) -> Estimate:
             return replace(super().estimate(knobs), vllm_share_bytes=7 * GIB)
 
-    with pytest.raises(DoesNotFitError, match=r"outside torch 300\.0 MiB, vLLM's share 7\.00 GiB\)"):
-        search(space_of(), BesideVllm(budget_bytes=GIB // 2))
+    assert "outside torch 300.0 MiB, vLLM's share 7.00 GiB)" in refused(BesideVllm(budget_bytes=GIB // 2)).message
 
 
 def test_an_error_counts_what_the_method_trains_on_and_says_what_is_offloaded() -> None:
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(method="dpo", activation_offloading=True, fit="lossless"), LinearMemory(budget_bytes=GIB // 2))
-    assert "1 x 8 pairs, max_length 1024" in raised.value.message
-    assert "with gradient checkpointing, activations offloaded" in raised.value.message
+    message = error_of(0.5, method="dpo", activation_offloading=True, fit="lossless").message
+    assert "1 x 8 pairs, max_length 1024" in message
+    assert "with gradient checkpointing, activations offloaded" in message
 
 
 def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() -> None:
@@ -208,30 +184,25 @@ def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() 
     assert why["reward"].endswith("pairs with a side of more tokens are dropped")
 
 
-class CopiesAlone(LinearMemory):
-    """Never rehearses the whole model, as when cards are compared."""
-
-    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        return super().rehearse(points, whole=False)
-
-
 def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed() -> None:
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(fit="lossless"), CopiesAlone(budget_bytes=4 * GIB, copied_layers=3))
-    assert "nearest that fits: --use_peft" in raised.value.hint
+    """As when cards are compared."""
+
+    class CopiesAlone(LinearMemory):
+        def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+            return super().rehearse(points, whole=False)
+
+    error = refused(CopiesAlone(budget_bytes=4 * GIB, copied_layers=3), fit="lossless")
+    assert "nearest that fits: --use_peft" in error.hint
 
 
 def test_where_only_the_answer_counts_nothing_is_rehearsed_for_a_suggestion() -> None:
     model, asked = LinearMemory(budget_bytes=4 * GIB), LinearMemory(budget_bytes=4 * GIB)
     assert find(space_of(fit="lossless"), model) is None
-    with pytest.raises(DoesNotFitError):
-        search(space_of(fit="lossless"), asked)
+    refused(asked, fit="lossless")
     assert not [call for call in model.calls if call.use_peft]
     assert len(model.calls) < len(asked.calls)
 
 
 def test_what_is_needed_at_least_is_that_of_levels_passed_over_for_their_weights_too() -> None:
     """Float32 weights alone are beyond the card, so that no search would offload their optimizer."""
-    with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(fit="lossless", use_peft=False), LinearMemory(budget_bytes=GIB))
-    assert "activations offloaded, optimizer offloaded, float32" in raised.value.message
+    assert "activations offloaded, optimizer offloaded, float32" in error_of(1, fit="lossless", use_peft=False).message

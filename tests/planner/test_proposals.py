@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planner.proposals import (
-    FLASH_ATTENTION,
-    PADDING_PAYS,
-    WORST_BATCH_PAYS,
-    context_cut,
-    proposals,
-)
+from autotrain_mem.planner.proposals import FLASH_ATTENTION, PADDING_PAYS, WORST_BATCH_PAYS, context_cut, proposals
 from autotrain_mem.spec import DataProfile, Job, Knobs
 
 FLASH = "flash_attention_2"
@@ -87,15 +81,12 @@ def test_what_the_user_has_decided_is_not_proposed(decided: dict[str, Any], gone
     assert not any(flag.startswith(gone) for flag in flags(both, knobs(9000), job(**decided)))
 
 
-def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts() -> None:
+def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts_or_drops() -> None:
     (found,) = proposals(ONE_LONG, ONE_ROW, job(), flash_attention=None)
     assert found.why == (
         "the worst batch gets 50 % smaller, 500 tokens a row in place of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
         "the tokens"
     )
-
-
-def test_pairs_are_dropped_by_reward_training_and_never_packed() -> None:
     pairs = replace(ONE_LONG, shorter_sides={500: 9995 * 100, 1000: 5 * 100}, drops=True)
     (found,) = proposals(pairs, knobs(), job("reward"), flash_attention=FLASH)
     assert found.flags == "--max_length p99.9"
@@ -107,17 +98,13 @@ def test_every_flash_attention_that_trl_knows_is_known() -> None:
     assert set(FLASH_ATTENTION) == sft_trainer.FLASH_ATTENTION_VARIANTS
 
 
-def test_rows_beyond_the_context_are_counted() -> None:
+def test_rows_beyond_the_context_are_counted_and_pairs_dropped_whole() -> None:
     assert context_cut(ONE_LONG, 1000, "sft") is None
     assert context_cut(ONE_LONG, None, "sft") is None
     assert context_cut(ONE_LONG, 600, "sft") == (
         "5 of 10,000 rows (0.05 %) are longer than the model's context of 600 tokens, the longest 1,000: that cuts "
         "0.04 % of all tokens"
     )
-
-
-def test_pairs_beyond_the_context_are_dropped_whole() -> None:
-    text = context_cut(replace(ONE_LONG, drops=True), 600, "reward")
-    assert text is not None
+    text = context_cut(replace(ONE_LONG, drops=True), 600, "reward") or ""
     assert "5 of 10,000 pairs" in text
     assert "drops them, with 0.1 % of all tokens" in text

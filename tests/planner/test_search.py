@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.explore import TIE
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
@@ -115,19 +115,8 @@ def test_the_fastest_plan_of_the_first_level_that_fits_is_found(space: Space, bu
         assert (found is None) == (not shortest_fits(space, model))
     else:
         assert found is not None
-        assert found.level == best.level
-        assert found.estimate.tokens_per_second >= 0.99 * best.tokens_per_second
-
-
-@given(spaces(), budgets)
-@settings(max_examples=60, deadline=None)
-def test_next_larger_micro_batch_was_rehearsed_and_does_not_fit_or_is_no_faster(space: Space, budget: int) -> None:
-    """Of a plan that was not chosen for its length."""
-    found = found_or_none(space, model_of(space, budget))
-    if found is None or found.level == SHORTER_ROWS or (larger := neighbour(space, found)) is None:
-        return
-    (attempt,) = [attempt for attempt in found.attempts if attempt.knobs == larger]
-    assert not attempt.fits or attempt.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
+        assert found.level == best[0]
+        assert found.estimate.tokens_per_second >= 0.99 * best[1]
 
 
 @given(st.integers(3 * GIB, 5 * GIB), st.sampled_from((700, 3000, 20_000)))
@@ -145,27 +134,6 @@ def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest:
     assert not model.estimate(knobs).fits
 
 
-@pytest.mark.parametrize(
-    ("budget_gib", "rehearsed"),
-    [
-        # A level is left after its first and last point, and one that offloads after its last.
-        (4.2, [("float32", False, 8), ("float32", False, 1), ("float32", True, 1)]),
-        # Once weights were beyond the card a level's last point is asked alone.
-        (3.5, [("float32", False, 8), ("float32", False, 1)]),
-    ],
-)
-def test_a_level_that_cannot_fit_is_left_after_few_points(
-    budget_gib: float, rehearsed: list[tuple[str, bool, int]]
-) -> None:
-    model = LinearMemory(budget_bytes=int(budget_gib * GIB))
-    assert search(space_of(), model).estimate.knobs.use_peft
-    full = [call for call in model.calls if not call.use_peft]
-    halved = [("bfloat16", False, 8), ("bfloat16", False, 1), ("bfloat16", True, 1)]
-    assert [(call.dtype, call.optimizer_offload, call.per_device_train_batch_size) for call in full] == (
-        rehearsed + halved[3 - len(rehearsed) :]
-    )
-
-
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
     """The first and the last point of the level, and the first of the next."""
     model = LinearMemory(budget_bytes=200 * GIB)
@@ -177,24 +145,10 @@ def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputi
     assert (as_asked.levers, as_asked.estimate.knobs) == ((), TRL)
 
 
-def test_smaller_batch_is_tried_before_shorter_length() -> None:
-    space = space_of(fit="all", use_peft=True, dtype="bfloat16", gradient_checkpointing=True)
-    found = search(space, LinearMemory(budget_bytes=4 * GIB))
-    assert found.estimate.knobs.max_length == 1024
-    assert found.estimate.knobs.per_device_train_batch_size < 8
-
-
 def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
     space = space_of(effective_batch_size=1, gradient_checkpointing=True, optimizer_offload=False)
     found = search(space, LinearMemory(budget_bytes=13 * GIB))
     assert [lever.name for lever in found.levers if lever.harm is Harm.ROUNDING] == ["dtype"]
-
-
-def test_unknown_forbidden_lever_is_refused_before_anything_is_rehearsed() -> None:
-    model = LinearMemory(budget_bytes=4 * GIB)
-    with pytest.raises(UsageError):
-        search(space_of(forbid=frozenset({"lorra"})), model)
-    assert model.calls == []
 
 
 # -- the levels around -------------------------------------------------------------------------------------------------
@@ -294,21 +248,25 @@ def test_a_slow_plan_is_taken_where_the_whole_model_leaves_no_faster_one() -> No
 # -- confirmation ------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(3 * GIB, 60 * GIB), st.floats(-0.05, 0.05), st.sampled_from((8, 64)))
-@settings(max_examples=40, deadline=None)
+@given(spaces(), budgets, st.floats(-0.05, 0.05))
+@settings(max_examples=60, deadline=None)
 def test_plan_and_larger_neighbour_are_rehearsed_whole_however_wrong_copies_are(
-    budget: int, amiss: float, effective: int
+    space: Space, budget: int, amiss: float
 ) -> None:
-    space = space_of(effective_batch_size=effective, longest=1024)
-    model = LinearMemory(budget_bytes=budget, longest=1024, copied_layers=3, amiss=amiss)
+    model = replace(model_of(space, budget), copied_layers=3, amiss=amiss)
     heard: list[Candidate] = []
-    found = search(space, model, on_attempt=heard.append)
+    try:
+        found = search(space, model, on_attempt=heard.append)
+    except DoesNotFitError:
+        return
     assert found.estimate.fits
     assert found.estimate.memory.rehearsed_layers is None
     whole = {replace(knobs, expandable_segments=False) for knobs in model.whole_calls}
     assert replace(found.estimate.knobs, expandable_segments=False) in whole
     if found.level != SHORTER_ROWS and (larger := neighbour(space, found)) is not None:
         assert larger in whole
+        tried = next(each for each in found.attempts[::-1] if replace(each.knobs, expandable_segments=False) == larger)
+        assert not tried.fits or (tried.tokens_per_second or 0) <= found.estimate.tokens_per_second * (1 + TIE)
     assert list(found.attempts) == heard
     assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
     assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)

@@ -1,3 +1,6 @@
+"""What a job leaves to the search, and the precision of its card."""
+
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_memory import TRL, space_of
 
-from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.errors import ContextLengthError, UsageError
+from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
 from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import ModelFacts
@@ -15,11 +19,10 @@ def rows_of(space: Space) -> list[int]:
     return list(micro_batches(space))
 
 
-def test_trl_defaults_are_the_base_when_nothing_is_given() -> None:
+def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pinned() -> None:
     space = space_of()
-    assert space.base == TRL
-    assert space.pinned == frozenset()
-    assert space.effective_batch_size == 8
+    assert (space.base, space.pinned, space.effective_batch_size) == (TRL, frozenset(), 8)
+    assert space_of(learning_rate=1e-4, dtype="bfloat16").pinned == {"dtype"}
 
 
 @pytest.mark.parametrize(
@@ -50,31 +53,6 @@ def test_every_split_makes_the_effective_batch(effective: int) -> None:
     assert {knobs.effective_batch_size for knobs in (space.base, *splits)} == {effective}
 
 
-@pytest.mark.parametrize(
-    ("rows", "steps", "effective", "hint"),
-    [
-        (
-            *(4, None, 10),
-            "keep --per_device_train_batch_size 4 and use --effective_batch_size 8 or --effective_batch_size 12,\n"
-            "or keep --effective_batch_size 10 and use --per_device_train_batch_size 1, 2, 5 or 10",
-        ),
-        (
-            *(None, 4, 3),
-            "keep --gradient_accumulation_steps 4 and use --effective_batch_size 4,\n"
-            "or keep --effective_batch_size 3 and use --gradient_accumulation_steps 1 or 3",
-        ),
-        (4, 2, 16, "use --effective_batch_size 8 with both flags, or --effective_batch_size 16 alone"),
-    ],
-)
-def test_sizes_that_contradict_are_told_what_would_do(
-    rows: int | None, steps: int | None, effective: int, hint: str
-) -> None:
-    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps}
-    with pytest.raises(BatchSplitError) as raised:
-        space_of(effective_batch_size=effective, **{name: size for name, size in sizes.items() if size})
-    assert raised.value.hint == hint
-
-
 def test_sizes_below_one_are_all_named_at_once() -> None:
     with pytest.raises(UsageError, match=r"--per_device_train_batch_size 0, --max_length -1, --effective_batch_size 0"):
         space_of(per_device_train_batch_size=0, max_length=-1, effective_batch_size=0)
@@ -95,7 +73,7 @@ def test_auto_length_is_the_longest_row_within_the_context(
 
 @pytest.mark.parametrize(("context_length", "length"), [(2048, 70), (64, 64)])
 def test_a_percentile_is_what_the_data_answer_to_it_within_the_context(context_length: int, length: int) -> None:
-    job = Job(method="sft", model="toy-1B", dataset=None, arguments={"max_length": "p99"})
+    job = Job(method="sft", model="any", dataset=None, arguments={"max_length": "p99"})
     facts = ModelFacts(context_length=context_length, is_quantized=False)
     space = make_space(TRL, job, facts, longest=80, asked_length=70)
     assert space.base.max_length == length
@@ -115,5 +93,39 @@ def test_length_beyond_the_context_is_refused_with_the_length_that_works() -> No
     assert raised.value.hint == "use --max_length 2048 or less, or --max_length auto"
 
 
-def test_arguments_that_are_no_knobs_pin_nothing() -> None:
-    assert space_of(learning_rate=1e-4, dtype="bfloat16").pinned == {"dtype"}
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+T4, V100, A100 = (7, 5), (7, 0), (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "fp16"),
+    [
+        *((T4, {"use_peft": True}, True), (V100, {}, True), (A100, {}, False)),
+        *((T4, {"bf16": True}, False), (T4, {"bf16": False}, False), (T4, {"fp16": False}, False)),
+    ],
+)
+def test_a_card_before_ampere_trains_in_fp16_unless_the_user_chose(
+    card: tuple[int, int], words: dict[str, Any], fp16: bool
+) -> None:
+    assert precise_for(TRL, words, card) == replace(TRL, fp16=fp16)
+    assert lacks_bf16(card) is (card != A100)
+
+
+@pytest.mark.parametrize(
+    ("fp16", "use_peft", "dtype", "scales"),
+    [
+        (False, False, "bfloat16", True),
+        (True, False, "float32", True),
+        (True, False, "float16", False),
+        (True, False, "bfloat16", False),
+        (True, True, "float16", True),
+    ],
+)
+def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: bool, dtype: str, scales: bool) -> None:
+    assert can_scale(replace(TRL, fp16=fp16, use_peft=use_peft, dtype=dtype)) is scales
+
+
+def test_half_precision_is_that_of_the_products_and_the_reason_names_the_card() -> None:
+    assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
+    assert "7.5" in why_fp16(T4)

@@ -11,11 +11,3 @@ FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("architec
 
 TINY = {"gemma3_text": "gemma3", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """What ``tiny.tiny_folder`` calls the family."""
-
-
-def write_config(models: Path, name: str) -> Path:
-    """``ORG/NAME/config.json`` of a model in real size, which planning needs and nothing more."""
-    folder = models / name
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**FACTS[name], "torch_dtype": "bfloat16"}))
-    return folder

@@ -1,9 +1,8 @@
-"""The recipes as files: what each opens with, TRL's keys and ours, and nothing that a plan is to decide."""
+"""The recipes as files: what each opens with, TRL's keys and ours, and how the command reads and lists them."""
 
 from __future__ import annotations
 
-import copy
-import importlib
+import json
 import pathlib
 import re
 from typing import Any
@@ -14,9 +13,12 @@ import yaml
 from recipe_plans.rows import OTHER_CARD, SAME_SIZES, all_rows, settings
 from recipe_plans.statements import VERSIONED, WIDTH, Golden
 
+from autotrain_mem.cli import flags, main
+from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS, REWARD_MODEL_ARGUMENTS
-from autotrain_mem.recipe_files import Recipe, recipes
+from autotrain_mem.recipe_files import Recipe, recipe, recipes
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -84,57 +86,76 @@ def test_it_leaves_open_what_a_plan_decides(recipe: Recipe) -> None:
 @every_recipe
 def test_trls_own_parser_reads_the_file_without_our_block(recipe: Recipe, tmp_path: pathlib.Path) -> None:
     """By the parser of ``trl METHOD``; for PPO, which has no command, by the dataclasses around its config."""
-    said: dict[str, Any] = settings(recipe)
-    config = copy.copy(said)
-    del config["autofit"]
+    config = {name: value for name, value in settings(recipe).items() if name != "autofit"}
     file = tmp_path / "trl.yaml"
     file.write_text(yaml.safe_dump({**config, "use_cpu": True}))  # TRL asks for a GPU otherwise
-    parsed = trls_parser(recipe.method).parse_args_and_config(["--config", str(file)])
-    values = {name: value for each in parsed for name, value in vars(each).items()}
-    assert {name: _plain(values[name]) for name in config} == config
-
-
-def trls_parser(method: str) -> Any:
-    from trl import ModelConfig, ScriptArguments, TrlParser
-
-    if method != "ppo":
-        return importlib.import_module(f"trl.scripts.{method}").make_parser()
-    config = importlib.import_module("trl.experimental.ppo").PPOConfig
-    return TrlParser((ScriptArguments, config, ModelConfig))
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", value)
+    parsed = method_of(recipe.method).make_parser().parse_args_and_config(["--config", str(file)])
+    values = {name: getattr(value, "value", value) for each in parsed for name, value in vars(each).items()}
+    assert {name: values[name] for name in config} == config
 
 
 def test_the_long_reward_recipes_differ_by_their_length_alone() -> None:
     """So what trains one, its length overridden, trains all: ``test_recipe_training`` trains the shortest."""
     long = {recipe.name.rpartition("-")[2]: settings(recipe) for recipe in recipes() if recipe.method == "reward"}
     assert {name: said.pop("max_length") for name, said in long.items()} == {"8k": 8192, "16k": 16384, "32k": 32768}
-    assert {name: said.pop("output_dir") for name, said in long.items()}
+    assert {said.pop("output_dir").rpartition("-")[2] for said in long.values()} == long.keys()
     assert long["8k"] == long["16k"] == long["32k"]
-    assert {name: long["8k"][name] for name in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")} == {
-        "lora_r": 8,
-        "lora_alpha": 32,
-        "lora_dropout": 0.1,
-        "lora_target_modules": ["q_proj", "k_proj", "v_proj"],
-    }
 
 
-MODELS = ROOT.parent / "shared" / "models"
+# -- ``autofit recipes`` and ``--recipe`` -----------------------------------------------------------------------------
+
+NAME = "reward-gemma3-1b-lora-8k"
 
 
-@pytest.mark.skipif(not MODELS.is_dir(), reason="no real configs are here")
-@pytest.mark.parametrize("name", architectures.FACTS)
-def test_the_architectures_are_those_of_the_real_configs(name: str, tmp_path: pathlib.Path) -> None:
-    """As transformers reads both."""
-    from transformers import AutoConfig
-
-    ours, real = (AutoConfig.from_pretrained(folder) for folder in (_written(tmp_path, name), MODELS / name))
-    facts = [*architectures.FACTS[name], "layer_types", "hidden_act", "attention_bias", "mlp_bias", "head_dim"]
-    assert {fact: getattr(ours, fact, None) for fact in facts} == {fact: getattr(real, fact, None) for fact in facts}
-    assert ours.architectures == real.architectures
+def test_a_recipe_is_read_as_a_config_is() -> None:
+    wish, output = flags.read("autofit plan reward", ["--recipe", NAME, "--effective-batch-size", "8"])
+    as_config = ["--config", str(recipe(NAME).path), "--effective-batch-size=8"]
+    assert (wish, output) == flags.read("autofit plan reward", as_config)
+    assert wish.config["lora_r"] == 8
+    assert wish.autofit.effective_batch_size == 8
 
 
-def _written(folder: pathlib.Path, name: str) -> pathlib.Path:
-    return architectures.write_config(folder, name)
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"plan sft --recipe {NAME}", f"autofit plan reward --recipe {NAME}"),
+        (f"sft --recipe {NAME}", f"autofit reward --recipe {NAME}"),
+        ("reward --recipe reward-gemma3-1b-lora-8", f"--recipe {NAME}"),
+        ("reward --recipe reward-gemma3-lora-8k.yaml", f"--recipe {NAME}"),
+        ("sft --recipe soup", "autofit recipes"),
+        (f"reward --recipe {NAME} --config mine.yaml", str(recipe(NAME).path)),
+    ],
+)
+def test_a_recipe_that_is_none_of_the_method_is_refused_with_what_is_meant(line: str, said: str) -> None:
+    prog, _, words = f"autofit {line}".partition(" --")
+    with pytest.raises(UsageError) as refused:
+        flags.read(prog, f"--{words}".split())
+    assert said in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("sft", "'sft'"), ("--gpu", "--gpu"), (f"{NAME} more", "more"), (f"{NAME} --json", "--json")],
+)
+def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["recipes", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_list_is_a_table_of_all_of_them_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for each in recipes():
+        (line,) = [line for line in lines if line.startswith(f"{each.name} ")]
+        assert line.split()[1:3] == [each.method, each.card]
+        assert line.endswith(each.what)
+    assert main.run(["recipes", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    named = [(each["name"], each["method"], each["card"], each["what"]) for each in told["recipes"]]
+    assert named == [(each.name, each.method, each.card, each.what) for each in recipes()]
+    assert all(pathlib.Path(each["path"]).is_file() for each in told["recipes"])
+
+
+def test_a_recipe_that_is_named_is_printed_as_the_file_that_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["recipes", NAME]) == 0
+    assert capsys.readouterr().out == recipe(NAME).path.read_text()

@@ -2,12 +2,13 @@
 
 A whole plan takes from ten seconds to minutes: ``scripts/recipes --models FOLDER`` makes them all, and with ``--write``
 the golden files. Here the chosen point for a recipe's own card is rehearsed on copies of few layers, which is what a
-search trusts until it confirms its choice. Other cards, recipes that sample, whose rollouts take longest to rehearse,
-and the length between two that are rehearsed are the script's alone.
+search trusts until it confirms its choice. Other cards, recipes that sample or have the optimizer on the host, which
+take longest to rehearse, and longer rows of the same reward model are the script's alone.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import architectures
@@ -28,14 +29,17 @@ pytestmark = pytest.mark.slow
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 FEW_LAYERS = 0.005
 """Copies of few layers, expanded, against the whole model that a golden file holds: ``scripts/expansion``."""
-BETWEEN = "reward-gemma3-1b-lora-16k"
-HELD = [each for each in recipes() if not METHODS[each.method].is_online and each.name != BETWEEN]
+NOT_HELD = {"sft-llama3.1-8b-full", "reward-gemma3-1b-lora-16k", "reward-gemma3-1b-lora-32k"}
+HELD = [each for each in recipes() if not METHODS[each.method].is_online and each.name not in NOT_HELD]
 
 
 @pytest.fixture(scope="session")
 def models(place: pathlib.Path) -> pathlib.Path:
-    for name in architectures.FACTS:
-        architectures.write_config(place / "real", name)
+    """``ORG/NAME/config.json`` of each model in real size, which planning needs and nothing more."""
+    for name, facts in architectures.FACTS.items():
+        folder = place / "real" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({**facts, "torch_dtype": "bfloat16"}))
     return place / "real"
 
 

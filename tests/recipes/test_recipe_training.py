@@ -1,23 +1,61 @@
-"""Recipes of rows train for real, by their commands: three steps of a tiny model on a simulated card."""
+"""Recipes train for real, by their commands: three steps of a tiny model on a simulated card."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import architectures
 import pytest
-from tiny_runs import check_trains
+from recipe_plans.rows import SAME_SIZES, settings
 
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.recipe_files import Recipe, recipes
 from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 
-ALIKE = ("reward-gemma3-1b-lora-16k", "reward-gemma3-1b-lora-32k")
-"""They differ from the first by a length that is overridden here: ``test_recipe_files`` holds them to that."""
-TRAINED = [each for each in recipes() if each.method in ("sft", "reward", "dpo") and each.name not in ALIKE]
+STEPS = 3
+SHARED = (
+    f"--gpu 400MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
+    "--fit lossless --gradient_checkpointing false --effective_batch_size 8 --per_device_train_batch_size 8"
+)
+SHORT = {
+    "sft": "--dataset data.jsonl --max_length 32",
+    "reward": "--dataset pairs.jsonl --max_length 512",
+    "dpo": "--dataset pairs.jsonl --max_length 256",
+    "grpo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
+    "ppo": "--dataset prompts.jsonl --response_length 8 --local_rollout_forward_batch_size 8",
+}
+"""Lengths for a CPU; what is trained, and how, stays the recipe's. The recipes' own reward needs a package."""
+TRAINED = [
+    *("sft-llama3.1-8b-full", "sft-llama3.1-8b-lora-8bit", "reward-gemma3-1b-lora-8k", "dpo-qwen2.5-7b-lora"),
+    *("grpo-qwen3-8b-qlora", "ppo-qwen2.5-7b-lora"),
+]
+"""Those with an adapter, a quantized base or an optimizer on the host. Plain full training of each method is that of
+``tests/cli/test_methods.py``; the longer reward recipes differ by their length alone (``test_recipe_files``)."""
 
 
-@pytest.mark.parametrize("recipe", TRAINED, ids=lambda recipe: recipe.name)
+def tiny(model_folder: Callable[[str], Path], name: str) -> str:
+    """Where a tiny model of the architecture lies, weights and all: ``Qwen/Qwen3-8B`` -> a tiny Qwen3."""
+    return str(model_folder(architectures.TINY[architectures.FACTS[SAME_SIZES.get(name, name)]["model_type"]]))
+
+
+@pytest.mark.parametrize("recipe", [each for each in recipes() if each.name in TRAINED], ids=lambda recipe: recipe.name)
 def test_a_recipe_trains_three_steps(recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit) -> None:
-    check_trains(recipe, model_folder, autofit)
+    keys: dict[str, Any] = settings(recipe)
+    named = {"model": keys["model_name_or_path"]} | {
+        name: keys[name] for name in REWARD_MODEL_ARGUMENTS if name in keys
+    }
+    folders = [word for name, model in named.items() for word in (f"--{name}", tiny(model_folder, model))]
+    words = f"--recipe {recipe.name} {SHARED} {SHORT[recipe.method]} --output_dir trained/{recipe.name}".split()
+    ran = autofit(recipe.method, *words, *folders)
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["run"]["steps"] == STEPS
+    assert isinstance(told["run"]["last_loss"], float)
+    knobs = told["plan"]["knobs"]
+    assert all(knobs[name] == keys.get(name, False) for name in ("use_peft", "load_in_4bit", "load_in_8bit"))
+    assert knobs["optimizer_offload"] == keys["autofit"].get("optimizer_offload", False)
