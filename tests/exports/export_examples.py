@@ -7,19 +7,9 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.spec import (
-    Estimate,
-    Hardware,
-    Job,
-    Knobs,
-    MemoryEstimate,
-    Phase,
-    Plan,
-    ReservedByMode,
-    ReservedEstimate,
-    StepTime,
-)
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime
 from autotrain_mem.units import GIB, MIB
+from tests.report.report_examples import PLAN, reserved
 
 CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
 HOST = replace(CARD, name="cpu", origin="cpu")
@@ -41,26 +31,12 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "ppo": {"max_length": None, "response_length": 53, "local_rollout_forward_batch_size": 4},
 }
 TARGETS = {"lora_target_modules": ["q_proj", "v_proj"], "output_dir": "run"}
-RESERVED = ReservedEstimate(
+RESERVED = reserved(18 * GIB, slack_bytes=GIB)
+MEMORY = replace(
+    PLAN.estimate.memory,
     peak_allocated_bytes=17 * GIB,
-    peak_reserved_bytes=18 * GIB,
-    peak_limited_bytes=18 * GIB,
-    slack_bytes=GIB,
-    num_alloc_retries=0,
-    largest_refused_bytes=None,
-)
-MEMORY = MemoryEstimate(
-    peak_allocated_bytes=17 * GIB,
-    peak_phase=Phase.BACKWARD,
-    phases={Phase.BACKWARD: 17 * GIB},
     owners_at_peak={},
-    modules_at_peak=(),
-    reserved=ReservedByMode(
-        native=RESERVED,
-        expandable_segments=RESERVED,
-    ),
-    not_counted=(),
-    rehearsal_seconds=1.0,
+    reserved=ReservedByMode(native=RESERVED, expandable_segments=RESERVED),
 )
 
 
@@ -74,21 +50,7 @@ def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
     """Not found by a search: what it says is all there."""
     own = replace(knobs, **OF_METHOD.get(made_for.method, {}))
     estimate = Estimate(
-        knobs=own,
-        hardware=card,
-        memory=MEMORY,
-        budget_bytes=card.budget_bytes(),
-        time=StepTime(tokens=0.0),
+        knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes(), time=StepTime(tokens=0.0)
     )
-    return Plan(
-        job=made_for,
-        level="LoRA on a 4-bit base" if own.use_peft else "lossless",
-        estimate=estimate,
-        defaults=TRL_DEFAULTS,
-        levers=(),
-        attempts=(),
-        seconds=1.0,
-        row_tokens=256,
-        versions={},
-        model_digest="",
-    )
+    level = "LoRA on a 4-bit base" if own.use_peft else "lossless"
+    return replace(PLAN, job=made_for, level=level, estimate=estimate, data=None, row_tokens=256)

@@ -23,19 +23,13 @@ def plan_text(plan: Plan) -> str:
     return rendered(plan_view(plan))
 
 
-def test_durations_carry_over_where_they_round_up() -> None:
+def test_durations_carry_over_and_rates_and_shares_have_the_digits_that_they_are_good_for() -> None:
     said = [formatting.duration(seconds) for seconds in (0, 41.27, 59.94, 59.96, 200.4, 3599.6, 7512)]
     assert said == ["0.0 s", "41.3 s", "59.9 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
     brief = [formatting.brief(seconds) for seconds in (0.0042, 0.066, 0.9994, 0.9996, 6.6)]
     assert brief == ["4 ms", "66 ms", "999 ms", "1.0 s", "6.6 s"]
-
-
-def test_speed_has_as_many_digits_as_a_prediction_is_good_for() -> None:
-    rates = [formatting.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 1240.0, 98765.4)]
-    assert rates == ["0.0", "3.2", "10.0", "10", "1,240", "98,765"]
-
-
-def test_a_share_that_is_there_never_reads_as_zero() -> None:
+    rates = [formatting.rate(rate) for rate in (0.0, 3.17, 9.99, 10.4, 98765.4)]
+    assert rates == ["0.0", "3.2", "10.0", "10", "98,765"]
     shares = [formatting.percent(share) for share in (0.0, 0.0001, 0.0321, 1.0)]
     assert shares == ["0.0 %", "less than 0.1 %", "3.2 %", "100.0 %"]
 

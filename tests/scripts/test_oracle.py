@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from oracle_cases.cases import RECORDED, commands, replays
-from oracle_cases.differences import case_lines, compare, key_lines
+from oracle_cases.differences import case_lines, compare
 from oracle_cases.digest import columns, settled
 from oracle_cases.execute import printed, warm
 
@@ -63,16 +62,6 @@ def test_a_command_is_kept_with_its_traces_and_is_the_same_again(
     assert "max_length" in refused["error"]
 
 
-def test_every_method_is_estimated_planned_and_mostly_trained() -> None:
-    names = list(commands(None))
-    for method in ("sft", "reward", "dpo", "grpo", "rloo", "ppo"):
-        assert sum(name.startswith(f"estimate: {method}, ") for name in names) == 6
-        assert sum(name.startswith(f"plan: {method}, ") for name in names) >= 7
-    assert sum(name.startswith("training: ") for name in names) == 5
-    assert len(replays()) == len(list(RECORDED.glob("*.json"))) > 10
-    assert any(name.startswith("recipe: ") for name in commands(pathlib.Path("models")))
-
-
 def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
     later = replace(TRACE, seconds=9.0, not_counted=("the kernels' workspaces",))
     assert case_lines(compare({"one": columns(TRACE)}, {"one": columns(later)})) == [
@@ -109,12 +98,3 @@ def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path
 )
 def test_values_differ_beyond_the_rounding_of_a_sum(old: object, new: object, line: str | None) -> None:
     assert case_lines(compare({"case": old}, {"case": new})) == ([] if line is None else [line])
-
-
-def test_a_key_is_counted_once_for_each_case_whichever_entry_it_is_in() -> None:
-    old = {name: {"attempts": [{"level": "full"}, {"level": "full"}], "steps": 3} for name in ("sft", "dpo")}
-    new = {
-        "sft": {"attempts": [{"level": "LoRA"}, {"level": "LoRA"}], "steps": 4},
-        "dpo": {"attempts": [{"level": "full"}, {"level": "LoRA"}], "steps": 3},
-    }
-    assert key_lines(compare(old, new)) == ["    2 cases  attempts.*.level", "    1 cases  steps"]

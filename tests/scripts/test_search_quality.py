@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from search_quality_grid import grid
-from search_quality_grid.grid import best_of, compare
+from search_quality_grid.grid import compare
 from synthetic_memory import LinearMemory, brute_force, space_of
 
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs
+from autotrain_mem.spec import Knobs
 from autotrain_mem.units import GIB
 
 SPACE = space_of(max_length=1024, effective_batch_size=8)
@@ -65,36 +64,3 @@ def test_a_search_that_passes_over_a_level_that_fits_is_named(monkeypatch: pytes
     lora = replace(SPACE.base, use_peft=True, dtype="bfloat16")
     searched_as(monkeypatch, found_at("LoRA", lora, model))
     assert compare(SPACE, model).skipped == "lossless"
-
-
-@dataclass
-class OverturnedByTheWhole:
-    """Few layers tell that everything fits; the whole model says how much does."""
-
-    model: LinearMemory
-
-    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        if whole:
-            return self.model.rehearse(points, whole=True)
-        roomy = replace(self.model, budget_bytes=2**60)
-        few = roomy.rehearse(points, whole=True)
-        return [replace(each, memory=replace(each.memory, rehearsed_layers=3)) for each in few]
-
-    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        return self.model.tokens_per_second(known, knobs)
-
-    def would_fit(self, estimate: Estimate) -> Sequence[str]:
-        return ()
-
-
-def test_what_few_layers_alone_let_fit_is_not_the_grids_best() -> None:
-    points = tuple(replace(SPACE.base, per_device_train_batch_size=rows) for rows in (1, 2, 4, 8))
-    need_of_two = LinearMemory(budget_bytes=GIB, activation_bytes=12_000_000).estimate(points[1]).required_bytes
-    predictor = OverturnedByTheWhole(LinearMemory(budget_bytes=need_of_two, activation_bytes=12_000_000))
-    few = predictor.rehearse(points, whole=False)
-    best = best_of(few, predictor)
-    assert best is not None
-    assert best.fits
-    assert best.memory.rehearsed_layers is None
-    assert best.tokens_per_second == best_of(few[:2], predictor).tokens_per_second  # type: ignore[union-attr]
-    assert max(few, key=lambda each: each.tokens_per_second) == best_of(few, predictor, faster_than=float("inf"))

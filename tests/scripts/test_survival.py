@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
-import statistics
 from collections import Counter
 from typing import Any
 
 import pytest
-from survival_cases import faults, material, runs
+from survival_cases import faults, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
@@ -45,16 +44,6 @@ def ended(folder: pathlib.Path, *, losses: dict[int, float], code: int = 0, **ch
 
 
 # -- what is trained -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", material.KINDS)
-def test_one_row_in_a_thousand_is_eight_times_as_long_as_the_median(kind: str) -> None:
-    lengths = [sum(len(str(text).split()) for text in row.values()) for row in material.rows(kind, seed=0)]
-    if kind == "pairs":  # a prompt of half the words, and two answers of the other half
-        lengths = [length * 2 // 3 for length in lengths]
-    median = statistics.median(lengths)
-    assert [length for length in lengths if length > 1.5 * median] == [max(lengths)]
-    assert max(lengths) == pytest.approx(8 * median, rel=0.05)
 
 
 def test_each_fault_falls_on_twenty_moments_of_the_undisturbed_run_the_same_each_time() -> None:
