@@ -64,15 +64,11 @@ LIGER: Mapping[str, Any] = {
 def axolotl(plan: Plan, job: Job) -> str:
     """The file for ``axolotl train FILE``."""
     case = case_of(plan, job)
-    model = Part(
-        keys={"base_model": job.model, **_known(case).keys},
-        answered=frozenset({"model_name_or_path"}),
-    )
+    model = Part(keys={"base_model": job.model, **_known(case).keys}, answered=frozenset({"model_name_or_path"}))
     variables = case.environment
-    if not any(name in variables for name in ALLOCATOR_VARIABLES):  # else Axolotl grows segments:
-        variables |= {
-            ALLOCATOR_VARIABLES[-1]: "expandable_segments:False"
-        }  # utils/__init__.py: set_pytorch_cuda_alloc_conf
+    if not any(name in variables for name in ALLOCATOR_VARIABLES):
+        # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
+        variables[ALLOCATOR_VARIABLES[-1]] = "expandable_segments:False"
     tool = Tool(name="Axolotl", command="axolotl train FILE", trains_with_trl=False)
     parts = [
         model,

@@ -59,20 +59,8 @@ _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Card:
-    key: str
+    hardware: Hardware
     marketed_gib: int
-    total_mib: int
-    multiprocessors: int
-    """SMs, or compute units on AMD. They size the context: see ``overhead``."""
-    gb_per_second: float
-    bf16_tflops: float | None
-    fp16_tflops: float
-    fp32_tflops: float
-    pcie_generation: int
-    pcie_lanes: int
-    compute_capability: tuple[int, int] | None
-    speed_source: str
-    memory_source: str
     other_names: tuple[str, ...]
     """What NVML and people call a card when it is neither its key nor its key without the memory size."""
 
@@ -84,23 +72,30 @@ def _cards() -> tuple[_Card, ...]:
 
 
 def _card(row: dict[str, str]) -> _Card:
+    bf16, fp16 = row["bf16_tflops"], row["fp16_tflops"] or row["bf16_tflops"]
+    total_bytes = int(row["total_mib"]) * MIB
     major, _, minor = row["compute_capability"].partition(".")
-    return _Card(
-        key=row["key"],
-        marketed_gib=int(row["marketed_gib"]),
-        total_mib=int(row["total_mib"]),
-        multiprocessors=int(row["multiprocessors"]),
-        gb_per_second=float(row["gb_per_second"]),
-        bf16_tflops=float(row["bf16_tflops"]) if row["bf16_tflops"] else None,
-        fp16_tflops=float(row["fp16_tflops"] or row["bf16_tflops"]),
-        fp32_tflops=float(row["fp32_tflops"]),
-        pcie_generation=int(row["pcie_generation"]),
-        pcie_lanes=int(row["pcie_lanes"]),
-        compute_capability=(int(major), int(minor)) if major else None,
-        speed_source=_SPEED_SOURCES[row["speed_source"]],
-        memory_source=row["memory_source"],
-        other_names=tuple(row["other_names"].split()),
+    capability = (int(major), int(minor)) if major else None
+    # SMs, or compute units on AMD, size the context.
+    non_torch_bytes = overhead(int(row["multiprocessors"]), capability) if capability else MI300X_BYTES
+    if non_torch_bytes is None:
+        raise AssertionError(f"{row['key']}: no row for compute capability {capability}")
+    hardware = Hardware(
+        name=row["key"],
+        origin="named",
+        total_bytes=total_bytes,
+        free_bytes=total_bytes,
+        non_torch_bytes=non_torch_bytes,
+        compute_capability=capability,
+        bandwidth_bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
+        bf16_flops_per_second=round(float(bf16) * 10**12) if bf16 else None,
+        fp16_flops_per_second=round(float(fp16) * 10**12),
+        fp32_flops_per_second=round(float(row["fp32_tflops"]) * 10**12),
+        host_link_bytes_per_second=_LANE_BYTES_PER_SECOND[int(row["pcie_generation"])] * int(row["pcie_lanes"]),
+        source=f"memory {row['memory_source']}; speed: {_SPEED_SOURCES[row['speed_source']]}",
     )
+    names = tuple(row["other_names"].split())
+    return _Card(hardware=hardware, marketed_gib=int(row["marketed_gib"]), other_names=names)
 
 
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|quadro")
@@ -113,7 +108,7 @@ _LIST_COMMAND = "autofit gpus lists the cards; --gpu also takes a size such as 1
 @functools.cache
 def catalog() -> tuple[Hardware, ...]:
     """Every card, by name."""
-    return tuple(_hardware(card) for card in sorted(_cards(), key=lambda card: card.key))
+    return tuple(sorted((card.hardware for card in _cards()), key=lambda card: card.name))
 
 
 def named(name: str) -> Hardware:
@@ -130,14 +125,14 @@ def named(name: str) -> Hardware:
         return _imagined(name)
     cards = _cards_called(name)
     if not cards:
-        keys = {_normal(card.key): card.key for card in _cards()}
+        keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
         near = difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)
         guess = f"Did you mean {' or '.join(keys[text] for text in near)}? " if near else ""
         raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=guess + _LIST_COMMAND)
     if len(cards) > 1:
-        choices = " or ".join(f"--gpu {card.key}" for card in cards)
+        choices = " or ".join(f"--gpu {card.hardware.name}" for card in cards)
         raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
-    return _hardware(cards[0])
+    return cards[0].hardware
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:
@@ -148,37 +143,10 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
     """
     text = _normal(name)
     for card in _cards():
-        called = text == _normal(card.key) or text in _spellings(card)
-        if called and abs(card.total_mib * MIB - total_bytes) <= 0.08 * total_bytes:
-            return _hardware(card)
+        called = text == _normal(card.hardware.name) or text in _spellings(card)
+        if called and abs(card.hardware.total_bytes - total_bytes) <= 0.08 * total_bytes:
+            return card.hardware
     return None
-
-
-def _hardware(card: _Card) -> Hardware:
-    total_bytes = card.total_mib * MIB
-    return Hardware(
-        name=card.key,
-        origin="named",
-        total_bytes=total_bytes,
-        free_bytes=total_bytes,
-        non_torch_bytes=_non_torch_bytes(card),
-        compute_capability=card.compute_capability,
-        bandwidth_bytes_per_second=round(card.gb_per_second * 10**9),
-        bf16_flops_per_second=None if card.bf16_tflops is None else round(card.bf16_tflops * 10**12),
-        fp16_flops_per_second=round(card.fp16_tflops * 10**12),
-        fp32_flops_per_second=round(card.fp32_tflops * 10**12),
-        host_link_bytes_per_second=_LANE_BYTES_PER_SECOND[card.pcie_generation] * card.pcie_lanes,
-        source=f"memory {card.memory_source}; speed: {card.speed_source}",
-    )
-
-
-def _non_torch_bytes(card: _Card) -> int:
-    if card.compute_capability is None:
-        return MI300X_BYTES
-    ruled = overhead(card.multiprocessors, card.compute_capability)
-    if ruled is None:
-        raise AssertionError(f"{card.key}: no row for compute capability {card.compute_capability}")
-    return ruled
 
 
 def _imagined(text: str) -> Hardware:
@@ -208,7 +176,7 @@ def _normal(name: str) -> str:
 def _cards_called(name: str) -> tuple[_Card, ...]:
     """The card whose key it is, else every card that answers to it; ``"4090"`` is tried as ``"rtx4090"`` last."""
     for text in (_normal(name), "rtx" + _normal(name)):
-        by_key = tuple(card for card in _cards() if text == _normal(card.key))
+        by_key = tuple(card for card in _cards() if text == _normal(card.hardware.name))
         cards = by_key or tuple(card for card in _cards() if text in _spellings(card))
         if cards:
             return cards
@@ -218,5 +186,5 @@ def _cards_called(name: str) -> tuple[_Card, ...]:
 @functools.cache
 def _spellings(card: _Card) -> frozenset[str]:
     """Other names, the key without its memory size, and the bare key with the marketed size (``rtx3090 24gb``)."""
-    bare = _MEMORY_SUFFIX.sub("", card.key)
+    bare = _MEMORY_SUFFIX.sub("", card.hardware.name)
     return frozenset(map(_normal, (*card.other_names, bare, f"{bare}-{card.marketed_gib}gb")))

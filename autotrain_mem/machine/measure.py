@@ -129,22 +129,17 @@ def run_child(
     """The real child, which sees this one card."""
     child = Child(module, {"CUDA_VISIBLE_DEVICES": str(hardware.uuid)})
     try:
-        yield _loaded(child, limit_seconds)
-    finally:
-        child.kill()  # it holds nothing that needs saving
-        child.stop()
-
-
-def _loaded(child: Child, limit_seconds: float) -> Loaded:
-    try:
         answer = child.receive(limit_seconds)
+        if "error" in answer:
+            raise NotMeasured(str(answer["error"]))
+        yield Loaded(pid=child.pid, reserved_bytes=int(answer["reserved_bytes"]))
     except ChildTimeout as timeout:
         raise NotMeasured(f"no answer within {limit_seconds:.0f} s") from timeout
     except ChildDied as death:
         raise NotMeasured(f"the process ended with status {death.code}") from death
-    if "error" in answer:
-        raise NotMeasured(str(answer["error"]))
-    return Loaded(pid=child.pid, reserved_bytes=int(answer["reserved_bytes"]))
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
 
 
 # -- the kept results ------------------------------------------------------------------------------------------------

@@ -18,7 +18,13 @@ cuBLAS, cuBLASLt        0                               both take their workspac
                                                         own: it reuses cuBLAS's, unless
                                                         ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``
                                                         (torch.backends.cuda.blas_workspace_size, pytorch#168175).
-NCCL                    0 for one process               else :func:`nccl_bytes`, per communicator
+NCCL                    0 for one process, else per     buffers of the protocols Simple, LL and LL128: 4 MiB +
+                        communicator at most 9.2 MiB    8 x 512 x 8 x 16 + 120 x 640 x 8 x 8 bytes (NCCL's src/init.cc,
+                        for each connection on each     DEFAULT_BUFFSIZE, DEFAULT_LL_BUFFSIZE, DEFAULT_LL128_BUFFSIZE).
+                        channel                         A ring has 2 connections whatever its length, a tree up to 3
+                                                        more (nccl#986): 24 channels of a ring are 441 MiB. Measured:
+                                                        about 1.6 GB with the context after a first allreduce, about
+                                                        6 GB with several communicators (nccl#864).
 vLLM's engine           not here                        ``estimator.memory``
 ======================  ==============================  ==============================================================
 
@@ -65,10 +71,6 @@ _RESIDENT_THREADS = {
 }
 """Most resident threads of one multiprocessor: CUDA C++ Programming Guide, technical specifications per capability."""
 
-_NCCL_BUFFER_BYTES = 4 * MIB + 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8
-"""Of one connection on one channel, for the protocols Simple (``NCCL_BUFFSIZE``), LL and LL128: NCCL's src/init.cc,
-``DEFAULT_BUFFSIZE``, ``DEFAULT_LL_BUFFSIZE``, ``DEFAULT_LL128_BUFFSIZE``. 9.2 MiB."""
-
 
 def overhead(multiprocessors: int, compute_capability: tuple[int, int]) -> int | None:
     """Bytes that a plan sets aside for one process; None for a compute capability that the table does not know.
@@ -79,12 +81,3 @@ def overhead(multiprocessors: int, compute_capability: tuple[int, int]) -> int |
     if threads is None:
         return None
     return multiprocessors * threads * CONTEXT_BYTES_PER_THREAD + KERNELS_BYTES
-
-
-def nccl_bytes(processes: int, channels: int, connections: int) -> int:
-    """Buffers of one communicator, at most: every channel has one set for each connection.
-
-    A ring has 2 connections whatever its length, a tree up to 3 more (nccl#986); 24 channels of a ring are 441 MiB.
-    Measured: about 1.6 GB with the context after a first allreduce, about 6 GB with several communicators (nccl#864).
-    """
-    return 0 if processes == 1 else channels * connections * _NCCL_BUFFER_BYTES

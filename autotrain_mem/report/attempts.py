@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, columned, hanging, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, Scale, columned, hanging, scale_for, title
 from autotrain_mem.spec import Candidate, Knobs, Plan
 
 _SEGMENTS = "expandable_segments"

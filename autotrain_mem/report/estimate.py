@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.spec import Estimate, Hardware, Owner
 from autotrain_mem.units import format_bytes
 

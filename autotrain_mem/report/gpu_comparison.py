@@ -10,8 +10,7 @@ from rich.text import Text
 
 from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
-from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, table, title
 from autotrain_mem.report.progress import Redrawn
 from autotrain_mem.spec import Candidate, Counting, Hardware, Knobs
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict

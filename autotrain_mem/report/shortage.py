@@ -12,8 +12,7 @@ from rich.text import Text
 
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report import formatting
-from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import QUIET, Block, add, hanging, table
+from autotrain_mem.report.layout import QUIET, Block, Scale, add, hanging, scale_for, table
 from autotrain_mem.spec import Owner, Plan, codec
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.units import format_bytes

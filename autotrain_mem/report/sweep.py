@@ -14,8 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.column_rounding import Scale, scale_for
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.report.progress import Redrawn, is_live
 from autotrain_mem.spec import Knobs, codec
 from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint

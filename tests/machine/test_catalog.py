@@ -35,18 +35,18 @@ def test_ordinary_cores_do_a_round_share_of_what_tensor_cores_do() -> None:
 def test_torch_sees_less_than_the_box_says_but_not_much_less() -> None:
     # L4 and A10G lose 8 % to ECC kept in the same memory and to the driver; B200 is sold as 180 GB in decimal units.
     for row in module._cards():
-        assert 0.91 * row.marketed_gib * GIB < row.total_mib * MIB < row.marketed_gib * GIB, row.key
+        assert 0.91 * row.marketed_gib * GIB < row.hardware.total_bytes < row.marketed_gib * GIB, row.hardware.name
 
 
 def test_a_figure_derived_from_a_sibling_follows_its_own_arithmetic() -> None:
-    totals = {row.key: row.total_mib for row in module._cards()}
+    totals = {row.hardware.name: row.hardware.total_bytes // MIB for row in module._cards()}
     for row in module._cards():
-        rule, _, text = row.memory_source.partition(": ")
+        rule, _, text = row.hardware.source.removeprefix("memory ").partition(": ")
         words = text.split(";")[0].split()
         if rule == "derived" and words[0] == "as":
-            assert row.total_mib == totals[words[1]]
+            assert row.hardware.total_bytes // MIB == totals[words[1]]
         elif rule == "derived":
-            assert row.total_mib == int(words[0]) - int(words[2].rstrip(","))
+            assert row.hardware.total_bytes // MIB == int(words[0]) - int(words[2].rstrip(","))
             assert words[3] in totals
 
 
@@ -72,7 +72,7 @@ WRITTEN = {
 def test_a_name_may_be_written_in_many_ways() -> None:
     assert {written: named(written).name for written in WRITTEN} == WRITTEN
     for row in module._cards():
-        assert named(row.key.upper()).name == row.key
+        assert named(row.hardware.name.upper()).name == row.hardware.name
 
 
 @pytest.mark.parametrize(

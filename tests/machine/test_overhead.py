@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from autotrain_mem.machine import overhead as module
-from autotrain_mem.machine.overhead import CENTRAL_KERNELS_BYTES, KERNELS_BYTES, nccl_bytes, overhead
+from autotrain_mem.machine.overhead import CENTRAL_KERNELS_BYTES, KERNELS_BYTES, overhead
 from autotrain_mem.units import GIB, MIB
 
 ROUNDING_BYTES = 16 * MIB
@@ -66,8 +66,3 @@ def test_the_central_estimate_and_the_plan_are_as_near_as_their_texts_say() -> N
 def test_an_a100_has_what_the_text_says_and_an_unknown_architecture_nothing() -> None:
     assert overhead(108, (8, 0)) == 646 * MIB
     assert overhead(100, (99, 0)) is None
-
-
-def test_one_process_has_no_nccl_buffers_and_two_have_them_on_every_channel() -> None:
-    assert nccl_bytes(1, channels=24, connections=2) == 0
-    assert nccl_bytes(2, channels=24, connections=2) == 24 * 2 * (4 * MIB + 512 * 1024 + 4_915_200)

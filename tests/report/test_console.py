@@ -25,10 +25,10 @@ from sweep_examples import VIEWS as SWEEPS
 from autotrain_mem.errors import TrainingError
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.column_rounding import scale_for
 from autotrain_mem.report.console import error_view, gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import COUNTING_COLUMNS, SearchProgress, TrainingProgress
 from autotrain_mem.spec import Counting, Estimate, Owner, ReservedByMode

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from sweep_examples import CARDS, CUBE, LIST, MATRIX, TOO_LONG, WIDE
 
-from autotrain_mem.report.column_rounding import scale_for
+from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.sweep import FIGURES, SweepProgress, sweep_csv, sweep_view
 from autotrain_mem.spec import codec
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
