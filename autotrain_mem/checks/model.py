@@ -9,7 +9,6 @@ from typing import Any
 
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
-from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
@@ -88,6 +87,8 @@ def _saved(flag: str) -> str:
 
 
 def _check_folder(path: pathlib.Path, flag: str) -> None:
+    import transformers
+
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
     if not path.is_dir():
@@ -112,14 +113,7 @@ def _check_folder(path: pathlib.Path, flag: str) -> None:
         raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=_saved(flag))
-    _check_type(path, config)
-
-
-def _check_type(path: pathlib.Path, config: dict[str, Any]) -> None:
-    import transformers
-    from transformers import CONFIG_MAPPING
-
-    if config["model_type"] not in CONFIG_MAPPING and "auto_map" not in config:
+    if config["model_type"] not in transformers.CONFIG_MAPPING and "auto_map" not in config:
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} knows no model_type {config['model_type']!r} ({path}).",
             hint="Update transformers, or take a model that the installed one knows.",
@@ -129,6 +123,7 @@ def _check_type(path: pathlib.Path, config: dict[str, Any]) -> None:
 def _check_architecture(job: Job, config: Any) -> None:
     """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
     import transformers
+    from transformers.models.auto import modeling_auto
 
     model, names = job.model, config.architectures or []
     if not names:
@@ -145,7 +140,13 @@ def _check_architecture(job: Job, config: Any) -> None:
             hint="Update transformers, or correct the architectures in config.json.",
         )
     method = job.method_facts
-    if names[0] not in _trained_by(method):
+    causal = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),  # TRL trains vision-language models too
+        *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
+    }
+    classifiers = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
+    if names[0] not in causal | ({*classifiers} if method.has_score_head else set()):
         raise UnsupportedModelError(
             f"{names[0]} ({model}) is not a causal language model.",
             hint=f"{method.title} trains models that predict the next token, such as Qwen2ForCausalLM or "
@@ -153,19 +154,6 @@ def _check_architecture(job: Job, config: Any) -> None:
         )
     if method.has_score_head:
         _check_classifier(model, config)
-
-
-def _trained_by(method: MethodFacts) -> set[str]:
-    """Names of architectures. TRL trains vision-language models too."""
-    from transformers.models.auto import modeling_auto
-
-    causal = {
-        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
-        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
-        *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
-    }
-    classifiers = {*modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()}
-    return causal | (classifiers if method.has_score_head else set())
 
 
 def _check_classifier(model: str, config: Any) -> None:

@@ -5,7 +5,7 @@ To add a check, write a function that yields its problems (``checks.collect``), 
 
 from __future__ import annotations
 
-from autotrain_mem.checks import compatibility, flags, lora_targets, preflight, tokenizer, trl_arguments, unsupported
+from autotrain_mem.checks import compatibility, flags, lora_targets, preflight, tokenizer
 from autotrain_mem.checks.collect import Check
 from autotrain_mem.checks.compatibility import ModelOnCard
 from autotrain_mem.checks.flags import Flags
@@ -21,18 +21,18 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.forbidden_levers,
     flags.offloaded_optimizer,
     flags.vllm,
-    unsupported.padding_free,
-    unsupported.rows,
-    unsupported.optimizer,
-    unsupported.arguments,
+    flags.padding_free,
+    flags.rows,
+    flags.optimizer,
+    flags.arguments,
     flags.effective_batch,
 )
 """What the user's words say against each other, and what no plan can be made with."""
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
-    trl_arguments.accepted_by_trl,
-    trl_arguments.trackers,
-    trl_arguments.checkpoint_to_resume,
+    compatibility.accepted_by_trl,
+    compatibility.trackers,
+    compatibility.checkpoint_to_resume,
 )
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
 
@@ -45,7 +45,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
 """What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
 
 TRAINING: tuple[Check[Flags], ...] = (
-    trl_arguments.ready_to_train,
+    compatibility.ready_to_train,
     compatibility.packages,
 )
 """What training needs where a plan can be made without."""

@@ -150,7 +150,7 @@ class _Ends:
             return self._model_kwargs
 
         def watched_head(*args: Any, **kwargs: Any) -> Any:
-            if self._ids is not None and self._to_skip and _can_grow(_cache_of(self._model_kwargs)):
+            if self._ids is not None and self._to_skip and _can_grow(self._model_kwargs.get("past_key_values")):
                 self._jump(update)
             elif self._ids is not None and self._record is not None:
                 self._record.write(self._states())
@@ -178,14 +178,14 @@ class _Ends:
         skip, self._to_skip = self._to_skip, 0
         if self._record is not None:
             self._record.begin(self._states(), skip)
-        cache = _cache_of(self._model_kwargs)
+        cache = self._model_kwargs.get("past_key_values")
         for layer in cache.layers if cache is not None else ():
             _grow(layer, skip)
         self._model_kwargs.update(update(ModelOutput(), self._model_kwargs, num_new_tokens=skip))
         rows = self._ids.shape[0]
         self._ids.set_(torch.cat([self._ids, self._ids.new_full((rows, skip), self._token)], dim=-1))
         self._know_ids(self._ids)
-        self._leave(rows, skip)
+        self._leave_scores(rows, skip)
         if self._record is not None:
             self._record.end(self._states())
 
@@ -197,7 +197,7 @@ class _Ends:
             for name, tensor in named.items()
             if isinstance(tensor, torch.Tensor) and tensor.dim()
         }
-        cache = _cache_of(self._model_kwargs)
+        cache = self._model_kwargs.get("past_key_values")
         for index, layer in enumerate(cache.layers if cache is not None else ()):
             if type(layer) in _DYNAMIC | _SLIDING and layer.is_initialized:
                 tokens = getattr(layer, "cumulative_length", layer.keys.shape[-2])
@@ -206,12 +206,11 @@ class _Ends:
                 states[f"values {index}"] = _Growing(layer.values, tokens, window)
         return states
 
-    def _leave(self, rows: int, skip: int) -> None:
-        """The float32 scores and logits that the skipped steps would have left."""
-        if not self._config.return_dict_in_generate:
-            return
-        asked = [name for name in ("scores", "logits") if getattr(self._config, f"output_{name}")]
-        for name in asked:
+    def _leave_scores(self, rows: int, skip: int) -> None:
+        """Makes the float32 scores and logits that the skipped steps would have left."""
+        for name in ("scores", "logits") if self._config.return_dict_in_generate else ():
+            if not getattr(self._config, f"output_{name}"):
+                continue
             if name == "logits" and self._scores_are_logits and "scores" in self._skipped:
                 self._skipped[name] = self._skipped["scores"]
             else:
@@ -314,10 +313,6 @@ def end_of_sequence(config: Any) -> list[int]:
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------
-
-
-def _cache_of(model_kwargs: dict[str, Any]) -> Any:
-    return model_kwargs.get("past_key_values")
 
 
 def _can_grow(cache: Any) -> bool:

@@ -73,6 +73,11 @@ def _swap(item: Any) -> Any:
     return item
 
 
+def _run_for_real(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with real_tensors():
+        return operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
+
+
 def _count(mask: torch.Tensor) -> int:
     with real_tensors():
         return int(mask.count_nonzero())
@@ -137,8 +142,7 @@ class KnownValues:
             return
         if not outs and not operator._schema.is_mutable:
             return
-        with real_tensors():
-            real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
+        real = _run_for_real(operator, args, kwargs)
         valid = next((t.__dict__["known"].valid for t in tensors_in((*args, *kwargs.values()))), None)
         for fake, value in zip(outs, [real] if isinstance(real, torch.Tensor) else real or (), strict=True):
             fake.known = Known(value, valid if valid is not None else [True])
@@ -166,8 +170,7 @@ class KnownValues:
 
     def _dynamic(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
         if known:
-            with real_tensors():
-                real = operator(*_swap(args), **{name: _swap(item) for name, item in kwargs.items()})
+            real = _run_for_real(operator, args, kwargs)
             if isinstance(real, torch.Tensor):
                 return self._fake_with_value(real)
             return tuple(self._fake_with_value(item) for item in real)
@@ -191,5 +194,5 @@ class KnownValues:
     def _fake_with_value(self, real: torch.Tensor) -> torch.Tensor:
         fake = self._mode.from_tensor(real)
         with real_tensors():
-            fake.known = Known(real.clone(), [True])
+            know(fake, real.clone())
         return fake

@@ -51,7 +51,10 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
-    rows = method.worst_rows(filled, length, _trained_rows(knobs))
+    # Enough for every micro-step; where a generation makes the batch, for every generation.
+    rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION
+    rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
+    rows = method.worst_rows(filled, length, rows_of_a_step * REHEARSED_STEPS)
     evaluated = method.worst_rows(filled, length, _evaluated_rows(filled, knobs)) if filled.is_evaluated else None
     tokenizer = stub_tokenizer("left" if job.is_online else "right")
 
@@ -124,13 +127,6 @@ def _widen_trained(model: Any) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _trained_rows(knobs: Knobs) -> int:
-    """Enough for every micro-step; where a generation makes the batch, for every generation."""
-    if knobs.completion_length:
-        return knobs.effective_batch_size * REHEARSED_STEPS
-    return knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * REHEARSED_STEPS
-
-
 def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
     """Enough for every batch of an evaluation; where completions are evaluated, a prompt makes a group of them."""
     group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
@@ -141,36 +137,27 @@ def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
-    facts = []
-    if knobs.optim.startswith("paged_"):
-        facts.append(
-            "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves "
-            "to the host when the card is full"
-        )
-    if given.get("chat_template_path"):
-        facts.append("tokens that the chat template adds to the embeddings: a few rows of the vocabulary")
-    if given.get("torch_compile"):
-        facts.append("torch_compile is rehearsed uncompiled, which mostly needs more")
-    if given.get("precompute_ref_batch_size"):
-        facts.append(
-            "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
-            "gradients, which is less than training unless it has several times the pairs of a micro-batch"
-        )
-    facts += [fact for row in HARM_FIRST if is_pulled(row, knobs) for fact in row.not_counted]
-    if job.method_facts.groups_completions:
-        facts.append(
-            "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
-            "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length"
-        )
-    if job.is_online and not given.get("use_vllm"):
-        facts.append(
-            "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are "
-            "not rehearsed, and allocate less than the last)"
-        )
-    if given.get("use_vllm") and given.get("vllm_enable_sleep_mode"):
-        facts.append(
-            "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full"
-        )
-    if knobs.fp16:
-        facts.append("the scaler of fp16's gradients: a few scalars")
-    return tuple(facts)
+    facts: dict[str, Any] = {
+        "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
+        "the host when the card is full": knobs.optim.startswith("paged_"),
+        "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
+            "chat_template_path"
+        ),
+        "torch_compile is rehearsed uncompiled, which mostly needs more": given.get("torch_compile"),
+        "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
+        "gradients, which is less than training unless it has several times the pairs of a micro-batch": given.get(
+            "precompute_ref_batch_size"
+        ),
+        **{fact: True for row in HARM_FIRST if is_pulled(row, knobs) for fact in row.not_counted},
+        "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
+        "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length": (
+            job.method_facts.groups_completions
+        ),
+        "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
+        "rehearsed, and allocate less than the last)": job.is_online and not given.get("use_vllm"),
+        "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full": (
+            given.get("use_vllm") and given.get("vllm_enable_sleep_mode")
+        ),
+        "the scaler of fp16's gradients: a few scalars": knobs.fp16,
+    }
+    return tuple(fact for fact, applies in facts.items() if applies)

@@ -52,14 +52,6 @@ def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
     assert found(model_folder("qwen2"), method) == []
 
 
-def test_everything_is_found_at_once(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
-    bare = shutil.copytree(model_folder("qwen2"), tmp_path / "bare")
-    (bare / "chat_template.jinja").unlink()
-    wrong = found(bare, dataset=chat, pad_token="nope", use_peft=True, lora_target_modules=["nope", "never"])
-    assert [finding.error for finding in wrong] == ["UsageError", "DatasetFormatError", "UsageError"]
-    assert all(finding.cure for finding in wrong)
-
-
 def test_what_raises_unforeseen_is_passed_over(
     model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,11 +276,6 @@ def test_a_template_that_is_given_is_enough(model_folder: Folder, chat: str, tmp
     texts = tmp_path / "text.jsonl"
     texts.write_text('{"text": "hello there"}\n')
     assert not found(bare, dataset=str(texts))
-
-
-def test_a_model_without_a_tokenizer_is_no_finding(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
-    assert not found(tmp_path)
 
 
 # -- the weights' files --------------------------------------------------------------------------------------------

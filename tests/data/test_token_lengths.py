@@ -12,7 +12,6 @@ import pytest
 
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
-from autotrain_mem.errors import EmptyDatasetError
 from autotrain_mem.methods import row_lengths
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
@@ -94,16 +93,6 @@ def test_the_lengths_are_those_of_the_rows_that_the_trainer_makes(
     assert profile(job, str(tmp_path)).rows_by_length == trained_lengths(job, tmp_path)
 
 
-def test_a_template_and_an_end_change_what_is_counted(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    """Else the comparison above would compare the same with the same."""
-    template = tmp_path / "other.jinja"
-    template.write_text(TEMPLATE, encoding="utf-8")
-    data = written(tmp_path / "rows.jsonl", MESSAGES)
-    plain = profile(job_of(model_folder, data), str(tmp_path))
-    other = profile(job_of(model_folder, data, chat_template_path=str(template)), str(tmp_path))
-    assert plain.rows_by_length != other.rows_by_length
-
-
 @pytest.mark.parametrize("method", ["dpo", "reward"])
 def test_the_tokens_of_pairs_are_those_of_both_sequences(
     method: str, model_folder: Folder, tmp_path: pathlib.Path
@@ -142,12 +131,6 @@ def test_the_counting_tells_how_far_it_is(model_folder: Folder, tmp_path: pathli
     tokenizing = [each for each in told if each.doing.startswith("Tokenizing")]
     assert [(each.done, each.rows) for each in (tokenizing[0], tokenizing[-1])] == [(0, 50), (50, 50)]
     assert not [each for each in told if each.doing.startswith("Building labels")]
-
-
-def test_a_reward_length_that_drops_every_pair_is_refused(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    data = written(tmp_path / "rows.jsonl", PAIRS)
-    with pytest.raises(EmptyDatasetError, match="drops every pair"):
-        profile(job_of(model_folder, data, "reward", max_length=1), str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Every lever takes effect in a real run that is built as the product builds it: what is there is looked at, no flag.
 
 Activation offloading and the optimizer on the host: ``test_host`` and ``tests/trainers/test_host_optimizer``;
-attention's kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
+attention's kernels: ``test_attention``; packing and the loss: ``test_parity_of_settings``. fp16 trains on a GPU only.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from real_run import case
 
-from autotrain_mem.methods.configs import on_cpu, on_host
+from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import codec
@@ -76,15 +75,6 @@ def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, 
         assert torch.equal(layer.weight, weight)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_4_bit_layers_compute_in_the_models_dtype(dtype: str, make: Make) -> None:
-    import bitsandbytes
-
-    model = make(use_peft=True, load_in_4bit=True, dtype=dtype).model
-    computed = {layer.compute_dtype for layer in linears(model) if isinstance(layer, bitsandbytes.nn.Linear4bit)}
-    assert computed == {getattr(torch, dtype)}
-
-
 def test_8_bit_weights_are_int8(make: Make) -> None:
     import bitsandbytes
 
@@ -113,10 +103,6 @@ def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torc
     assert seen == {expected}
 
 
-def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
-    assert on_host({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
-
-
 # -- what is trained -----------------------------------------------------------------------------------------------
 
 
@@ -130,13 +116,6 @@ def test_lora_adapts_the_given_modules_with_the_given_rank_and_changes_nothing_e
     adapted = {name.split(".lora_A")[0].rsplit(".", 1)[-1] for name in before if "lora_A" in name}
     assert adapted == {"q_proj", "down_proj"}
     assert {value.shape[0] for name, value in before.items() if "lora_A" in name} == {4}
-
-
-def test_an_architecture_that_peft_does_not_know_is_adapted_all_the_same(make: Make) -> None:
-    """Of a mixture of experts, in attention."""
-    trainer = make(family="qwen3_moe", use_peft=True)
-    adapted = {name.split(".lora_A")[0] for name, _ in trainer.model.named_parameters() if "lora_A" in name}
-    assert adapted
 
 
 def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_path: pathlib.Path) -> None:
@@ -199,46 +178,3 @@ def test_gradient_checkpointing_runs_each_layer_again_in_the_backward_pass(
     trainer.train()
     micro_steps = 2 * 2
     assert count == calls * micro_steps
-
-
-# -- loss, attention, rows -----------------------------------------------------------------------------------------
-
-
-def test_the_chunked_loss_never_makes_whole_logits(make: Make) -> None:
-    largest = {}
-    for loss in ("chunked_nll", "nll"):
-        trainer = make(loss_type=loss)
-        sizes: list[int] = []
-        trainer.model.lm_head.register_forward_hook(lambda *call, sizes=sizes: sizes.append(call[-1].numel()))
-        trainer.train()
-        largest[loss] = max(sizes, default=0)
-    assert largest["chunked_nll"] == 0, "the head is not called as a whole"
-    always_chunked = importlib.util.find_spec("trl.kernels") is not None  # since TRL 1.16 "nll" is chunked too
-    assert (largest["nll"] == 0) is always_chunked
-
-
-@pytest.mark.parametrize("name", ["eager", "sdpa"])
-def test_the_attention_that_is_named_is_the_one_that_runs(
-    name: str, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[None] = []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        return attend(*args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-    make(attn_implementation=name).train()
-    assert bool(calls) is (name == "sdpa")
-
-
-@pytest.mark.parametrize("packing", [True, False])
-def test_packed_rows_are_one_row_whose_documents_start_at_position_zero(packing: bool, make: Make) -> None:
-    trainer = make(packing=packing)
-    seen: list[dict[str, Any]] = []
-    trainer.model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    trainer.train()
-    assert {len(call["input_ids"]) for call in seen} == {1 if packing else 2}
-    starts = [(call["position_ids"] == 0).sum().item() for call in seen if call.get("position_ids") is not None]
-    assert (max(starts, default=0) > 1) is packing

@@ -14,13 +14,13 @@ from real_run import rehearsal_of
 from tiny import tiny_config
 
 from autotrain_mem.checks import arguments
-from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
-from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace, codec
+from autotrain_mem.spec import Job, Knobs, Owner, Trace, codec
 from autotrain_mem.worker import server
 
 pytestmark = pytest.mark.slow
@@ -103,13 +103,6 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
     assert [len(row["labels"]) for row in shorten_last_row(rows)] == [3, 3, 2]
     assert shorten_last_row(rows[:1]) == rows[:1]
     assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
-
-
-@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
-def test_packed_blocks_are_full(strategy: str, folder: pathlib.Path) -> None:
-    trace = rehearse(folder, {"packing_strategy": strategy}, packing=True)
-    assert max(batches(trace)) == 2 * LENGTH * TOKEN_ID_BYTES  # newer TRL adds document borders, a few bytes
-    assert estimate_memory(trace, ENDLESS).peak_phase in (Phase.FORWARD, Phase.BACKWARD)
 
 
 # -- weights, gradients, optimizer state ---------------------------------------------------------------------------
@@ -213,25 +206,6 @@ def test_lora_trains_adapters_only_and_more_of_them_with_a_higher_rank(folder: p
     assert total(high, Owner.GRADIENTS) == 4 * total(low, Owner.GRADIENTS)
 
 
-LONG = {"length": 256, "max_length": 256}
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({"length": 16, "max_length": 16}, {}),
-        ({}, LONG),
-        ({"per_device_train_batch_size": 1}, {}),
-        ({}, {"per_device_train_batch_size": 4}),
-        # By how much depends on the loss: newer TRL keeps whole logits on the CPU.
-        ({**LONG, "gradient_checkpointing": True}, LONG),
-    ],
-    ids=["shorter rows", "longer rows", "fewer rows", "more rows", "checkpointing"],
-)
-def test_more_of_it_needs_more_memory(less: dict[str, Any], more: dict[str, Any], folder: pathlib.Path) -> None:
-    assert peak(rehearse(folder, **less)) < peak(rehearse(folder, **more))
-
-
 def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:
     one, four = (rehearse(folder, gradient_accumulation_steps=steps) for steps in (1, 4))
     two = plain
@@ -282,54 +256,6 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
 
 
 # -- models --------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_with_nothing_but_a_config_is_enough(
-    folder: pathlib.Path, tmp_path: pathlib.Path, plain: Trace
-) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    assert peak(rehearse(tmp_path)) == peak(plain)
-
-
-def unsupported(kind: str) -> Any:
-    from transformers import BertConfig, T5Config, ViTConfig
-
-    if kind == "t5":
-        return T5Config(d_model=32, num_layers=1, num_heads=2, d_ff=32, d_kv=16, vocab_size=100)
-    shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return ViTConfig(**shared) if kind == "vit" else BertConfig(**shared, vocab_size=100)
-
-
-@pytest.mark.parametrize(
-    ("kind", "architecture"),
-    [
-        ("bert", "BertModel"),
-        ("bert", "BertForMaskedLM"),
-        ("bert", "BertForSequenceClassification"),
-        ("t5", "T5ForConditionalGeneration"),
-        ("t5", "T5EncoderModel"),
-        ("vit", "ViTForImageClassification"),
-    ],
-)
-def test_a_model_that_is_no_causal_language_model_is_refused(
-    kind: str, architecture: str, tmp_path: pathlib.Path
-) -> None:
-    config = unsupported(kind)
-    config.architectures = [architecture]
-    config.save_pretrained(tmp_path / "model")
-    with pytest.raises(UnsupportedModelError, match=architecture):
-        ask(tmp_path / "model")
-
-
-def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nonsuch", "architectures": ["NonsuchForCausalLM"]}')
-    with pytest.raises(UnsupportedModelError, match="nonsuch"):
-        ask(tmp_path)
-
-
-def test_a_folder_without_a_config_is_not_found(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
-        ask(tmp_path)
 
 
 # -- nothing is left behind ----------------------------------------------------------------------------------------

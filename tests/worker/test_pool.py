@@ -102,23 +102,13 @@ def test_two_calls_run_at_once_each_with_a_worker_to_itself(workers: Workers) ->
     assert len(set(workers.map([call, call]))) == 2
 
 
-def test_a_worker_that_is_free_takes_the_next_call(workers: Workers) -> None:
-    workers.map([asking(0, 0.5), *(asking(number) for number in range(1, 6))])
-    assert sorted(len(fake.asked_by) for fake in fakes(workers)) == [1, 5]
-
-
-def test_one_call_and_no_call_need_no_threads(workers: Workers) -> None:
-    assert workers.map([]) == []
-    assert workers.map([asking(1)]) == [1]
-    assert fakes(workers)[0].asked_by == [threading.get_ident()]
-
-
 def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "Worker", FakeWorker)
     with Workers(1) as one:
         assert len(one) == 1
+        assert one.map([]) == []
         assert one.map([asking(1), asking(2)]) == [1, 2]
-        assert fakes(one)[0].asked_by == [threading.get_ident()] * 2
+        assert fakes(one)[0].asked_by == [threading.get_ident()] * 2, "no threads"
 
 
 def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended(workers: Workers) -> None:
@@ -157,13 +147,6 @@ def test_an_interrupt_kills_the_workers_and_is_raised_promptly(
     assert time.monotonic() - started < 5
     assert all(fake.over.is_set() for fake in fakes(workers))
     assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
-
-
-def test_leaving_ends_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "Worker", FakeWorker)
-    with pytest.raises(RehearsalError), Workers(2) as two:
-        raise RehearsalError("anything")
-    assert all(fake.left and fake.over.is_set() for fake in fakes(two))
 
 
 # -- how many ------------------------------------------------------------------------------------------------------

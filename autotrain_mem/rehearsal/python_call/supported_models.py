@@ -30,19 +30,15 @@ def check_model_object(model: Any, *, gets_adapter: bool) -> None:
     Raises:
         UnsupportedModelError: with the first reason that is found.
     """
+    not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
     for check in _CHECKS:
-        for problem, hint in check(model):
+        for problem, hint in check(model) if isinstance(model, torch.nn.Module) else [not_a_module]:
             raise UnsupportedModelError(f"This {type(model).__name__} {problem}", hint=f"{hint}\n{_BY_NAME}")
     if not gets_adapter and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"Nothing of this {type(model).__name__} would be trained: all its parameters are frozen.",
             hint="Give peft_config=LoraConfig(...), or thaw what is to be trained: model.requires_grad_(True).",
         )
-
-
-def _kind(model: Any) -> Iterator[_Problem]:
-    if not isinstance(model, torch.nn.Module):
-        yield "is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one."
 
 
 _WRAPPERS = {
@@ -150,7 +146,6 @@ def _listed(things: set[Any]) -> str:
 
 
 _CHECKS: tuple[Callable[[Any], Iterator[_Problem]], ...] = (
-    _kind,
     _wrapped,
     _compiled,
     _placed,

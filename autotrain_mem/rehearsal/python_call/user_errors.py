@@ -11,7 +11,6 @@ import contextlib
 import pathlib
 import sysconfig
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.errors import RehearsalError
@@ -23,21 +22,6 @@ _TYPED = ("<stdin>", "<ipython-input")
 code that they write themselves."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """A line of the user's own that was being run."""
-
-    function: str
-    """With its class: ``Broken.__init__``."""
-    file: str
-    line: int
-    library: str
-    """The installed package that it had called, in which the error was raised; empty where its own line raised it."""
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.file}:{self.line})"
-
-
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
     """Turns an exception into an error that says what it means to the user.
 
@@ -46,30 +30,37 @@ def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError
         from_python: Asked by a script's trainer, whose reader gave no flags.
     """
     said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    place = own_place(error) if from_python else None
-    if place is not None:
-        return RehearsalError(f"{step} failed: {said}", hint=_hint_of_own(error, place))
-    return RehearsalError(f"{step} failed in the installed libraries: {said}", hint=_hint(error, from_python))
-
-
-def _hint(error: Exception, from_python: bool) -> str:
+    if from_python and (own := _hint_of_own(error)):
+        return RehearsalError(f"{step} failed: {said}", hint=own)
     asks = "argument" if from_python else "flag"
     if isinstance(error, ImportError):
-        return f"Install what it names, or remove the {asks} that asks for it."
-    return f"Change the {asks} that it names, if it names one." + (
-        "" if from_python else " --debug shows the traceback."
-    )
+        hint = f"Install what it names, or remove the {asks} that asks for it."
+    else:
+        hint = f"Change the {asks} that it names, if it names one."
+        hint += "" if from_python else " --debug shows the traceback."
+    return RehearsalError(f"{step} failed in the installed libraries: {said}", hint=hint)
 
 
-def _hint_of_own(error: Exception, place: Place) -> str:
+def _hint_of_own(error: Exception) -> str:
+    """Names the innermost line of the user's own, if there is one in the error's traceback.
+
+    Example: "It was raised in Broken.__init__ (script.py:27), while it was rehearsed."
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [each for each in frames if library_of(each[0].f_code.co_filename) == ""]
+    if not own:
+        return ""
+    frame, line = own[-1]
+    function = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+    place = f"{function} ({pathlib.Path(frame.f_code.co_filename).name}:{line})"
     if _reads_a_value(error):
         return (
             f"{place} reads the value of a tensor, and in a rehearsal tensors have none: read it after the trainer is "
             "built, or in train()."
         )
-    if place.library:
-        return f"It was raised in {place.library}, called by {place}, while it was rehearsed."
-    return f"It was raised in {place}, while it was rehearsed."
+    library = library_of(frames[-1][0].f_code.co_filename)
+    where = f"{library}, called by {place}" if library else place
+    return f"It was raised in {where}, while it was rehearsed."
 
 
 def _reads_a_value(error: Exception) -> bool:
@@ -86,50 +77,17 @@ def passed_on(error: Exception) -> dict[str, Any] | None:
     error's, and where it was; None for what others raised, of which the script's reader is told what it means.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    if _reads_a_value(error) or not frames or not _speaks_for_itself(frames[-1].filename):
+    if _reads_a_value(error) or not frames or library_of(frames[-1].filename) not in ("trl", "peft", ""):
         return None
-    text = _text(error)
+    text: Any = str(error)
+    if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str | int | float | None):
+        text = error.args[0]  # a KeyError shows its key as Python writes it
     for kind in type(error).__mro__:
         if getattr(builtins, kind.__name__, None) is kind:
             with contextlib.suppress(TypeError):  # UnicodeDecodeError takes more than a text, and its base does not
                 kind(text)
-                return {"kind": kind.__name__, "text": text, "note": _note(error)}
+                return {"kind": kind.__name__, "text": text, "note": _hint_of_own(error)}
     return None
-
-
-def _note(error: Exception) -> str:
-    place = own_place(error)
-    return "" if place is None else _hint_of_own(error, place)
-
-
-def _text(error: Exception) -> Any:
-    """Returns what the class is called with to print the same: a KeyError shows its key as Python writes it."""
-    if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str | int | float | None):
-        return error.args[0]
-    return str(error)
-
-
-def _speaks_for_itself(filename: str) -> bool:
-    return library_of(filename) in ("trl", "peft", "")
-
-
-def own_place(error: Exception) -> Place | None:
-    """The innermost line of the user's own, if there is one in the error's traceback.
-
-    Example: of a ValueError that ``Broken.__init__`` raises, ``Broken.__init__ (script.py:27)``.
-    """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    own = [each for each in frames if library_of(each[0].f_code.co_filename) == ""]
-    if not own:
-        return None
-    frame, line = own[-1]
-    raised_in = frames[-1][0].f_code.co_filename
-    return Place(
-        function=frame.f_code.co_qualname.rpartition("<locals>.")[2],
-        file=pathlib.Path(frame.f_code.co_filename).name,
-        line=line,
-        library=library_of(raised_in),
-    )
 
 
 def library_of(filename: str) -> str:

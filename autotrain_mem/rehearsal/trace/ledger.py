@@ -1,6 +1,6 @@
 """The ledger that a recorder writes: blocks, their births and deaths, and what the trainer was about meanwhile.
 
-It knows no tensors. Everything is kept in columns until :meth:`Ledger.trace` makes a trace of them, since the owner of
+It knows no tensors. Everything is kept in entries until :meth:`Ledger.trace` makes a trace of them, since the owner of
 most blocks shows only when they die.
 """
 
@@ -9,12 +9,26 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
 from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
 
 _NO_WORK = Workload()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One block, beside its size. A stretch of a run is a phase, or a part of one with grad mode on or off."""
+
+    name: str
+    phase: Phase
+    born_in: int
+    with_grad: bool
+    stream: int
+    owner: Owner | None = None
+    died_in: int | None = None
 
 
 class Device(Protocol):
@@ -49,13 +63,7 @@ class Ledger:
         """As those of a trace: ``+n`` and ``-n`` for block ``n - 1``."""
         self.sizes: list[int] = []
         self._device = device
-        self._owners: list[Owner | None] = []
-        self._names: list[str] = []
-        self._born_in: list[int] = []
-        self._died_in: list[int | None] = []
-        self._with_grad: list[bool] = []
-        self._phase_of: list[Phase] = []
-        self._stream_of: dict[int, int] = {}
+        self._entries: list[_Entry] = []
         self._disowned: set[int] = set()
         self._stream_uses: list[tuple[int, int, int]] = []
         self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
@@ -77,36 +85,30 @@ class Ledger:
             # Within a backward pass grad mode is on only while a checkpoint recomputes its forward.
             self._stretch += self.phase is Phase.BACKWARD
         self.sizes.append(size_bytes)
-        self._owners.append(None)
-        self._names.append(name)
-        self._born_in.append(self._stretch)
-        self._died_in.append(None)
-        self._with_grad.append(grad_enabled)
-        self._phase_of.append(self.phase)
-        if self.stream:
-            self._stream_of[block] = self.stream
+        self._entries.append(_Entry(name, self.phase, self._stretch, grad_enabled, self.stream))
         self.events.append(block + 1)
         return block
 
     def allocate(self, block: int) -> None:
         """Tell the device of a birth."""
         if self._device is not None:
-            self._device.allocate(block, self.sizes[block], self._stream_of.get(block, 0))
+            self._device.allocate(block, self.sizes[block], self._entries[block].stream)
 
     def end(self, block: int) -> None:
         """A block dies."""
-        self._died_in[block] = self._stretch
+        self._entries[block].died_in = self._stretch
         self.events.append(-block - 1)
         if self._device is not None:
             self._device.free(block)
 
     def describe(self, block: int, owner: Owner, name: str) -> None:
         """Say whose a block is."""
-        self._owners[block], self._names[block] = owner, name
+        entry = self._entries[block]
+        entry.owner, entry.name = owner, name
 
     def describe_as(self, block: int, other: int) -> None:
         """A block is whose another is."""
-        self._owners[block], self._names[block] = self._owners[other], self._names[other]
+        self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
     def disown(self, block: int) -> None:
         """Take a block out of the record."""
@@ -124,7 +126,7 @@ class Ledger:
 
     def use_on_stream(self, block: int, stream: int) -> None:
         """A block is in use on a stream that is not its own, and may not be handed out again before that is done."""
-        if stream == self._stream_of.get(block, 0):
+        if stream == self._entries[block].stream:
             return  # as c10/cuda/CUDACachingAllocator.cpp: recordStream
         self._stream_uses.append((len(self.events), block, stream))
         if self._device is not None:
@@ -134,12 +136,7 @@ class Ledger:
 
     def copy(self, block: int, size_bytes: int) -> int:
         """A block like another but for its size; its births and deaths are written by :meth:`rewrite`."""
-        columns: tuple[list[Any], ...] = (
-            *(self._owners, self._names, self._born_in),
-            *(self._died_in, self._with_grad, self._phase_of),
-        )
-        for column in columns:
-            column.append(column[block])
+        self._entries.append(replace(self._entries[block], stream=0))
         self.sizes.append(size_bytes)
         return len(self.sizes) - 1
 
@@ -177,7 +174,11 @@ class Ledger:
                 events.append(number[block] if event > 0 else -number[block])
         end = len(events)
         return Trace(
-            blocks=tuple(self._block(block) for block in kept),
+            blocks=tuple(
+                Block(size_bytes=self.sizes[block], owner=self._owner(block), module=entry.name, stream=entry.stream)
+                for block, entry in enumerate(self._entries)
+                if block not in self._disowned
+            ),
             events=events,
             phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts if at in moved),
             stream_uses=tuple(
@@ -191,26 +192,17 @@ class Ledger:
             work=work,
         )
 
-    def _block(self, block: int) -> Block:
-        return Block(
-            size_bytes=self.sizes[block],
-            owner=self._owner(block),
-            module=self._names[block],
-            stream=self._stream_of.get(block, 0),
-        )
-
     def _owner(self, block: int) -> Owner:
         """Marked blocks have their owner; the rest is told by when it was born and when it died.
 
         A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward
         pass: an activation. One that does not is a temporary.
         """
-        owner = self._owners[block]
-        if owner is not None:
-            return owner
-        phase = self._phase_of[block]
-        if phase is Phase.LOAD:
+        entry = self._entries[block]
+        if entry.owner is not None:
+            return entry.owner
+        if entry.phase is Phase.LOAD:
             return Owner.OTHER
-        outlived = self._died_in[block] != self._born_in[block]
-        made_by_forward = phase is Phase.FORWARD or (phase is Phase.BACKWARD and self._with_grad[block])
+        outlived = entry.died_in != entry.born_in
+        made_by_forward = entry.phase is Phase.FORWARD or (entry.phase is Phase.BACKWARD and entry.with_grad)
         return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY

@@ -36,16 +36,8 @@ class Cost:
 
     def work(self, phase: Phase) -> Work:
         """Once, in a phase; not counted yet."""
-        return Work(
-            phase=phase,
-            kind=self.kind,
-            dtype=self.dtype,
-            flops=self.flops,
-            bytes=self.bytes,
-            fixed_bytes=self.fixed_bytes,
-            launches=self.launches,
-            count=0.0,
-        )
+        facts = {name: getattr(self, name) for name in Cost.__slots__ if name != "shape"}
+        return Work(phase=phase, count=0.0, **facts)
 
 
 _aten = torch.ops.aten

@@ -162,7 +162,9 @@ def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
     def watched_backward(*args: Any, **kwargs: Any) -> Any:
         recorder.enter_phase(Phase.BACKWARD)
         result = backward(*args, **kwargs)
-        _mark_gradients(trainer.model, recorder)
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.grad is not None:
+                recorder.mark(parameter.grad, Owner.GRADIENTS, name)
         recorder.enter_phase(Phase.OPTIMIZER_STEP)
         return result
 
@@ -204,22 +206,7 @@ def _watched(
     return watched
 
 
-def _mark_gradients(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            recorder.mark(parameter.grad, Owner.GRADIENTS, name)
-
-
 def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
-    _mark_optimizer_state(optimizer, recorder)
-    costs: tuple[Cost, ...] = ()
-    if isinstance(optimizer, HostOptimizer):
-        trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
-        costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
-    recorder.optimizer_stepped(costs)
-
-
-def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
     paged = getattr(optimizer, "is_paged", False)
     for state in optimizer.state.values():
         for name, value in state.items():
@@ -228,3 +215,8 @@ def _mark_optimizer_state(optimizer: torch.optim.Optimizer, recorder: PhaseRecor
             recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
             if paged and value.numel() >= PAGED_FROM_ELEMENTS:
                 recorder.disown(value)
+    costs: tuple[Cost, ...] = ()
+    if isinstance(optimizer, HostOptimizer):
+        trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
+    recorder.optimizer_stepped(costs)

@@ -52,21 +52,17 @@ class _Watched(weakref.ref[Any]):
     key: int
 
 
-def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return operator(*args, **kwargs)
-
-
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
     """The recording of one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
 
     Args:
-        execute: Runs an operator; the default calls it.
+        execute: Runs an operator; None calls it.
         device: Told of every birth and death. Its out-of-memory error passes through the operator that asked.
         workspace: Says what the kernels take beside their results; asked of every operator.
     """
 
     def __init__(
-        self, execute: Execute = _run, device: Device | None = None, workspace: Workspace | None = None
+        self, execute: Execute | None = None, device: Device | None = None, workspace: Workspace | None = None
     ) -> None:
         super().__init__()
         sole_holders()
@@ -74,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """The blocks and events."""
         self.work = WorkCounter()
         """The FLOPs and bytes."""
-        self._execute = execute
+        self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
         self._kept: dict[int, Scratch] = {}
@@ -269,7 +265,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             return result
 
         hooks = torch.nn.modules.module
-        entering = hooks.register_module_forward_pre_hook(self._enter_module)
+        entering = hooks.register_module_forward_pre_hook(lambda module, _: self._module_stack.append(id(module)))
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
         torch.UntypedStorage.resize_ = watched_resize
         try:
@@ -279,9 +275,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             torch.UntypedStorage.resize_ = resize
             entering.remove()
             leaving.remove()
-
-    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
-        self._module_stack.append(id(module))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # A checkpoint that stops its recomputation early leaves by an exception, past modules further in.

@@ -57,7 +57,8 @@ def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
     writing = _Writing(ledger, jump)
     events = writing.steps(budget)
     budget.events -= len(events)
-    ledger.rewrite(jump.start, len(ledger.events), writing.rest_of_jump() + events + writing.last_step())
+    rest_of_jump = array("q", (event for event in writing.jumped if event not in writing.moved))
+    ledger.rewrite(jump.start, len(ledger.events), rest_of_jump + events + writing.last_step())
 
 
 @dataclass(slots=True)
@@ -87,14 +88,14 @@ class _Writing:
     def __init__(self, ledger: Ledger, jump: Jump) -> None:
         self._ledger, self._jump = ledger, jump
         self._step = ledger.events[jump.stop :]
-        self._jumped = ledger.events[jump.start : jump.stop]
+        self.jumped = ledger.events[jump.start : jump.stop]
         self._births: dict[int, _Slot] = {}
         """Slots by the event that fills them in the last step."""
         self._deaths: dict[int, _Slot] = {}
         """Slots by the event that clears them in the last step."""
         self._for_good: dict[int, deque[int]] = {}
         """Births of what a step leaves and none ends (scores), by that of the last step: one for each step."""
-        self._moved: set[int] = set()
+        self.moved: set[int] = set()
         """Events of the jump, and of the last step, that have been written elsewhere."""
         self._states: list[_Slot] = []
         self._left: set[int] = set()
@@ -103,7 +104,7 @@ class _Writing:
         self._match()
 
     def _find_states(self) -> None:
-        in_step, in_jump = set(self._step), set(self._jumped)
+        in_step, in_jump = set(self._step), set(self.jumped)
         for state in self._jump.states:
             before, ahead, after = (block + 1 for block in (state.before_jump, state.after_jump, state.after_last))
             if after not in in_step or ahead not in in_jump:
@@ -111,7 +112,7 @@ class _Writing:
             slot = _Slot(numbers=self._grown(state), lengths=state.lengths)
             if -before in in_jump:
                 slot.alive.append(before)
-            self._moved |= {-before, ahead}
+            self.moved |= {-before, ahead}
             self._births[after] = self._deaths[-ahead] = slot
             self._states.append(slot)
 
@@ -144,13 +145,13 @@ class _Writing:
 
     def _made_by_jump(self) -> dict[int, deque[int]]:
         """Births within the jump that are for good, by size; those that are not were its tools."""
-        in_jump = set(self._jumped)
+        in_jump = set(self.jumped)
         made: dict[int, deque[int]] = {}
-        for event in self._jumped:
+        for event in self.jumped:
             if event < 0 and -event in in_jump:
-                self._moved |= {event, -event}
-        for event in self._jumped:
-            if event > 0 and event not in self._moved:
+                self.moved |= {event, -event}
+        for event in self.jumped:
+            if event > 0 and event not in self.moved:
                 made.setdefault(self._ledger.sizes[event - 1], deque()).append(event)
         return made
 
@@ -169,7 +170,7 @@ class _Writing:
             self._write(self._step if number in in_full else growth, step, written)
         if not whole:
             written.extend(event for event in self._step if event in self._left)
-            self._moved |= self._left
+            self.moved |= self._left
         return written
 
     def _grows(self, event: int) -> bool:
@@ -183,22 +184,15 @@ class _Writing:
             elif (slot := self._deaths.get(event)) is not None:
                 written.extend(slot.clear())
             elif event in self._for_good:
-                written.extend(self._next_for_good(event))
-            elif event not in self._left or event not in self._moved:
+                if self._for_good[event]:
+                    birth = self._for_good[event].popleft()
+                    self.moved.add(birth)
+                    written.append(birth)
+            elif event not in self._left or event not in self.moved:
                 written.append(event)
-                self._moved |= {event} & self._left
+                self.moved |= {event} & self._left
         for slot in self._states:  # where something holds on to the shorter one beyond the step
             written.extend(slot.clear())
-
-    def _next_for_good(self, event: int) -> Iterator[int]:
-        if self._for_good[event]:
-            made = self._for_good[event].popleft()
-            self._moved.add(made)
-            yield made
-
-    def rest_of_jump(self) -> array[int]:
-        """Lists what the jump did beside growing."""
-        return array("q", (event for event in self._jumped if event not in self._moved))
 
     def last_step(self) -> array[int]:
         """The step that was rehearsed, ending what the step before it has left."""
@@ -207,7 +201,7 @@ class _Writing:
             slot = self._deaths.get(event)
             if slot is not None and not slot.lengths:
                 events.append(-slot.alive[0])
-            elif event not in self._moved:
+            elif event not in self.moved:
                 events.append(event)
         return events
 

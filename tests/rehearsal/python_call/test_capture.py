@@ -151,14 +151,6 @@ def test_rows_with_images_are_refused_with_the_cure(column: str, make_job: Make,
     assert f"train_dataset = train_dataset.remove_columns(['{column}'])" in str(raised.value.hint)
 
 
-def test_a_file_with_images_is_refused_too(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    data = tmp_path / "seen.jsonl"
-    data.write_text('{"prompt": "Who?", "chosen": "I", "rejected": "you", "images": ["file.png"]}\n', encoding="utf-8")
-    job = Job(method="dpo", model=str(model_folder("qwen2")), dataset=str(data))
-    with pytest.raises(DatasetFormatError, match=r"seen.jsonl holds images"):
-        profile(job, str(tmp_path / "scratch"))
-
-
 def test_a_reward_model_does_not_look_at_images(make_job: Make, tmp_path: pathlib.Path) -> None:
     pairs = rows(prompt=["Who?"], chosen=["I"], rejected=["you"], images=[["file.png"]])
     assert profile(make_job(method="reward", train_dataset=pairs), str(tmp_path / "scratch")).rows == 1

@@ -17,7 +17,7 @@ from autotrain_mem.rehearsal.rehearse import trainer_spec
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Job, Knobs, Phase, Work, Workload
+from autotrain_mem.spec import Job, Knobs, Phase, Work
 from autotrain_mem.spec.work import Kind
 
 TOKENS, INPUTS, OUTPUTS = 12, 32, 48
@@ -127,15 +127,6 @@ def test_an_operator_moves_what_its_kernel_moves(name: str) -> None:
     assert sum(work.launches for work in works) == launches
 
 
-def test_like_operators_are_counted_together() -> None:
-    tensor = torch.ones(TOKENS)
-    with recorded() as recorder:
-        for _ in range(5):
-            tensor.mul_(2.0)
-        (work,) = found(recorder)
-    assert (work.count, work.bytes) == (5.0, 2 * TOKENS * FLOAT)
-
-
 def test_fused_attention_tells_its_flops_and_skips_what_a_causal_mask_hides() -> None:
     query, key = torch.empty(2, 8, 64, 16), torch.empty(2, 4, 64, 16)
     with cuda_attention((8, 0)), recorded() as recorder:
@@ -179,29 +170,17 @@ def a_step(recorder: Recorder, *, makes_state: bool) -> None:
     recorder.work.optimizer_stepped()
 
 
-def counted(workload: Workload) -> dict[Phase, float]:
-    return {work.phase: work.count for work in workload.work}
-
-
-def test_the_last_step_counts_since_the_first_makes_the_optimizers_state() -> None:
+@pytest.mark.parametrize("after", [Phase.EVALUATE, Phase.FORWARD], ids=lambda phase: phase.value)
+def test_the_last_whole_step_counts_and_what_follows_it_is_none_of_its_own(after: Phase) -> None:
+    """The first makes the state of the optimizer; PPO makes statistics after one, in what counts as a forward."""
     with recorded(Phase.LOAD) as recorder:
         a_step(recorder, makes_state=True)
         a_step(recorder, makes_state=False)
-        recorder.enter_phase(Phase.EVALUATE)
+        recorder.enter_phase(after)
         torch.ones(TOKENS)
     workload = recorder.work.workload()
     assert (workload.micro_steps, workload.optimizer_steps) == (2, 1)
-    assert counted(workload) == {Phase.FORWARD: 2.0, Phase.BACKWARD: 2.0}
-
-
-def test_what_follows_the_last_step_is_no_step_of_its_own() -> None:
-    """PPO makes its statistics after a step, in what counts as the next forward."""
-    with recorded(Phase.LOAD) as recorder:
-        a_step(recorder, makes_state=False)
-        recorder.enter_phase(Phase.FORWARD)
-        torch.ones(TOKENS)
-    assert recorder.work.workload().optimizer_steps == 1
-    assert counted(recorder.work.workload())[Phase.FORWARD] == 2.0
+    assert {work.phase: work.count for work in workload.work} == {Phase.FORWARD: 2.0, Phase.BACKWARD: 2.0}
 
 
 @pytest.mark.parametrize(

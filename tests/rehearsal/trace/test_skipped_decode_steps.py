@@ -37,7 +37,7 @@ class Generation:
         self.ledger.describe(block, Owner.KV_CACHE if name == "cache" else Owner.OTHER, name)
         return block
 
-    def jump_and_step(self, events: int = 10_000) -> Trace:
+    def jump_and_step(self, events: int = 10_000, budget: Budget | None = None) -> Trace:
         ledger, before = self.ledger, self.cache
         start = len(ledger.events)
         tool = self._born("tool", 13)
@@ -51,7 +51,7 @@ class Generation:
         lengths = tuple(range(PREFILL + 1, PREFILL + self.skipped + 1))
         state = State(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
         jump = Jump(start=start, stop=stop, states=(state,), steps=self.skipped)
-        write_skipped_steps(ledger, jump, Budget(events=2 * events))
+        write_skipped_steps(ledger, jump, budget or Budget(events=2 * events))
         ledger.enter_phase(Phase.SCORE)
         ledger.end(self.logits)
         return ledger.trace()
@@ -96,16 +96,13 @@ def assert_lives(trace: Trace) -> None:
             alive.remove(-event)
 
 
+@pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("skipped", [1, 2, 3, 10, 11])
-def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int) -> None:
-    written, expected = Generation(skipped).jump_and_step(), Generation(skipped).all_steps()
-    assert story(written) == story(expected)
+def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int, scores: bool) -> None:
+    """What each step leaves for good, its scores, is born at its step."""
+    written = Generation(skipped, scores=scores).jump_and_step()
+    assert story(written) == story(Generation(skipped, scores=scores).all_steps())
     assert_lives(written)
-
-
-def test_what_each_step_leaves_for_good_is_born_at_its_step() -> None:
-    written = Generation(5, scores=True).jump_and_step()
-    assert story(written) == story(Generation(5, scores=True).all_steps())
 
 
 def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step() -> None:
@@ -136,15 +133,7 @@ def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_
 def test_each_generation_takes_at_most_half_of_what_is_left() -> None:
     budget, left = Budget(events=1000), [1000]
     for _ in range(4):
-        generation = Generation(1000)
-        ledger, start = generation.ledger, len(generation.ledger.events)
-        ahead = generation._born("cache", (PREFILL + 1000) * TOKEN)
-        ledger.end(generation.cache)
-        stop = len(ledger.events)
-        after = generation.step(ahead, (PREFILL + 1001) * TOKEN)
-        lengths = tuple(range(PREFILL + 1, PREFILL + 1001))
-        state = State(before_jump=generation.cache, after_jump=ahead, after_last=after, lengths=lengths)
-        write_skipped_steps(ledger, Jump(start=start, stop=stop, states=(state,), steps=1000), budget)
+        Generation(1000).jump_and_step(budget=budget)
         left.append(budget.events)
     assert all(later >= earlier // 2 for earlier, later in itertools.pairwise(left))
     assert left == sorted(left, reverse=True)
