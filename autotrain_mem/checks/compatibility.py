@@ -8,31 +8,17 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pathlib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.checks.model import check_reward_model
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOnCard:
-    """A job, the config of its model, and the card that it is planned for."""
-
-    job: Job
-    config: Any
-    compute_capability: tuple[int, int]
-
-
-def reward_model(subject: ModelOnCard) -> None:
-    """A reward model must be there, and be able to judge. Raises ModelError."""
-    check_reward_model(subject.job)
 
 
 def packages(flags: Flags) -> Problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.data.token_lengths import lacks_tokenizer
@@ -13,6 +14,15 @@ from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOnCard:
+    """A job, the config of its model, and the card that it is planned for."""
+
+    job: Job
+    config: Any
+    compute_capability: tuple[int, int]
 
 
 def read_config(job: Job) -> Any:
@@ -32,8 +42,8 @@ def read_config(job: Job) -> Any:
     return config
 
 
-def check_reward_model(job: Job) -> None:
-    """Refuse a reward model, where one is given, that cannot judge.
+def reward_model(subject: ModelOnCard) -> None:
+    """Refuses a reward model, where one is given, that cannot judge.
 
     Raises:
         ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: GRPO and RLOO hand it text,
@@ -41,6 +51,7 @@ def check_reward_model(job: Job) -> None:
         ModelConfigError: as above.
         UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
     """
+    job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
         model = job.arguments.get(name)
         if model is not None:

@@ -5,10 +5,10 @@ To add a check, write a function that yields its problems (``checks.collect``), 
 
 from __future__ import annotations
 
-from autotrain_mem.checks import compatibility, flags, lora_targets, preflight, tokenizer
+from autotrain_mem.checks import compatibility, flags, lora_targets, model, preflight, tokenizer
 from autotrain_mem.checks.collect import Check
-from autotrain_mem.checks.compatibility import ModelOnCard
 from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import Setup
 
 FLAGS: tuple[Check[Flags], ...] = (
@@ -37,7 +37,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
-    compatibility.reward_model,
+    model.reward_model,
     compatibility.quantization,
     compatibility.attention,
     compatibility.liger,

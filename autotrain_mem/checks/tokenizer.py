@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.preflight import Setup
-from autotrain_mem.data.formats import columns_read
+from autotrain_mem.data.load import columns_read
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.interface import method_of

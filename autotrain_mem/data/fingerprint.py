@@ -31,9 +31,8 @@ _END_BYTES = 2**20
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 """Files of a model's folder that no tokenizer reads."""
 
-_LATER = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode")
-"""What becomes of the rows once they are counted."""
-_HOW = ("dataset_num_proc",)
+_WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
+"""What becomes of the rows once they are counted, and by how many processes they are."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
@@ -116,7 +115,7 @@ def _formatting(job: Job) -> dict[str, Any]:
     from trl import ModelConfig
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
-    ignored = elsewhere.union(_LATER, _HOW) - ({"max_length"} if job.method_facts.drops_long_rows else set())
+    ignored = elsewhere.union(_WITHOUT_EFFECT) - ({"max_length"} if job.method_facts.drops_long_rows else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {"trust_remote_code": job.arguments.get("trust_remote_code")}
     return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}

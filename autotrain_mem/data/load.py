@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.data.formats import columns_read, format_name, formats_wanted
 from autotrain_mem.data.row_checks import undecodable_line
 from autotrain_mem.errors import (
     DatasetFormatError,
@@ -17,6 +16,7 @@ from autotrain_mem.errors import (
     UsageError,
 )
 from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import keyword_of, splits_of
 from autotrain_mem.spec.job import Job
 
@@ -206,3 +206,47 @@ def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
             f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
             hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",
         )
+
+
+# -- the formats of TRL's trainers, by their columns, and what to call them -----------------------------------------
+
+_KINDS = {
+    ("prompt", "chosen", "rejected"): "preferences",
+    ("chosen", "rejected"): "preferences without a prompt",
+    ("chosen_ids", "rejected_ids"): "tokenized preferences",
+    ("prompt", "completion", "label"): "unpaired preferences",
+    ("input_ids",): "tokenized rows",
+    ("prompt", "completion"): "prompts with completions",
+    ("messages",): "conversations",
+    ("conversations",): "conversations",
+    ("prompt",): "prompts",
+    ("text",): "plain text",
+}
+"""By the columns that are looked for, the most telling first; the formats are those of TRL's documentation."""
+
+
+def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[str, ...]:
+    """The columns that the method trains on; empty when it finds none of its sets of columns."""
+    found = [needed for needed in _formats(method, filled) if set(needed) <= set(columns)]
+    return found[0] if found else ()
+
+
+def format_name(columns: Sequence[str]) -> str:
+    """``plain text``: what a dataset with these columns is."""
+    return next((kind for needed, kind in _KINDS.items() if set(needed) <= set(columns)), "no format that TRL knows")
+
+
+def formats_wanted(method: str, filled: Configs) -> str:
+    """``prompts (prompt) or tokenized rows (input_ids)``: what the method reads."""
+    columns: dict[str, list[str]] = {}
+    for needed in _formats(method, filled):
+        columns.setdefault(_KINDS.get(needed, "plain text"), []).append(", ".join(needed))
+    *first, last = [f"{kind} ({' or '.join(sets)})" for kind, sets in columns.items()]
+    text = " (--dataset_text_field names another column of text)" if METHODS[method].has_text_column else ""
+    return (f"{', '.join(first)} or {last}" if first else last) + text
+
+
+def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
+    """The method's formats, and the column of text where it reads one, whose name is a setting."""
+    formats = list(METHODS[method].formats)
+    return [*formats, (filled.training.dataset_text_field,)] if METHODS[method].has_text_column else formats

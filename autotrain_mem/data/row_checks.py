@@ -20,7 +20,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
     """Reads every row of a datasets.Dataset once.
 
     Args:
-        columns: What the method reads: see :mod:`autotrain_mem.data.formats`.
+        columns: What the method reads: see :func:`autotrain_mem.data.load.columns_read`.
         name: The file, folder or hub id, for the message.
 
     Raises:

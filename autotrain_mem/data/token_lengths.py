@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.data import load
-from autotrain_mem.data.formats import columns_read
 from autotrain_mem.data.row_checks import check_rows
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
@@ -128,7 +127,7 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
 def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
     formatting = keyword_of(job, "formatting_func")
     if formatting is None or "input_ids" in rows.column_names:
-        check_rows(rows, columns_read(job.method, rows.column_names, filled), name)
+        check_rows(rows, load.columns_read(job.method, rows.column_names, filled), name)
     tokenizer = keyword_of(job, "processing_class")
     tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -30,14 +30,11 @@ _IS_NAN = torch.ops.aten.isnan.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 
 
-class Known:
+class Known(NamedTuple):
     """The real value beside a fake tensor. ``valid`` is shared by all views of one storage."""
 
-    __slots__ = ("valid", "value")
-
-    def __init__(self, value: torch.Tensor, valid: list[bool]) -> None:
-        self.value = value
-        self.valid = valid
+    value: torch.Tensor
+    valid: list[bool]
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -29,13 +29,15 @@ class Workers:
     ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
 
     Args:
-        count: How many; None for as many as cores and memory allow, at most ``MOST``.
+        count: How many; None for as many as cores and memory allow, at most ``MOST`` and at least one.
         time_limit_seconds: For each question.
     """
 
     def __init__(self, count: int | None = None, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
-        wanted = room_for() if count is None else count
-        self._all = tuple(Worker(time_limit_seconds) for _ in range(wanted))
+        if count is None:
+            room = host_memory().available_bytes // WORKER_BYTES
+            count = max(1, min(MOST, room)) if cores() >= MOST else 1
+        self._all = tuple(Worker(time_limit_seconds) for _ in range(count))
 
     @classmethod
     def holding(cls, *workers: Worker) -> Workers:
@@ -105,10 +107,3 @@ class Workers:
             if error is not None and not isinstance(error, CancelledError):
                 raise error
         return [future.result() for future in futures]
-
-
-def room_for() -> int:
-    """How many workers this machine has cores and memory for: at least one."""
-    if cores() < MOST:
-        return 1
-    return max(1, min(MOST, host_memory().available_bytes // WORKER_BYTES))

@@ -30,8 +30,8 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     """Reads the model's config, and refuses what cannot go together."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import refuse
-    from autotrain_mem.checks.compatibility import ModelOnCard, why_no_flash_attention
-    from autotrain_mem.checks.model import config_digest, read_config
+    from autotrain_mem.checks.compatibility import why_no_flash_attention
+    from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of

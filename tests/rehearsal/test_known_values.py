@@ -66,29 +66,24 @@ Make = Callable[[Rehearsal], torch.Tensor]
 KNOWN: dict[str, tuple[Make, Any]] = {
     "labels that are not masked": (lambda r: (r.data(LABELS) != -100).sum(), 4),
     "labels but the first": (lambda r: (r.data(LABELS)[..., 1:] != -100).sum(), 4),
-    "a full padding mask": (lambda r: r.data([[1, 1], [1, 1]]).bool().all(), True),
     "a mask with a hole": (lambda r: r.data([[1, 1], [1, 0]]).bool().all(), False),
     "nonzero": (lambda r: (r.data(LABELS) != -100).nonzero(), [[0, 2], [0, 3], [1, 1], [1, 2]]),
     "nonzero, rows": (lambda r: (r.data(LABELS) != -100).nonzero(as_tuple=True)[0], [0, 0, 1, 1]),
-    "nonzero, columns": (lambda r: (r.data(LABELS) != -100).nonzero(as_tuple=True)[1], [2, 3, 1, 2]),
     "a boolean index": (lambda r: (labels := r.data(LABELS))[labels != -100], [7, 3, 5, 5]),
     "unique": (lambda r: torch.unique(r.data(LABELS)), [-100, 3, 5, 7]),
     "repeat_interleave": (lambda r: torch.repeat_interleave(r.data([1, 0, 2])), [0, 2, 2]),
     "argsort": (lambda r: r.data([30, 10, 20]).argsort(), [1, 2, 0]),
     "sort": (lambda r: r.data([30, 10, 20]).sort(descending=True).indices, [0, 2, 1]),
     "arange": (lambda r: torch.arange(3), [0, 1, 2]),
-    "zeros": (lambda r: torch.zeros(2), [0.0, 0.0]),
     "full": (lambda r: torch.full((2,), 7), [7, 7]),
     # Torch fills these on the host, unseen, and lifts them into the rehearsal as real tensors.
     "tensor": (lambda r: torch.tensor([1, 2]), [1, 2]),
-    "as_tensor": (lambda r: torch.as_tensor([1, 2]), [1, 2]),
     "new_tensor": (lambda r: torch.arange(2).new_tensor([1, 2]), [1, 2]),
     "the last token": (lambda r: r.data([[1, 1, 0], [1, 1, 1]]).sum(-1) - 1, [1, 2]),
     "cumsum": (lambda r: r.data([[1, 1, 0], [1, 1, 1]]).cumsum(-1), [[1, 2, 2], [1, 2, 3]]),
     "view": (lambda r: r.data(LABELS).view(-1), [-100, -100, 7, 3, -100, 5, 5, -100]),
     "row": (lambda r: r.data(LABELS)[1], [-100, 5, 5, -100]),
     "transposed": (lambda r: r.data([[1, 2], [3, 4]]).t(), [[1, 3], [2, 4]]),
-    "detached": (lambda r: r.data([1, 2]).detach(), [1, 2]),
 }
 
 
@@ -203,7 +198,6 @@ UNKNOWN: dict[str, Make] = {
     "copy_": lambda r: r.data([1.0, 2.0]).copy_(r.weights(2)),
     "out": lambda r: torch.sin(r.weights(2), out=r.data([1.0, 2.0])),
     "bytes that nobody wrote": lambda r: torch.empty(3),
-    "empty_like": lambda r: torch.empty_like(torch.zeros(3)),
     "new_empty": lambda r: torch.zeros(3).new_empty(3),
 }
 

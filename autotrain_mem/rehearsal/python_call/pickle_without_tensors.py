@@ -145,7 +145,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         trains = tensor.requires_grad and tensor.is_leaf
         arguments = (self._bytes_of(tensor, is_parameter), is_parameter, trains)
-        return _tensor, arguments, vars(tensor) or None, None, None, _set_attributes
+        return _tensor, arguments, vars(tensor) or None, None, None, _fill
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
         """Two parameters are two, whatever they share here: each would get its own bytes on its way to a GPU."""
@@ -191,11 +191,6 @@ def _tensor(blank: torch.Tensor, is_parameter: bool, trains: bool) -> torch.Tens
     return blank.detach().requires_grad_(trains)
 
 
-def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        setattr(tensor, name, value)
-
-
 # -- classes that no module holds -------------------------------------------------------------------------------------
 
 _SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", "__qualname__", "__slots__"})
@@ -234,6 +229,7 @@ def _new_class(metaclass: type, name: str, bases: tuple[type, ...], body: dict[s
     return types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(body))
 
 
-def _fill(kind: type, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        setattr(kind, name, value)
+def _fill(value: Any, attributes: dict[str, Any]) -> None:
+    """Sets the attributes of a tensor or a class that has just been made."""
+    for name, attribute in attributes.items():
+        setattr(value, name, attribute)

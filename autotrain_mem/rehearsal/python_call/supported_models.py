@@ -108,7 +108,10 @@ def _devices(model: Any) -> Iterator[_Problem]:
 
 
 def _quantization(model: Any) -> Iterator[_Problem]:
-    for config in {id(config): config for config in _configs(model)}.values():
+    from transformers import PreTrainedModel
+
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    for config in configs.values():
         method = quantization_method(checkpoint_quantization(config))
         if method and method != "bitsandbytes":
             yield (
@@ -126,14 +129,6 @@ def _quantization(model: Any) -> Iterator[_Problem]:
                 f"keeps the float16 weights of 8-bit layers: {name}.",
                 "Load it with BitsAndBytesConfig(load_in_8bit=True) alone, which keeps int8 weights only.",
             )
-
-
-def _configs(model: Any) -> Iterator[Any]:
-    from transformers import PreTrainedModel
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            yield module.config
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
