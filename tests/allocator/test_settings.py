@@ -15,7 +15,6 @@ from autotrain_mem.allocator.settings import (
     NEWER_VARIABLE,
     OLDER_VARIABLE,
     AllocatorSettings,
-    given_settings,
     parse_settings,
     settings_of,
 )
@@ -34,6 +33,10 @@ def test_nothing_set_is_torchs_default() -> None:
         ("expandable_segments:True", {"expandable_segments": True}),
         ("expandable_segments:False", {}),
         ("max_split_size_mb:64", {"max_split_bytes": 64 * MIB}),
+        (
+            "max_split_size_mb:15,large_segment_size_mb:11",
+            {"max_split_bytes": 15 * MIB, "large_segment_bytes": 11 * MIB},
+        ),
         ("max_non_split_rounding_mb:32", {"max_non_split_rounding_bytes": 32 * MIB}),
         ("large_segment_size_mb:40", {"large_segment_bytes": 40 * MIB}),
         ("garbage_collection_threshold:0.8", {"garbage_collection_threshold": 0.8}),
@@ -119,12 +122,7 @@ def test_of_the_two_variables_the_older_counts_where_it_is_set() -> None:
     both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
     assert settings_of(both) == AllocatorSettings(max_split_bytes=64 * MIB)
     assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(expandable_segments=True)
-
-
-def test_a_smaller_shared_segment_lets_smaller_blocks_be_left_whole() -> None:
-    assert parse_settings("max_split_size_mb:15,large_segment_size_mb:11").max_split_bytes == 15 * MIB
     assert settings_of({"PATH": "/bin"}) == DEFAULTS
-    assert given_settings({}) == ""
 
 
 # -- roundup_power2_divisions ------------------------------------------------------------------------------------------

@@ -210,6 +210,8 @@ class AnyProgram(RuleBasedStateMachine):
         self.allocator.reset_peak_stats()
         for stat in self.naive.values():
             stat.peak = stat.current
+        stats = self.allocator.memory_stats()
+        assert all(stats[key] == stats[key.replace(".peak", ".current")] for key in stats if key.endswith(".peak"))
 
     def _waited(self, blocks: int) -> None:
         """The first so many of what other streams used are free."""
