@@ -161,7 +161,7 @@ class Watch:
 
     @property
     def phase(self) -> Phase:
-        """Where the run is, or where it ended."""
+        """Tells where the run is, or where it ended."""
         return self.recorder.phase
 
     @contextmanager

@@ -69,18 +69,14 @@ def fakes(workers: Workers) -> list[FakeWorker]:
     return list(workers._all)  # type: ignore[arg-type]
 
 
-def asking(number: int, seconds: float = 0.0) -> Callable[[Worker], int]:
+def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Worker], int]:
+    """A call that takes this long, and returns its number or raises."""
+
     def call(worker: Worker) -> int:
         worker.ask(seconds)  # type: ignore[attr-defined]
+        if fails:
+            raise RehearsalError(fails)
         return number
-
-    return call
-
-
-def failing(message: str, seconds: float = 0.0) -> Callable[[Worker], int]:
-    def call(worker: Worker) -> int:
-        worker.ask(seconds)  # type: ignore[attr-defined]
-        raise RehearsalError(message)
 
     return call
 
@@ -120,15 +116,15 @@ def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended(worke
         return 3
 
     with pytest.raises(RehearsalError, match="first"):
-        workers.map([failing("first", 0.1), finishing])
+        workers.map([asking(0, 0.1, "first"), finishing])
     assert done == [3]
     with pytest.raises(RehearsalError, match="earlier in the list"):
-        workers.map([failing("earlier in the list", 0.3), failing("faster")])
+        workers.map([asking(0, 0.3, "earlier in the list"), asking(0, 0.0, "faster")])
 
 
 def test_after_an_error_no_further_call_begins_and_the_workers_serve_on(workers: Workers) -> None:
     with pytest.raises(RehearsalError, match="first"):
-        workers.map([failing("first", 0.1), asking(2, 0.3), asking(3), asking(4)])
+        workers.map([asking(0, 0.1, "first"), asking(2, 0.3), asking(3), asking(4)])
     assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
     assert workers.map([asking(5), asking(6)]) == [5, 6]
 

@@ -25,7 +25,7 @@ first generation all are written with their growth and 10 with everything."""
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """What is left of :data:`EVENTS_OF_SKIPPED_STEPS`."""
+    """Counts what is left of :data:`EVENTS_OF_SKIPPED_STEPS`."""
 
     events: int = EVENTS_OF_SKIPPED_STEPS
 
