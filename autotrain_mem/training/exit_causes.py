@@ -73,12 +73,8 @@ _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
 """What Python raises for code or data that are wrong: they are as wrong the next time."""
 
-_CRASHES = frozenset(
-    number
-    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
-    if (number := getattr(signal, name, None)) is not None  # Windows has no SIGBUS
-)
-"""Signals that a process raises by what it does itself."""
+_CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")}
+"""Signals that a process raises by what it does itself; Windows has no SIGBUS."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """A PPO run on a device that refuses: what was done in parts gives what the whole would have given."""
 
-import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +43,7 @@ def guard(run: Run, learned: Learned | None = None, grow_after: int = 100) -> No
     attach_guard(run.trainer, learned=learned or Learned(), on_incident=on_incident, grow_after=grow_after)
 
 
-def built(model: pathlib.Path, folder: pathlib.Path, *, use_lora: bool = False, **changes: Any) -> Run:
+def built(model: Path, folder: Path, *, use_lora: bool = False, **changes: Any) -> Run:
     """Not yet guarded; by SGD, since Adam makes large steps of small differences."""
     settings = {"per_device_train_batch_size": ROWS, "num_ppo_epochs": 2, "max_steps": UPDATES, "optim": "sgd"}
     args = config(folder, **settings | {"learning_rate": 0.1, "max_grad_norm": 0.0} | changes)
@@ -51,7 +51,7 @@ def built(model: pathlib.Path, folder: pathlib.Path, *, use_lora: bool = False, 
 
 
 @pytest.fixture
-def start(model: pathlib.Path, tmp_path: pathlib.Path) -> Start:
+def start(model: Path, tmp_path: Path) -> Start:
     def start(*, guarded: bool = True, learned: Learned | None = None, grow_after: int = 100, **changes: Any) -> Run:
         run = built(model, tmp_path, **changes)
         if guarded:
@@ -62,7 +62,7 @@ def start(model: pathlib.Path, tmp_path: pathlib.Path) -> Start:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Without a guard; shared."""
     run = built(model, tmp_path_factory.mktemp("undisturbed"))
     run.trainer.train()

@@ -1,6 +1,6 @@
 """What a PPO run saves, and that one which goes on from there ends where an unbroken one does, bit for bit."""
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from autotrain_mem.errors import OutputFolderError, TrainingError
 pytestmark = NEEDS_PPO
 
 
-def run(model: pathlib.Path, folder: pathlib.Path, *, steps: int = 4, resume: Any = None, **options: Any) -> Any:
+def run(model: Path, folder: Path, *, steps: int = 4, resume: Any = None, **options: Any) -> Any:
     """Updates that save after each one; the schedule, the shuffling and the rollouts all move on."""
     changes = {name: options.pop(name) for name in ("save_total_limit", "num_sample_generations") if name in options}
     args = config(folder, max_steps=steps, save_strategy="steps", save_steps=1, num_ppo_epochs=2, **changes)
@@ -27,7 +27,7 @@ def assert_same_end(straight: Any, resumed: Any) -> None:
     for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
         assert logged(straight, name) == logged(resumed, name), name
     assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
-    assert torch.equal(torch.get_rng_state(), torch.load(pathlib.Path(straight.args.output_dir) / "rng.pt"))
+    assert torch.equal(torch.get_rng_state(), torch.load(Path(straight.args.output_dir) / "rng.pt"))
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,7 @@ def assert_same_end(straight: Any, resumed: Any) -> None:
     [(False, 3), (True, 2)],
     ids=["full, within the second pass over the data", "LoRA, as the second pass begins"],
 )
-def test_a_resumed_run_ends_where_an_unbroken_one_does(
-    use_lora: bool, done: int, model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_resumed_run_ends_where_an_unbroken_one_does(use_lora: bool, done: int, model: Path, tmp_path: Path) -> None:
     options = {
         "dataset": prompts(2 * ROLLOUT + 1),
         "use_lora": use_lora,
@@ -50,7 +48,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     assert_same_end(straight, resumed)
 
 
-def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: Path, tmp_path: Path) -> None:
     straight = run(model, tmp_path)
     torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
     (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # as if killed while it was written
@@ -59,7 +57,7 @@ def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: pathlib.Pa
 
 
 def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cannot_go_on(
-    model: pathlib.Path, tmp_path: pathlib.Path
+    model: Path, tmp_path: Path
 ) -> None:
     done = run(model, tmp_path, steps=1)
     again = run(model, tmp_path, steps=1, resume=True)
@@ -71,7 +69,7 @@ def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cann
 
 
 @pytest.mark.parametrize("use_lora", [False, True])
-def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     built = run(model, tmp_path, steps=3, use_lora=use_lora, save_total_limit=2)
@@ -91,7 +89,7 @@ def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: pathli
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_path: pathlib.Path) -> None:
+def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_path: Path) -> None:
     """A mixture's experts are one tensor in the model and one each in the file."""
     from transformers import AutoModelForCausalLM
 
@@ -105,7 +103,7 @@ def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_p
         assert torch.equal(held[name], value), name  # in the parameters that an optimizer holds
 
 
-def test_what_is_no_checkpoint_of_this_trainer_is_named(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_is_no_checkpoint_of_this_trainer_is_named(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputFolderError, match="holds no checkpoint"):
         run(model, tmp_path, resume=True)
     (tmp_path / "checkpoint-1").mkdir()
@@ -114,7 +112,7 @@ def test_what_is_no_checkpoint_of_this_trainer_is_named(model: pathlib.Path, tmp
         run(model, tmp_path, resume=True)
 
 
-def test_weights_of_another_adapter_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_weights_of_another_adapter_are_refused(model: Path, tmp_path: Path) -> None:
     from peft import LoraConfig
 
     run(model, tmp_path, steps=1, use_lora=True)

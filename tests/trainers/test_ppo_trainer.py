@@ -1,8 +1,8 @@
 """Each promise of PPO's config, kept: measured on what a run does, not on what is set."""
 
 import os
-import pathlib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +59,7 @@ def test_precision_is_the_configs_whatever_came_before(
     assert seen == {name: {asked} for name in ("policy", "reference", "value", "reward")}
 
 
-def test_a_4_bit_policy_trains_in_mixed_precision(model: pathlib.Path, build: Build) -> None:
+def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> None:
     """TRL casts its head to bf16 and its norms to fp32: they only meet under autocast, in the rollout as well."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -126,7 +126,7 @@ def test_gradients_are_accumulated_over_the_last_prompts_too(build: Build) -> No
     assert len(steps) == 2
 
 
-def test_max_steps_bounds_updates_and_schedule(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_max_steps_bounds_updates_and_schedule(model: Path, tmp_path: Path) -> None:
     args = config(tmp_path, max_steps=4, learning_rate=1e-2, lr_scheduler_type="linear")
     built = trainer(model, args)
     built.train()
@@ -142,7 +142,7 @@ def test_the_smaller_of_max_steps_and_total_episodes_counts(
     assert build(max_steps=max_steps, total_episodes=episodes).args.num_total_batches == updates
 
 
-def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: pathlib.Path) -> None:
+def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: Path) -> None:
     from autotrain_mem.training.process.train import ProgressCallback
 
     events: list[Any] = []
@@ -228,7 +228,7 @@ def test_a_promise_that_is_broken_after_construction_is_an_error(words: str, bui
         built.train()
 
 
-def padded_with(pad: str | None, model: pathlib.Path) -> dict[str, Any]:
+def padded_with(pad: str | None, model: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_would_do_something_else_than_it_says_is_refused(words: str, model: pathlib.Path, build: Build) -> None:
+def test_what_would_do_something_else_than_it_says_is_refused(words: str, model: Path, build: Build) -> None:
     error, changes, options = REFUSED[words]
     with pytest.raises(error, match=words):
         build(options=options and options(model), **changes)

@@ -6,14 +6,7 @@ import signal
 
 import pytest
 
-from autotrain_mem.errors import (
-    AutofitError,
-    DatasetFormatError,
-    GpuOutOfMemoryError,
-    OutputFolderError,
-    RewardFunctionError,
-    TrainingError,
-)
+from autotrain_mem.errors import AutofitError, DatasetFormatError, GpuOutOfMemoryError, OutputFolderError, TrainingError
 from autotrain_mem.training.exit_causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Ending, Remedy, cause_of
 
 ENDED = TrainingError("The training process ended before its time.")
@@ -27,10 +20,7 @@ def _raised(text: str) -> TrainingError:
     ("error", "name"),
     [
         (GpuOutOfMemoryError("Out of memory during backward."), "GPU out of memory"),
-        (
-            _raised("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
-            "GPU out of memory",
-        ),
+        (_raised("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "GPU out of memory"),
         (_raised("MemoryError:"), "host out of memory"),
         (_raised("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried"), "host out of memory"),
         (_raised("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."), "host out of memory"),
@@ -41,7 +31,6 @@ def _raised(text: str) -> TrainingError:
         (_raised("RuntimeError: something of the moment"), "raised"),
         (_raised("ValueError: this will be as wrong the next time"), "refused"),
         (OutputFolderError("The disk is full."), "disk full"),
-        (RewardFunctionError("reward raised."), "refused"),
         (DatasetFormatError("No column."), "refused"),
     ],
 )
@@ -58,11 +47,6 @@ def test_what_a_process_tells_is_its_cause(error: AutofitError, name: str) -> No
         (-signal.SIGTERM, {}, "killed"),
         (-signal.SIGSEGV, {"host_kills": 1}, "crashed"),
         (-signal.SIGBUS, {}, "crashed"),
-        (
-            -signal.SIGABRT,
-            {"log_tail": "terminate called after throwing\n  what():  std::bad_alloc\n"},
-            "host out of memory",
-        ),
         (-signal.SIGABRT, {"log_tail": "CUDA error: unspecified launch failure\nAborted"}, "CUDA error"),
         (1, {"log_tail": "Error out of memory at line 42 in file /src/csrc/ops.cu"}, "GPU out of memory"),
         (-signal.SIGABRT, {"log_tail": "warning: CUDA error is\nterminate: std::bad_alloc"}, "host out of memory"),

@@ -1,17 +1,21 @@
-"""A training process that is asked to end ends, even where the first asking does not reach it."""
+"""A training process that is asked to end ends; a probe gives one answer, or why there is none, and leaves nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.errors import InterruptedByUser, TrainingError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Job
+from autotrain_mem.processes import ChildDied
+from autotrain_mem.spec import Job, Probe, codec
 from autotrain_mem.training import launch
-from autotrain_mem.training.launch import Event
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
+from autotrain_mem.training.request import Request, Task
 
 DEAF = """
 import signal, time
@@ -31,6 +35,12 @@ channel.send({"event": "end", "interrupted": True})
 """Ignores interrupts for a while, as a process does that a shell's ``&`` started, until it has imported its modules."""
 
 
+def request(task: Task, folder: Path) -> Request:
+    job = Job(method="sft", model="m", dataset=None, arguments={})
+    hardware = named("300MiB")
+    return Request(task=task, job=job, knobs=TRL_DEFAULTS, hardware=hardware, simulate=True, output_dir=str(folder))
+
+
 def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,19 +48,91 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
     monkeypatch.setattr(launch, "RUN_PROCESS", "deaf")
     monkeypatch.setattr(launch, "INTERRUPT_SECONDS", 0.05)
     root = Path(launch.__file__).parents[2]
-    job = Job(method="sft", model="m", dataset=None, arguments={})
-    request = Request(
-        task="train",
-        job=job,
-        knobs=TRL_DEFAULTS,
-        hardware=named("300MiB"),
-        simulate=True,
-        output_dir=str(tmp_path),
-    )
 
     def interrupt(event: Event) -> None:
         if event["event"] == "start":
             raise KeyboardInterrupt
 
-    ended = launch.train(request, {"PYTHONPATH": f"{tmp_path}:{root}"}, tmp_path / "log", interrupt)
+    ended = launch.train(request("train", tmp_path), {"PYTHONPATH": f"{tmp_path}:{root}"}, tmp_path / "log", interrupt)
     assert ended == {"event": "end", "interrupted": True}
+
+
+ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
+
+
+class FakeChild:
+    """Answers with what it is told to, once it has written a checkpoint."""
+
+    says: list[Mapping[str, Any] | BaseException]
+
+    def __init__(self, module: str, environment: Mapping[str, str], log: Path, *, has_children: bool) -> None:
+        assert has_children
+        self.calls: list[str] = []
+        self.log = log
+        FakeChild.last = self
+
+    last: FakeChild
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        scratch = Path(request["output_dir"])
+        assert [*scratch.iterdir()] == []
+        (scratch / "checkpoint-2").mkdir()
+        self.scratch = scratch
+
+    def receive(self) -> Mapping[str, Any]:
+        said = self.says.pop(0)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
+    FakeChild.says = list(says)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "Child", FakeChild)
+            return run_probe(request("probe", folder), {}, folder)
+    finally:
+        assert FakeChild.last.scratch == folder / SCRATCH_NAME
+        assert not FakeChild.last.scratch.exists()
+        assert FakeChild.last.calls == ["kill", "stop"]
+
+
+def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
+    (tmp_path / SCRATCH_NAME / "checkpoint-1").mkdir(parents=True)  # left by one that was killed
+    made = run(tmp_path, {"event": "log", "logs": {}}, {"event": "probe", "probe": codec.to_json(ANSWER)})
+    assert made.fits
+    assert made.seconds > 0
+    assert FakeChild.last.log == tmp_path / PROBE_LOG_NAME
+
+
+def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="The trainer raised ValueError") as raised:
+        run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
+    assert raised.value.hint.splitlines() == [
+        "Change the flag.",
+        f"All that the trainer printed is in {tmp_path / PROBE_LOG_NAME}.",
+    ]
+
+
+def test_a_library_that_ends_the_process_on_a_full_card_is_an_answer(tmp_path: Path) -> None:
+    words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
+    made = run(tmp_path, ChildDied(1, f"step 1\n{words}\n"))
+    assert (made.fits, made.refused, made.measured) == (False, words, None)
+
+
+def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedByUser, match="no step was trained"):
+        run(tmp_path, KeyboardInterrupt())
+    with pytest.raises(TrainingError, match=r"ended before its time: it was killed by signal 9\.") as raised:
+        run(tmp_path, ChildDied(-9, "loading\n"))
+    assert "host running out of memory" in raised.value.hint
+    assert raised.value.hint.endswith("loading")
+    with pytest.raises(TrainingError, match="exit status 3"):
+        run(tmp_path, ChildDied(3, ""))

@@ -106,9 +106,8 @@ def test_a_new_checkpoint_sets_the_count_back() -> None:
 
 
 def test_no_restarts_means_none() -> None:
-    script = Script([(killed(47), 40)])
     with pytest.raises(TrainingError, match=r"--max_restarts 0(.|\n)*run/checkpoint-40; --resume_from_checkpoint"):
-        script.run(restarts=0)
+        Script([(killed(47), 40)]).run(restarts=0)
 
 
 def test_a_full_card_gets_a_smaller_plan_and_the_next_one_starts_from_that() -> None:
@@ -124,10 +123,10 @@ FIRST_STEP = "RuntimeError: before the first step"
 INTERRUPTED = InterruptedByUser("Interrupted.")
 
 GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]] = {
-    "no process comes any further": (
+    "no process gets further": (
         [(killed(3), None)] * (RESTARTS + 1),
         TrainingError,
-        "started again 3 times without getting further",
+        "again 3 times without getting further",
     ),
     "a card is full twice": (
         [(out_of_memory(7), 5), (out_of_memory(7, 5), 5)],
@@ -135,11 +134,6 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
         r"explained(.|\n)*take less",
     ),
     "a card is full in the first step": ([(out_of_memory(0), None)], GpuOutOfMemoryError, "explained"),
-    "a reward function raises": (
-        [(Ending(error=RewardFunctionError("reward raised."), step=7), 5)],
-        RewardFunctionError,
-        "raised",
-    ),
     "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),
     "nothing was trained": ([(raised(FIRST_STEP, 5, 5), 5)], TrainingError, "first step"),
     "an unknown error without a checkpoint": ([(raised(ODD, 7), None)], TrainingError, "odd"),
@@ -163,16 +157,10 @@ def test_what_would_end_so_again_is_given_up_with_its_reason(name: str) -> None:
     assert len(script.stints) == len(endings)
 
 
-@pytest.mark.parametrize(
-    "endings",
-    [
-        [(raised(ODD, 7), 5)],
-        [(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5)],
-    ],
-    ids=["unknown, with a checkpoint", "the same at another step"],
-)
-def test_what_may_end_otherwise_is_tried_again(endings: list[tuple[Any, int | None]]) -> None:
-    assert Script([*endings, (END, 20)]).run() is END
+def test_what_may_end_otherwise_is_tried_again() -> None:
+    """An unknown error with a checkpoint, and the same one at another step."""
+    assert Script([(raised(ODD, 7), 5), (END, 20)]).run() is END
+    assert Script([(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5), (END, 20)]).run() is END
 
 
 def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() -> None:

@@ -27,9 +27,6 @@ GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
 most 2 % of the time where it fails whenever it is tried, and less each time."""
 
-LAYERWISE = ("lomo", "layerwise")
-"""Optimizers that step within the backward pass (``transformers/training_args.py: OptimizerNames``)."""
-
 
 def attach_guard(trainer: Any, *, learned: Learned, on_incident: OnIncident, grow_after: int = GROW_AFTER) -> Guard:
     """Guard one trainer from now on; its class is left alone. Call it after building the trainer, before ``train()``.
@@ -146,6 +143,6 @@ def why_no_guard(trainer: Any) -> str | None:
     if trainer.is_fsdp_enabled:
         return "FSDP keeps gradients of its own"
     optimizer = str(getattr(args.optim, "value", args.optim))
-    if any(word in optimizer for word in LAYERWISE):
+    if "lomo" in optimizer or "layerwise" in optimizer:  # ``transformers/training_args.py: OptimizerNames``
         return f"--optim {optimizer} steps within the backward pass"
     return None

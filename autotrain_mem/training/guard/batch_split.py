@@ -150,9 +150,6 @@ def counted_tokens(inputs: Mapping[str, Any]) -> Any:
     return inputs["labels"][..., 1:] != -100
 
 
-# -- evaluation ----------------------------------------------------------------------------------------------------
-
-
 def joined(values: Sequence[Any], layout: Layout) -> Any:
     """The predictions or labels of the parts as the whole's would have been.
 

@@ -110,8 +110,6 @@ class GuardContext:
         self.gradients = Gradients()
         self._on_incident = on_incident
 
-    # -- what was learned ----------------------------------------------------------------------------------------------
-
     @property
     def learned(self) -> Learned:
         """As of now."""
@@ -136,8 +134,6 @@ class GuardContext:
             limit.step_ended()
         if self.limits["train_tokens"].most is None:
             self.on_host = False
-
-    # -- what becomes of a shortage ------------------------------------------------------------------------------------
 
     def report(
         self, phase: Phase, remedy: str, full: Full, *, rows: int | None = None, tokens: int | None = None

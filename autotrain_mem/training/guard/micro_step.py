@@ -43,8 +43,6 @@ class MicroSteps:
         trainer._prepare_inputs = self.prepare_inputs
         trainer.compute_loss = self.compute_loss
 
-    # -- in the trainer's place ------------------------------------------------------------------------------------
-
     def prepare_inputs(self, inputs: Any) -> Any:
         """``Trainer._prepare_inputs``; what is prepared already is left as it is."""
         return inputs if self._prepared else self._prepare_inputs(inputs)
@@ -76,8 +74,6 @@ class MicroSteps:
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
         return _Run(self, model, whole, num_items_in_batch, rule).loss()
-
-    # -- for a run -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def prepared(self, weight: float = 1.0) -> Iterator[None]:

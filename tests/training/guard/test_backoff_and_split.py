@@ -19,7 +19,7 @@ def after(limit: Limit, steps: int) -> int | None:
     return limit.most
 
 
-def test_half_of_what_failed_is_allowed_or_what_went_through_before() -> None:
+def test_half_of_what_failed_is_allowed_or_what_went_through_before_unless_that_fails_now() -> None:
     limit = Limit(None, grow_after=5)
     assert limit.parts(1000, units=8) == 1
     limit.failed(1001)
@@ -28,18 +28,12 @@ def test_half_of_what_failed_is_allowed_or_what_went_through_before() -> None:
     limit.fitted(480)
     limit.failed(500)
     assert limit.most == 480
-
-
-def test_what_went_through_before_is_forgotten_when_it_fails_now() -> None:
-    limit = Limit(None, grow_after=5)
-    limit.fitted(1000)
-    limit.failed(800)
-    assert limit.most == 400
+    limit.failed(480)
+    assert limit.most == 240
 
 
 def test_nothing_is_cut_into_more_parts_than_it_has_rows() -> None:
-    assert Limit(10, grow_after=5).parts(1000, units=3) == 3
-    assert Limit(10, grow_after=5).parts(1000, units=1) == 1
+    assert [Limit(10, grow_after=5).parts(1000, units=units) for units in (1, 3)] == [1, 3]
 
 
 def test_it_grows_after_clean_steps_and_needs_twice_as_many_when_that_was_too_early() -> None:
@@ -63,9 +57,6 @@ def test_what_a_checkpoint_knows_only_makes_it_stricter() -> None:
     assert limit.most == 100
     limit.tighten(50)
     assert limit.most == 50
-
-
-# -- cutting -------------------------------------------------------------------------------------------------------
 
 
 def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:
@@ -100,9 +91,6 @@ def test_predictions_of_pairs_are_put_back_in_order() -> None:
 def test_what_is_not_laid_out_by_rows_is_not_cut(more: dict[str, Any]) -> None:
     assert piece([2, 3], Layout.ROWS).units == 2
     assert piece([2, 3], Layout.ROWS, **more).units == 1
-
-
-# -- what cannot be split ------------------------------------------------------------------------------------------
 
 
 def fake(name: str, family: str, **attributes: Any) -> Any:

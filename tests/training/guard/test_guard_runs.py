@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +23,8 @@ Disturb = Callable[[Any], Any]
 
 def run(
     method: str,
-    model: pathlib.Path,
-    folder: pathlib.Path,
+    model: Path,
+    folder: Path,
     disturb: Disturb = lambda made: None,
     learned: Learned | None = None,
     grow_after: int = 50,
@@ -53,7 +53,20 @@ def assert_same_run(one: Any, other: Any) -> None:
     assert (weights(one) - weights(other)).abs().mean() < 1e-3
 
 
-# -- evaluation ----------------------------------------------------------------------------------------------------
+def evaluated(
+    method: str,
+    model: Path,
+    folder: Path,
+    disturb: Disturb = lambda made: None,
+    chosen: range | None = None,
+    **changes: Any,
+) -> tuple[Any, Told]:
+    """A guarded trainer with rows to evaluate."""
+    data, told = rows(method), Told()
+    made = trainer(method, model, folder, eval_dataset=data.select(chosen or range(len(data))), **SIZES | changes)
+    attach_guard(made, learned=Learned(), on_incident=told)
+    disturb(made)
+    return made, told
 
 
 def fail_in_evaluation(at: list[int]) -> Disturb:
@@ -66,13 +79,11 @@ def fail_in_evaluation(at: list[int]) -> Disturb:
 
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo"])
 def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
-    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
+    method: str, qwen: Path, tmp_path: Path
 ) -> None:
     answers, found = [], []
     for at in ([], [0, 1]):
-        made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method), **SIZES), Told()
-        attach_guard(made, learned=Learned(), on_incident=told)
-        fail_in_evaluation(at)(made)
+        made, told = evaluated(method, qwen, tmp_path, fail_in_evaluation(at))
         answers.append(made.evaluate())
         batch = next(iter(made.get_eval_dataloader()))
         made.model.eval()
@@ -85,10 +96,8 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_an_evaluation_of_one_row_is_repeated_once(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    single = {**SIZES, "per_device_eval_batch_size": 1}
-    made, told = trainer("sft", qwen, tmp_path, eval_dataset=rows("sft").select(range(2)), **single), Told()
-    attach_guard(made, learned=Learned(), on_incident=told)
+def test_an_evaluation_of_one_row_is_repeated_once(qwen: Path, tmp_path: Path) -> None:
+    made, told = evaluated("sft", qwen, tmp_path, chosen=range(2), per_device_eval_batch_size=1)
     whole = made.evaluate()["eval_loss"]
     fail_in_evaluation([0])(made)
     assert made.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
@@ -99,17 +108,13 @@ def test_an_evaluation_of_one_row_is_repeated_once(qwen: pathlib.Path, tmp_path:
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_an_evaluation_of_a_generating_trainer_generates_once(
-    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    found = []
+def test_an_evaluation_of_a_generating_trainer_generates_once(method: str, qwen: Path, tmp_path: Path) -> None:
+    losses = []
     for at in ([], [0]):
-        made, told = trainer(method, qwen, tmp_path, eval_dataset=rows(method).select(range(4)), **SIZES), Told()
-        attach_guard(made, learned=Learned(), on_incident=told)
-        fail_in_scores(at)(made)
+        made, told = evaluated(method, qwen, tmp_path, fail_in_scores(at), range(4))
         torch.manual_seed(3)
-        found.append(made.evaluate()["eval_loss"])
-    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+        losses.append(made.evaluate()["eval_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
     assert told.incidents
 
 
@@ -123,9 +128,6 @@ def fail_in_scores(at: list[int]) -> Disturb:
     return disturb
 
 
-# -- generation and scores -----------------------------------------------------------------------------------------
-
-
 def fail_in_generation(at: list[int]) -> Disturb:
     """Where one token is added to all completions: by then random numbers have been drawn."""
 
@@ -137,7 +139,7 @@ def fail_in_generation(at: list[int]) -> Disturb:
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_generating_again_draws_the_same_samples(method: str, qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_generating_again_draws_the_same_samples(method: str, qwen: Path, tmp_path: Path) -> None:
     undisturbed, _ = run(method, qwen, tmp_path)
     survived, told = run(method, qwen, tmp_path, fail_in_generation([1]))
     assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
@@ -146,14 +148,14 @@ def test_generating_again_draws_the_same_samples(method: str, qwen: pathlib.Path
     assert told.learned[0].generate_rows is None
 
 
-def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp_path: Path) -> None:
     survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1, 3]))
     assert told.remedies == ["answered in 2 + 2 prompts, which draw other samples than all at once"]
     assert told.learned[0].generate_rows == 2
     assert survived.state.global_step == 3
 
 
-def test_scores_in_smaller_batches_are_the_same_numbers(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_scores_in_smaller_batches_are_the_same_numbers(qwen: Path, tmp_path: Path) -> None:
     undisturbed, _ = run("rloo", qwen, tmp_path)
     survived, told = run("rloo", qwen, tmp_path, fail_in_scores([0, 1]))
     assert_same_run(survived, undisturbed)
@@ -161,7 +163,7 @@ def test_scores_in_smaller_batches_are_the_same_numbers(qwen: pathlib.Path, tmp_
     assert told.incidents[0].phase is Phase.SCORE
 
 
-def test_a_reward_model_is_asked_again(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_reward_model_is_asked_again(qwen: Path, tmp_path: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
@@ -177,9 +179,6 @@ def test_a_reward_model_is_asked_again(qwen: pathlib.Path, tmp_path: pathlib.Pat
     assert [(incident.phase, incident.remedy) for incident in told.incidents] == [
         (Phase.SCORE, "repeated after the cache was emptied")
     ]
-
-
-# -- the optimizer's step ------------------------------------------------------------------------------------------
 
 
 def fail_in_step(at: list[int], name: str) -> Disturb:
@@ -205,7 +204,7 @@ def fail_in_step(at: list[int], name: str) -> Disturb:
     return disturb
 
 
-def test_a_step_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_step_that_had_not_begun_to_write_is_repeated(qwen: Path, tmp_path: Path) -> None:
     """The state of all parameters is made first; the next thing is full. In the first step that state is new."""
     undisturbed, _ = run("sft", qwen, tmp_path, optim="adamw_torch")
     survived, told = run("sft", qwen, tmp_path, fail_in_step([0, 3], "_init_group"), optim="adamw_torch")
@@ -215,48 +214,40 @@ def test_a_step_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tmp_
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "sgd"])
-def test_a_step_of_which_one_group_was_updated_is_not_repeated(
-    qwen: pathlib.Path, tmp_path: pathlib.Path, optim: str
-) -> None:
+def test_a_step_of_which_one_group_was_updated_is_not_repeated(qwen: Path, tmp_path: Path, optim: str) -> None:
     """Operators that write lists of tensors leave no trace in their versions."""
     calls = 1 if optim == "sgd" else 3  # Adam's state was made before, in two calls
     with pytest.raises(torch.OutOfMemoryError, match="some parameters had their update already"):
         run("sft", qwen, tmp_path, fail_in_step([calls], "_init_group"), optim=optim)
 
 
-def test_clipping_that_had_not_begun_to_write_is_repeated(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    def disturb(made: Any) -> None:
-        made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
+def fail_in_clipping(made: Any) -> None:
+    made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
 
+
+def test_clipping_that_had_not_begun_to_write_is_repeated(qwen: Path, tmp_path: Path) -> None:
     undisturbed, _ = run("sft", qwen, tmp_path)
-    survived, told = run("sft", qwen, tmp_path, disturb)
+    survived, told = run("sft", qwen, tmp_path, fail_in_clipping)
     assert torch.equal(weights(survived), weights(undisturbed))
     assert told.remedies == ["repeated after the cache was emptied"]
 
 
-def test_clipping_that_took_off_the_scale_of_fp16_is_not_begun_again(
-    qwen: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_clipping_that_took_off_the_scale_of_fp16_is_not_begun_again(qwen: Path, tmp_path: Path) -> None:
     """The operator that takes it off leaves no trace in the gradients' versions."""
 
     def disturb(made: Any) -> None:
-        made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
+        fail_in_clipping(made)
         clip = made._clip_grad_norm
 
         def scaled(model: Any) -> Any:
-            made.accelerator.scaler = torch.amp.GradScaler("cpu")
-            try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(made.accelerator, "scaler", torch.amp.GradScaler("cpu"))
                 return clip(model)
-            finally:
-                made.accelerator.scaler = None
 
         made._clip_grad_norm = scaled
 
     with pytest.raises(torch.OutOfMemoryError, match="some gradients were scaled already"):
         run("sft", qwen, tmp_path, disturb)
-
-
-# -- what is learned -----------------------------------------------------------------------------------------------
 
 
 def fail_above(tokens: int) -> Disturb:
@@ -272,9 +263,7 @@ def fail_above(tokens: int) -> Disturb:
     return disturb
 
 
-def test_a_device_that_holds_less_than_a_micro_batch_trains_the_same(
-    qwen: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_device_that_holds_less_than_a_micro_batch_trains_the_same(qwen: Path, tmp_path: Path) -> None:
     """Rows of 6 to 62 tokens, four at once; on this device there is room for 70."""
     settings = {"max_steps": 6, "gradient_accumulation_steps": 2}
     undisturbed, _ = run("sft", qwen, tmp_path, **settings)
@@ -283,7 +272,7 @@ def test_a_device_that_holds_less_than_a_micro_batch_trains_the_same(
     assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
 
 
-def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: Path, tmp_path: Path) -> None:
     made, told = run("sft", qwen, tmp_path, fail_above(70), grow_after=2, max_steps=12)
     steps = [incident.step for incident in told.incidents]
     assert len(steps) >= 2, "it was tried again"
@@ -295,7 +284,7 @@ def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: pathlib.Path,
 
 @pytest.mark.parametrize("restored", [{}, {"restore_callback_states_from_checkpoint": True}], ids=["", "restored"])
 def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
-    restored: dict[str, bool], qwen: pathlib.Path, tmp_path: pathlib.Path
+    restored: dict[str, bool], qwen: Path, tmp_path: Path
 ) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     first, told = run("sft", qwen, tmp_path, fail_above(70), **saving)
@@ -307,11 +296,3 @@ def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
     assert_same_run(resumed, first)
     assert told.incidents
     assert not later.incidents
-
-
-def test_a_checkpoint_of_an_unguarded_run_can_be_gone_on_with(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    trainer("sft", qwen, tmp_path, **(SIZES | saving)).train()
-    run("sft", qwen, tmp_path, resume=str(tmp_path / "checkpoint-2"), **saving)
-    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
-    assert "autofit_guard" in state["stateful_callbacks"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ class Card:
     def record_stream(self, block: int, stream: int) -> None: ...
 
 
-def train_on(card: Card, method: str, model: pathlib.Path, folder: pathlib.Path, **changes: Any) -> tuple[Any, Told]:
+def train_on(card: Card, method: str, model: Path, folder: Path, **changes: Any) -> tuple[Any, Told]:
     told, watch = Told(), Watch(card)
     settings = {"per_device_train_batch_size": 4, "max_steps": 3, **changes}
     with watch.cuda_semantics():
@@ -63,9 +63,7 @@ def losses(made: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["sft", "rloo"])
-def test_with_less_room_than_it_would_take_it_trains_the_same(
-    method: str, qwen: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_with_less_room_than_it_would_take_it_trains_the_same(method: str, qwen: Path, tmp_path: Path) -> None:
     changes = {"per_device_train_batch_size": 8} if method in ("grpo", "rloo") else {}
     roomy = Card()
     undisturbed, _ = train_on(roomy, method, qwen, tmp_path, **changes)
@@ -85,7 +83,7 @@ def resting(card: Card, made: Any) -> float:
     return 4.0 * 4 * sum(value.numel() for value in made.model.parameters())
 
 
-def test_a_row_that_is_too_large_waits_on_the_host(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_row_that_is_too_large_waits_on_the_host(qwen: Path, tmp_path: Path) -> None:
     """One row at a time: there is nothing to split. The second one is the longest."""
     one = {"per_device_train_batch_size": 1, "loss_type": "nll", "max_steps": 2}
     roomy = Card()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.newest] * (name in METHODS)) for name in CASES])
 def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_without_it(
-    name: str, gpt2: pathlib.Path, tmp_path: pathlib.Path
+    name: str, gpt2: Path, tmp_path: Path
 ) -> None:
     """Runs that keep more between their steps, such as completions and entropies, among them."""
     method, changes = CASES[name]
@@ -55,28 +55,17 @@ def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_with
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(
-    method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(method: str, gpt2: Path, tmp_path: Path) -> None:
     saves = {"save_strategy": "steps", "save_steps": 2}
     made = trainer(method, gpt2, tmp_path, **saves)
     made.train()
-    resumed = [
-        trained(
-            trainer(method, gpt2, tmp_path),
-            worst_first=first,
-            resume_from_checkpoint=str(tmp_path / "checkpoint-2"),
-        )[0]
-        for first in (False, True)
-    ]
+    resume = {"resume_from_checkpoint": str(tmp_path / "checkpoint-2")}
+    resumed = [trained(trainer(method, gpt2, tmp_path), worst_first=first, **resume)[0] for first in (False, True)]
     assert resumed[0] == resumed[1]
 
 
-# -- what is run -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo"])
-def test_the_batch_holds_the_longest_rows_of_the_data(method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_batch_holds_the_longest_rows_of_the_data(method: str, gpt2: Path, tmp_path: Path) -> None:
     made = trainer(method, gpt2, tmp_path, max_steps=1)
     batches: list[Any] = []
     step = made.training_step
@@ -93,18 +82,28 @@ def test_the_batch_holds_the_longest_rows_of_the_data(method: str, gpt2: pathlib
     assert told.rows == 2
 
 
-def test_an_error_of_it_passes_and_leaves_the_trainer_as_it_was(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    made = trainer("sft", gpt2, tmp_path)
-    backward = made.accelerator.backward
+def test_an_error_is_shown_while_what_stands_in_is_there_and_leaves_the_trainer_as_it_was(
+    gpt2: Path, tmp_path: Path
+) -> None:
+    made = trainer("sft", gpt2, tmp_path, gradient_accumulation_steps=2)
+    parameters, backward = [*made.model.parameters()], made.accelerator.backward
+    shown: list[tuple[str, bool, int]] = []
 
     def full(loss: Any, **options: Any) -> None:
         backward(loss, **options)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
+    def show(error: BaseException) -> None:
+        has_gradients = all(parameter.grad is not None for parameter in parameters)
+        shown.append((str(error), has_gradients, len(made.optimizer.optimizer.state)))
+
     made.accelerator.backward = full
+    attach_longest_batch(made, lambda batch: None, show)
     with pytest.raises(torch.OutOfMemoryError):
-        trained(made, worst_first=True)
-    assert all(parameter.grad is None for parameter in made.model.parameters())
+        made.train()
+    assert shown == [("CUDA out of memory.", True, len(parameters))]
+    assert not made.optimizer.optimizer.state
+    assert all(parameter.grad is None for parameter in parameters)
     assert not made._metrics["train"]
     made.accelerator.backward = backward
     again, _ = trained(made, worst_first=False)
@@ -130,62 +129,35 @@ def test_eight_bit_state_stands_in_as_bitsandbytes_keeps_it() -> None:
     assert _kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
 
 
-def test_an_error_is_shown_while_what_stands_in_is_there(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    made = trainer("sft", gpt2, tmp_path, gradient_accumulation_steps=2)
-    shown: list[tuple[str, bool, int]] = []
-
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    def show(error: BaseException) -> None:
-        has_gradients = all(parameter.grad is not None for parameter in made.model.parameters())
-        shown.append((str(error), has_gradients, len(made.optimizer.optimizer.state)))
-
-    made.compute_loss = full
-    attach_longest_batch(made, lambda told: None, show)
-    with pytest.raises(torch.OutOfMemoryError):
-        made.train()
-    assert shown == [("CUDA out of memory.", True, len(list(made.model.parameters())))]
-    assert not made.optimizer.optimizer.state
-
-
-# -- online methods --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_reward_functions_are_not_called_for_it(method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_completions_have_their_full_length_and_advantages_that_no_reward_function_gave(
+    method: str, gpt2: Path, tmp_path: Path
+) -> None:
     calls: list[int] = []
 
     def counted(prompts: list[Any], **_: Any) -> list[float]:
         calls.append(len(prompts))
         return [float(number) for number, _ in enumerate(prompts)]
 
-    trained(trainer(method, gpt2, tmp_path, reward=counted, max_steps=2), worst_first=True)
-    assert calls == [2, 2]
-
-
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_completions_have_their_full_length_and_advantages_differ(
-    method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    made = trainer(method, gpt2, tmp_path, max_completion_length=6, max_steps=1)
-    score, found = made._generate_and_score_completions, []
+    made = trainer(method, gpt2, tmp_path, reward=counted, max_completion_length=6, max_steps=2)
+    score, batches = made._generate_and_score_completions, []
 
     def noted(inputs: Any) -> Any:
-        found.append(score(inputs))
-        return found[-1]
+        batches.append(score(inputs))
+        return batches[-1]
 
     made._generate_and_score_completions = noted
-    _, (told,) = trained(made, worst_first=True)
-    worst = found[0]
+    _, (result,) = trained(made, worst_first=True)
+    worst = batches[0]
     assert worst["completion_ids"].shape == (2, 6)
     assert worst["completion_mask"].all()
-    assert worst["prompt_ids"].shape == (2, told.longest_tokens)
+    assert worst["prompt_ids"].shape == (2, result.longest_tokens)
     assert len({float(each) for each in worst["advantages"]}) == 2
+    assert calls == [2, 2], "of the two steps alone"
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_a_vllm_engine_is_not_asked(method: str, gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_vllm_engine_is_not_asked(method: str, gpt2: Path, tmp_path: Path) -> None:
     """Its random state is out of reach: without the stand-in it would sample other completions afterwards."""
 
     class Engine:
@@ -205,10 +177,7 @@ def test_a_vllm_engine_is_not_asked(method: str, gpt2: pathlib.Path, tmp_path: p
     assert made.vllm_generation.calls == 2
 
 
-# -- where it is not run ---------------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: Path, tmp_path: Path) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1, build={"train_dataset": rows("sft").to_iterable_dataset()})
     _, (batch,) = trained(made, worst_first=True)
     assert batch.rows == 0
@@ -221,6 +190,5 @@ def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: pathlib.Pa
 
 
 def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
-    assert longest_rows([3, 9, 1, 9, 4], 3) == [1, 3, 4]
-    assert longest_rows([3], 8) == [0]
+    assert (longest_rows([3, 9, 1, 9, 4], 3), longest_rows([3], 8)) == ([1, 3, 4], [0])
     assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from autotrain_mem.training.longest_batch.restore import models_of, untouched
+from autotrain_mem.training.longest_batch.restore import untouched
 
 
 class Growing(torch.nn.Module):
@@ -36,14 +36,22 @@ def trainer(**attributes: Any) -> Any:
     return SimpleNamespace(model=model, model_wrapped=model, accelerator=accelerator, state=state, **attributes)
 
 
-def test_buffers_and_the_models_mode_are_put_back_to_the_bit() -> None:
-    made = trainer()
+def test_buffers_and_the_models_mode_are_put_back_to_the_bit_after_an_error_too() -> None:
+    made = trainer(_step=3)
     made.model.eval()
     before = {name: (buffer, buffer.clone()) for name, buffer in made.model.named_buffers()}
-    with untouched(made):
-        made.model.train()
-        made.model(torch.randn(9, 3))
-        assert made.model[1].num_batches_tracked == 1
+
+    def step() -> None:
+        with untouched(made):
+            made._step = 4
+            made.model.train()
+            made.model(torch.randn(9, 3))
+            assert made.model[1].num_batches_tracked == 1
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        step()
+    assert made._step == 3
     after = dict(made.model.named_buffers())
     assert after.keys() == before.keys()
     for name, (buffer, values) in before.items():
@@ -53,33 +61,25 @@ def test_buffers_and_the_models_mode_are_put_back_to_the_bit() -> None:
     assert not any(module.training for module in made.model.modules())
 
 
-def test_all_random_states_go_on_where_they_were() -> None:
+def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> list[float]:
         return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
 
-    def seed() -> None:
+    of_cards, put_back = [torch.tensor([1]), torch.tensor([2])], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: of_cards)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
+    made, draws = trainer(), []
+    for runs_first in (False, True):
         random.seed(1)
         numpy.random.seed(1)
-        torch.manual_seed(1)
-
-    made = trainer()
-    seed()
-    expected = drawn()
-    seed()
-    with untouched(made):
-        drawn()
-    assert drawn() == expected
-
-
-def test_every_cuda_device_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = [torch.tensor([1]), torch.tensor([2])]
-    put_back: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
-    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
-    with untouched(trainer()):
-        pass
-    assert put_back == [states]
+        torch.random.default_generator.manual_seed(1)
+        if runs_first:
+            with untouched(made):
+                drawn()
+        draws.append(drawn())
+    assert draws[0] == draws[1]
+    assert put_back == [of_cards]
 
 
 def test_gradients_are_gone_inside_and_back_afterwards() -> None:
@@ -136,23 +136,3 @@ def test_a_method_that_was_replaced_for_good_stays_replaced() -> None:
         made.guard = SimpleNamespace()
     assert made.compute_loss is max
     assert made.guard
-
-
-def test_an_error_leaves_everything_put_back_too() -> None:
-    made = trainer(_step=3)
-
-    def step() -> None:
-        with untouched(made):
-            made._step = 4
-            made.model(torch.randn(9, 3))
-            raise torch.OutOfMemoryError
-
-    with pytest.raises(torch.OutOfMemoryError):
-        step()
-    assert (made._step, made.model[2].longest) == (3, 4)
-
-
-def test_every_model_of_a_trainer_is_found_once() -> None:
-    judge, reference = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    made = trainer(ref_model=reference, reward_funcs=[judge, len], value_model=None)
-    assert models_of(made) == [made.model, reference, judge]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,9 +54,6 @@ def trainer(step: int = 3, model: torch.nn.Module | None = None, optimizer: Any 
     return SimpleNamespace(model=model, optimizer=optimizer, state=SimpleNamespace(global_step=step))
 
 
-# -- a simulated card ------------------------------------------------------------------------------------------------
-
-
 def refused() -> tuple[Device, BaseException]:
     """Weights of 20 MiB, gradients of 10 MiB, 7 bytes of something else, and a request too many."""
     gpu = SimulatedGpu(CARD)
@@ -107,42 +103,45 @@ def test_an_error_that_the_card_did_not_raise_is_not_explained_by_its_last_refus
     assert shortage.allocated_bytes == device.read().allocated_bytes  # type: ignore[union-attr]
 
 
-# -- a real card -----------------------------------------------------------------------------------------------------
+SIMULATED = Refusal(
+    requested_bytes=1 * GIB,
+    segment_bytes=1 * GIB,
+    total_bytes=24 * GIB,
+    free_bytes=0,
+    allocated_bytes=20 * GIB,
+    reserved_bytes=22 * GIB,
+    outside_bytes=1 * GIB,
+)
+HALF = 512 * MIB
 
 
-def test_on_a_real_card_the_message_tells_what_was_held_at_the_moment() -> None:
-    """What the allocator says afterwards is less, since tensors died meanwhile."""
-    device: Any = FakeDevice(reading(2 * GIB, 20 * GIB))
-    shortage = shortage_of(torch.OutOfMemoryError(MESSAGE), trainer(), device)
-    assert shortage.requested_bytes == 3 * GIB // 2
-    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (20 * GIB, 20 * GIB + 512 * MIB)
-    assert shortage.outside_bytes == 512 * MIB
-    assert shortage.others_bytes == 2 * GIB
-    assert (shortage.total_bytes, shortage.free_bytes) == (23 * GIB + 512 * MIB, 512 * MIB)
-
-
-def test_a_library_that_says_nothing_leaves_what_the_allocator_says() -> None:
-    device: Any = FakeDevice(reading(2 * GIB, 3 * GIB))
-    shortage = shortage_of(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), trainer(), device)
-    assert shortage.requested_bytes is None
-    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (2 * GIB, 3 * GIB)
-    assert shortage.others_bytes == 1 * GIB
-
-
-def test_the_simulators_own_message_is_read_like_torchs() -> None:
-    refusal = Refusal(
-        requested_bytes=1 * GIB,
-        segment_bytes=1 * GIB,
-        total_bytes=24 * GIB,
-        free_bytes=0,
-        allocated_bytes=20 * GIB,
-        reserved_bytes=22 * GIB,
-        outside_bytes=1 * GIB,
-    )
-    device: Any = FakeDevice(reading(0, 0))
-    shortage = shortage_of(torch.OutOfMemoryError(refusal.message()), trainer(), device)
-    assert (shortage.requested_bytes, shortage.allocated_bytes, shortage.cached_bytes) == (1 * GIB, 20 * GIB, 2 * GIB)
-    assert (shortage.outside_bytes, shortage.others_bytes) == (1 * GIB, 1 * GIB)
+@pytest.mark.parametrize(
+    ("error", "left", "figures", "outside_bytes", "others_bytes"),
+    [
+        (
+            torch.OutOfMemoryError(MESSAGE),
+            (2, 20),
+            (3 * HALF, 20 * GIB, 20 * GIB + HALF, 47 * HALF, HALF),
+            HALF,
+            2 * GIB,
+        ),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), (2, 3), (None, 2 * GIB, 3 * GIB, 24 * GIB, None), None, GIB),
+        (torch.OutOfMemoryError(SIMULATED.message()), (0, 0), (GIB, 20 * GIB, 22 * GIB, 24 * GIB, 0), GIB, GIB),
+    ],
+    ids=["torch's message", "a library that says nothing leaves what the allocator says", "the simulator's message"],
+)
+def test_on_a_real_card_the_message_tells_what_was_held_at_the_moment(
+    error: Exception, left: tuple[int, int], figures: Any, outside_bytes: int | None, others_bytes: int
+) -> None:
+    """What the allocator says afterwards, ``left`` in GiB, is less, since tensors died meanwhile."""
+    device: Any = FakeDevice(reading(*(size * GIB for size in left)))
+    shortage = shortage_of(error, trainer(), device)
+    requested, allocated, reserved, total, free = figures
+    assert shortage.requested_bytes == requested
+    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (allocated, reserved)
+    assert (shortage.total_bytes, shortage.others_bytes) == (total, others_bytes)
+    if outside_bytes is not None:
+        assert (shortage.free_bytes, shortage.outside_bytes) == (free, outside_bytes)
 
 
 def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +160,6 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
     }
 
 
-# -- where ------------------------------------------------------------------------------------------------------------
-
-
 def raised_in(*names: str, file: str = "transformers/trainer.py") -> BaseException:
     """An error that has passed through functions of these names, outermost first."""
     source = "".join(
@@ -172,13 +168,9 @@ def raised_in(*names: str, file: str = "transformers/trainer.py") -> BaseExcepti
     )
     space: dict[str, Any] = {}
     exec(compile(source, file, "exec"), space)
-    try:
+    with pytest.raises(MemoryError) as raised:
         space[names[0]]()
-    except MemoryError:
-        error = sys.exc_info()[1]
-        assert error is not None
-        return error
-    raise AssertionError
+    return raised.value
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import tiny_trainers
@@ -13,7 +13,7 @@ STEPS = 9
 """Two more than an epoch has."""
 
 
-def _rows(model: pathlib.Path, folder: pathlib.Path, resume: str | None = None) -> list[Any]:
+def _rows(model: Path, folder: Path, resume: str | None = None) -> list[Any]:
     """What each step trains on."""
     grouped = {"train_sampling_strategy": "group_by_length", "save_strategy": "steps", "save_steps": STEPS - 1}
     made, seen = tiny_trainers.trainer("sft", model, folder, max_steps=STEPS, **grouped), []
@@ -29,9 +29,7 @@ def _rows(model: pathlib.Path, folder: pathlib.Path, resume: str | None = None) 
     return seen
 
 
-def test_a_run_grouped_by_length_goes_on_with_its_own_rows_in_a_later_epoch(
-    qwen: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_run_grouped_by_length_goes_on_with_its_own_rows_in_a_later_epoch(qwen: Path, tmp_path: Path) -> None:
     whole = _rows(qwen, tmp_path)
     rest = _rows(qwen, tmp_path / "other", str(tmp_path / f"checkpoint-{STEPS - 1}"))
     assert whole[STEPS - 1 :] == rest

@@ -67,9 +67,6 @@ def only(samples: Sequence[Sample]) -> Sign:
     return found[0]
 
 
-# -- healthy runs --------------------------------------------------------------------------------------------------
-
-
 @given(seed=st.integers(0, 10**9))
 @settings(max_examples=30, deadline=None)
 def test_a_steady_run_with_noise_says_nothing(seed: int) -> None:
@@ -157,10 +154,6 @@ def cliff(reserved_gib: float, **changes: Any) -> list[Sample]:
     )
 
 
-def with_steps_of(samples: Sequence[Sample], **changes: Any) -> list[Sample]:
-    return [dataclasses.replace(each, **changes) for each in samples]
-
-
 def smaller(each: Sample) -> Sample:
     """A model of which half of a few segments is filled."""
     assert each.device is not None
@@ -175,7 +168,7 @@ SILENT: dict[str, list[Sample]] = {
     ),
     "a small model fills half of a few segments": [smaller(each) for each in staircase()],
     "stairs that are filled are what longer rows need": staircase(slack_gib=1.0),
-    "stairs come without longer rows": with_steps_of(staircase(), tokens=512),
+    "stairs come without longer rows": [dataclasses.replace(each, tokens=512) for each in staircase()],
     "one retry with little slack": series(20, num_alloc_retries=lambda step: int(step >= 10)),
     "slack without retries": series(100, peak_allocated_bytes=lambda step: 8 * GIB),
     "a leak of less than a hundredth per window": series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step),
@@ -206,11 +199,7 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         10,
         ("give its cache back 1 time to go on, while 33% of the 15.0 GiB",),
     ),
-    "full": (
-        series(14, num_alloc_retries=lambda step: max(0, step - 9)),
-        11,
-        ("--gradient_accumulation_steps",),
-    ),
+    "full": (series(14, num_alloc_retries=lambda step: max(0, step - 9)), 11, ("--gradient_accumulation_steps",)),
     "leak": (
         series(WINDOW, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step),
         WINDOW - 1,
@@ -243,10 +232,6 @@ def test_one_sign_is_said_with_its_figures_and_its_cure(name: str) -> None:
     assert [each for each in words if each not in sign.message] == []
 
 
-def test_a_small_model_has_the_slack_of_a_large_one() -> None:
-    assert smaller(staircase()[-1]).slack == pytest.approx(staircase()[-1].slack)
-
-
 def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
     assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
 
@@ -275,12 +260,10 @@ def in_the_allocator(expandable_segments: bool) -> list[Sample]:
 
 
 def test_torchs_allocator_builds_a_staircase_that_is_seen_long_before_its_cache_has_to_be_given_back() -> None:
+    """With expandable segments the same rows build none."""
     found = signs(in_the_allocator(expandable_segments=False))
     assert [sign.kind for sign in found] == ["staircase", "staircase", "fragmentation"]
     assert found[0].step < found[2].step / 2
-
-
-def test_with_expandable_segments_the_same_rows_build_none() -> None:
     assert kinds(in_the_allocator(expandable_segments=True), expandable_segments=True) == []
 
 
@@ -299,9 +282,6 @@ def test_a_steady_leak_is_said_again_only_when_it_took_four_times_as_much() -> N
     assert {sign.kind for sign in told} == {"leak"}
     assert 3 <= len(told) <= 5
     assert all(later.severity >= AGAIN * earlier.severity for earlier, later in itertools.pairwise(told))
-
-
-# -- words and series ----------------------------------------------------------------------------------------------
 
 
 def test_every_flag_in_the_advice_is_one_of_trls() -> None:

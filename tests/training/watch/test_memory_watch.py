@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
-import pathlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from autotrain_mem.host import HostMemory
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch import callback as module
 from autotrain_mem.training.watch.callback import MemoryWatch as Watch
-from autotrain_mem.training.watch.row_lengths import Batches, Rows, embedding_of
+from autotrain_mem.training.watch.row_lengths import Batches, Rows
 from autotrain_mem.units import GIB, MIB
 
 HOST = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, source="built")
@@ -65,7 +66,7 @@ def watch(**changes: Any) -> MemoryWatch:
     return MemoryWatch(**{"read": lambda: READING, "total_bytes": 24 * GIB, "host": lambda: HOST, **changes})
 
 
-def lines(folder: pathlib.Path, name: str = "memory.jsonl") -> list[dict[str, Any]]:
+def lines(folder: Path, name: str = "memory.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -87,30 +88,24 @@ class Toy(torch.nn.Module):
         return {"loss": self.embedding(input_ids).square().mean()}
 
 
-def toy_trainer(folder: pathlib.Path, callback: Any, rows: int = 4, **changes: Any) -> Trainer:
+def toy_trainer(folder: Path, callback: Any, rows: int = 4, **changes: Any) -> Trainer:
     words = {"max_steps": 3, "logging_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
     args = TrainingArguments(str(folder), use_cpu=True, per_device_train_batch_size=1, **{**words, **changes})
     data = [{"input_ids": torch.zeros(5 + number, dtype=torch.long), "labels": 0} for number in range(rows)]
     return Trainer(Toy(), args, train_dataset=data, eval_dataset=data[:2], callbacks=[callback])
 
 
-# -- where it logs -------------------------------------------------------------------------------------------------
-
-
 def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
-    gpt2: pathlib.Path, tmp_path: pathlib.Path, tracker: Tracker, warned: list[str]
+    gpt2: Path, tmp_path: Path, tracker: Tracker, warned: list[str]
 ) -> None:
-    """TRL's own trainer, evaluation and saving included."""
-    data = tiny_trainers.rows("sft")
+    """TRL's own trainer, evaluation included; peaks of phases stand beside what was predicted."""
+    forward = PhasePeak(allocated_bytes=GIB, reserved_bytes=2 * GIB)
+    save = PhasePeak(allocated_bytes=GIB // 2, reserved_bytes=2 * GIB)
+    predicted, peaks = {Phase.BACKWARD: 3 * GIB, Phase.FORWARD: 2 * GIB}, {Phase.FORWARD: forward, Phase.SAVE: save}
+    callback = watch(predicted=predicted, phases=lambda: peaks)
+    evaluates = {"eval_dataset": tiny_trainers.rows("sft"), "eval_strategy": "steps", "eval_steps": 2}
     trainer = tiny_trainers.trainer(
-        "sft",
-        gpt2,
-        tmp_path,
-        build={"callbacks": [watch(predicted={Phase.BACKWARD: 3 * GIB, Phase.FORWARD: 2 * GIB})]},
-        eval_dataset=data,
-        eval_strategy="steps",
-        eval_steps=2,
-        gradient_accumulation_steps=2,
+        "sft", gpt2, tmp_path, build={"callbacks": [callback]}, gradient_accumulation_steps=2, **evaluates
     )
     trainer.train()
     logged, of_evaluation = [got for got in tracker.got if "loss" in got], tracker.got[2]
@@ -124,6 +119,9 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
         "memory/slack_share": 0.25,
         "memory/retries": 1,
         "memory/predicted_peak_gib": 3.0,
+        "memory/forward_gib": 1.0,
+        "memory/forward_predicted_gib": 2.0,
+        "memory/save_gib": 0.5,
         "memory/longest_row_tokens": figures(logged[0])["memory/longest_row_tokens"],
         "memory/longest_batch_tokens": 2 * figures(logged[0])["memory/longest_row_tokens"],
         "memory/tokens_per_second": figures(logged[0])["memory/tokens_per_second"],
@@ -133,12 +131,14 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     assert not figures(of_evaluation)
     events = [line["event"] for line in lines(tmp_path)]
     assert events == ["start", "sample", "sample", "sample", "end"]
+    assert lines(tmp_path)[0]["predicted_bytes"] == {"backward": 3 * GIB, "forward": 2 * GIB}
     assert lines(tmp_path)[1]["device"]["peak_allocated_bytes"] == 3 * GIB
+    assert lines(tmp_path)[-1]["phases"]["save"] == {"allocated_bytes": GIB // 2, "reserved_bytes": 2 * GIB}
     assert not warned
 
 
 def test_it_comes_before_the_trackers_and_no_callback_is_skipped_or_called_twice(
-    tmp_path: pathlib.Path, tracker: Tracker
+    tmp_path: Path, tracker: Tracker
 ) -> None:
     last = Tracker()
     trainer = toy_trainer(tmp_path, watch())
@@ -153,27 +153,7 @@ def test_it_comes_before_the_trackers_and_no_callback_is_skipped_or_called_twice
     assert (tracker.steps, last.steps) == (103, 103)
 
 
-def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged(
-    tmp_path: pathlib.Path, tracker: Tracker
-) -> None:
-    toy_trainer(tmp_path, MemoryWatch(host=lambda: HOST)).train()
-    names = {name.removeprefix("memory/") for name in figures(tracker.got[0])}
-    assert names == {"longest_row_tokens", "longest_batch_tokens", "tokens_per_second", "host_available_gib"}
-
-
-def test_peaks_of_phases_stand_beside_what_was_predicted(tmp_path: pathlib.Path, tracker: Tracker) -> None:
-    peaks = {
-        Phase.FORWARD: PhasePeak(allocated_bytes=GIB, reserved_bytes=2 * GIB),
-        Phase.SAVE: PhasePeak(allocated_bytes=GIB // 2, reserved_bytes=2 * GIB),
-    }
-    toy_trainer(tmp_path, watch(predicted={Phase.FORWARD: 2 * GIB}, phases=lambda: peaks)).train()
-    named = {name: value for name, value in tracker.got[0].items() if "forward" in name or "save" in name}
-    assert named == {"memory/forward_gib": 1.0, "memory/forward_predicted_gib": 2.0, "memory/save_gib": 0.5}
-    assert lines(tmp_path)[0]["predicted_bytes"] == {"forward": 2 * GIB}
-    assert lines(tmp_path)[-1]["phases"]["save"] == {"allocated_bytes": GIB // 2, "reserved_bytes": 2 * GIB}
-
-
-def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_none(tmp_path: pathlib.Path) -> None:
+def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_none(tmp_path: Path) -> None:
     toy_trainer(tmp_path, watch()).train()
     record = tmp_path / "memory.jsonl"
     record.write_text(record.read_text() + '{"event": "sam')
@@ -183,7 +163,7 @@ def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_non
     assert len(whole) == len(record.read_text().splitlines()) - 1 == 10
 
 
-def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: pathlib.Path) -> None:
+def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: Path) -> None:
     told: list[Sign] = []
     made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
@@ -198,30 +178,22 @@ def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: pathlib
     assert not told
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: pathlib.Path, tracker: Tracker) -> None:
+def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: Path, tracker: Tracker) -> None:
     """Rows of 5 to 8 tokens in the order of the data; evaluation and what runs without gradients do not count."""
     sequential = {"train_sampling_strategy": "sequential", "logging_steps": 2, "max_steps": 4}
     trainer = toy_trainer(
         tmp_path, watch(), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1, **sequential
     )
+    hooks = []
+    trainer.model.register_forward_hook(lambda module, *_: hooks.append(len(module.embedding._forward_pre_hooks)))
     trainer.train()
     longest = [got["memory/longest_row_tokens"] for got in tracker.got if "loss" in got]
     assert longest == [6, 8]
+    assert set(hooks) == {1}
+    assert not trainer.model.embedding._forward_pre_hooks, "the model is left as it was"
 
 
-def test_the_model_is_left_as_it_was(tmp_path: pathlib.Path) -> None:
-    trainer = toy_trainer(tmp_path, watch())
-    seen = []
-    trainer.model.register_forward_hook(lambda module, *_: seen.append(len(module.embedding._forward_pre_hooks)))
-    trainer.train()
-    assert set(seen) == {1}
-    assert not trainer.model.embedding._forward_pre_hooks
-
-
-def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp_path: pathlib.Path) -> None:
+def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp_path: Path) -> None:
     args = TrainingArguments(str(tmp_path), use_cpu=True)
     args.torch_compile = True
     toy = Toy()
@@ -229,6 +201,16 @@ def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp
     assert not toy.embedding._forward_pre_hooks
     args.torch_compile = False
     watch().on_train_begin(args, TrainerState(), TrainerControl(), model=torch.nn.Linear(2, 2))
+
+
+def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged_and_the_host_is_read_seldom(
+    tmp_path: Path, tracker: Tracker
+) -> None:
+    read: list[int] = []
+    toy_trainer(tmp_path, MemoryWatch(host=lambda: (read.append(1), HOST)[1])).train()
+    names = {name.removeprefix("memory/") for name in figures(tracker.got[0])}
+    assert names == {"longest_row_tokens", "longest_batch_tokens", "tokens_per_second", "host_available_gib"}
+    assert len(tracker.got) > len(read) == 1
 
 
 def test_a_model_that_its_user_compiled_is_compiled_once() -> None:
@@ -244,15 +226,10 @@ def test_a_model_that_its_user_compiled_is_compiled_once() -> None:
     assert rows.take() is None
 
 
-def test_ppos_policy_stands_beside_its_value_model() -> None:
-    both = torch.nn.Module()
-    both.policy, both.value_model = Toy(), Toy()
-    assert embedding_of(both) is both.policy.embedding
-
-
 def test_a_batch_that_is_not_of_tokens_is_not_counted() -> None:
-    rows, toy = Rows(), Toy()
-    rows.follow(toy)
+    rows, toy, both = Rows(), Toy(), torch.nn.Module()
+    both.policy, both.value_model = toy, Toy()  # as PPO has them
+    rows.follow(both)
     for ids in (torch.zeros(3, dtype=torch.long), torch.zeros(2, 3, 4, dtype=torch.long)):
         toy(ids)
     with torch.no_grad():
@@ -264,7 +241,7 @@ def test_a_batch_that_is_not_of_tokens_is_not_counted() -> None:
     assert rows.take() is None
 
 
-def test_a_watch_changes_nothing_of_a_training(gpt2: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_watch_changes_nothing_of_a_training(gpt2: Path, tmp_path: Path) -> None:
     def weights(callbacks: list[Any]) -> list[bytes]:
         trainer = tiny_trainers.trainer("dpo", gpt2, tmp_path, build={"callbacks": callbacks}, max_steps=2)
         trainer.train()
@@ -273,12 +250,7 @@ def test_a_watch_changes_nothing_of_a_training(gpt2: pathlib.Path, tmp_path: pat
     assert weights([watch()]) == weights([])
 
 
-# -- time ----------------------------------------------------------------------------------------------------------
-
-
-def test_evaluation_and_saving_do_not_slow_the_training_down(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_and_saving_do_not_slow_the_training_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 15.0, 15.0, 25.0, 40.0, 45.0, 45.0])
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
     made = module._Clock()
@@ -289,36 +261,16 @@ def test_evaluation_and_saving_do_not_slow_the_training_down(
     assert made.take() == 45.0 - 15.0 - 15.0
 
 
-def test_the_host_is_not_read_at_every_log(tmp_path: pathlib.Path) -> None:
-    read: list[int] = []
-
-    def host() -> HostMemory:
-        read.append(1)
-        return HOST
-
-    toy_trainer(tmp_path, watch(host=host)).train()
-    assert len(read) == 1
-
-
-# -- signs ---------------------------------------------------------------------------------------------------------
-
-
-def leaking() -> Callable[[], MemoryReading]:
-    import dataclasses
-    import itertools
-
+def test_a_sign_is_told_once_recorded_and_warned_of_by_default(tmp_path: Path, warned: list[str]) -> None:
     steps = itertools.count()
-    return lambda: dataclasses.replace(READING, allocated_bytes=(2048 + 64 * next(steps)) * MIB, num_alloc_retries=0)
 
+    def leaking() -> MemoryReading:
+        return dataclasses.replace(READING, allocated_bytes=(2048 + 64 * next(steps)) * MIB, num_alloc_retries=0)
 
-def test_a_sign_is_told_once_recorded_and_warned_of_by_default(tmp_path: pathlib.Path, warned: list[str]) -> None:
-    toy_trainer(tmp_path, watch(read=leaking()), max_steps=40).train()
+    toy_trainer(tmp_path, watch(read=leaking), max_steps=40).train()
     recorded = [line for line in lines(tmp_path) if line["event"] == "sign"]
     assert [line["kind"] for line in recorded] == ["leak"]
     assert warned == [f"{recorded[0]['seen']} {recorded[0]['advice']}"]
-
-
-# -- faults --------------------------------------------------------------------------------------------------------
 
 
 def broken(*_: Any) -> Any:
@@ -327,7 +279,7 @@ def broken(*_: Any) -> Any:
 
 @pytest.mark.parametrize("part", ["read", "host", "phases", "on_sign", "settings"])
 def test_nothing_that_fails_in_a_watch_ends_a_training(
-    tmp_path: pathlib.Path, part: str, warned: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, part: str, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: dict[str, Any] = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
     if part == "settings":
@@ -343,7 +295,7 @@ def test_nothing_that_fails_in_a_watch_ends_a_training(
 
 
 def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
-    tmp_path: pathlib.Path, tracker: Tracker, warned: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tracker: Tracker, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Any, line: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -353,9 +305,6 @@ def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
     assert len(warned) == 1
     assert warned[0].startswith(f"{tmp_path / 'memory.jsonl'} cannot be written; figures are logged all the same")
     assert len([got for got in tracker.got if figures(got)]) == 3
-
-
-# -- CUDA ----------------------------------------------------------------------------------------------------------
 
 
 def test_cuda_is_read_as_torch_itself_flattens_it(monkeypatch: pytest.MonkeyPatch) -> None:
