@@ -31,6 +31,7 @@ from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
 TRL = TRL_DEFAULTS
+SLOWED = {"gradient_checkpointing": 4 / 3, "activation_offloading": 1.2, "optimizer_offload": 1.5}
 ONLINE = replace(TRL, max_length=None, max_completion_length=64, num_generations=8)
 PPO = replace(TRL, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
 
@@ -71,13 +72,7 @@ class LinearMemory:
     """The share by which what is expanded from such a copy falls short of the whole model's bytes, at most; negative
     where it is too much. Differs by point like ``noise``, and is never less than half of that."""
     longest: int | None = None
-    slowed: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "gradient_checkpointing": 4 / 3,
-            "activation_offloading": 1.2,
-            "optimizer_offload": 1.5,
-        }
-    )
+    slowed: Mapping[str, float] = field(default_factory=SLOWED.copy)
     """By which factor each lever of time stretches a step."""
     cards: tuple[str, ...] = ()
     """Where anything would fit."""

@@ -113,7 +113,7 @@ def test_sizes_that_make_no_generation_are_refused(method: str, words: dict[str,
         space_of(method, **words)
 
 
-ROWS, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
+ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_steps", "--effective_batch_size"
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,13 @@ ROWS, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
     [
         (
             *("sft", {"effective": 10, "per_device_train_batch_size": 4}),
-            f"keep {ROWS} 4 and use --effective_batch_size 8 or --effective_batch_size 12,\n"
-            f"or keep --effective_batch_size 10 and use {ROWS} 1, 2, 5 or 10",
+            f"keep {ROWS} 4 and use {WHOLE} 8 or {WHOLE} 12,\nor keep {WHOLE} 10 and use {ROWS} 1, 2, 5 or 10",
         ),
         (
             *("sft", {"effective": 3, "gradient_accumulation_steps": 4}),
-            f"keep {STEPS} 4 and use --effective_batch_size 4,\n"
-            f"or keep --effective_batch_size 3 and use {STEPS} 1 or 3",
+            f"keep {STEPS} 4 and use {WHOLE} 4,\nor keep {WHOLE} 3 and use {STEPS} 1 or 3",
         ),
-        (
-            *("grpo", {"per_device_train_batch_size": 3}),
-            "use --effective_batch_size 24,\nor keep it and use --num_generations 3",
-        ),
+        ("grpo", {"per_device_train_batch_size": 3}, f"use {WHOLE} 24,\nor keep it and use --num_generations 3"),
         (
             *("grpo", {"generation_batch_size": 12}),
             "use --generation_batch_size 8 or 16,\nor keep it and use --num_generations 2, 3, 4, 6 or 12",
@@ -142,26 +137,20 @@ ROWS, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
             {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
             f"use {ROWS} 4, 8, 12 or 24, or remove {ROWS} and {STEPS}",
         ),
-        (
-            *("grpo", {"effective": 6, "steps_per_generation": 2}),
-            "use --effective_batch_size 8, or remove --steps_per_generation",
-        ),
+        ("grpo", {"effective": 6, "steps_per_generation": 2}, f"use {WHOLE} 8, or remove --steps_per_generation"),
         (
             *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps"}),
             "use --per_device_eval_batch_size 6 or 12, or --num_generations_eval 1, 2, 4 or 8",
         ),
-        (
-            *("ppo", {"per_device_train_batch_size": 8, "num_mini_batches": 2}),
-            f"use {ROWS} 1, 2 or 4, or remove {ROWS}",
-        ),
+        ("ppo", {"per_device_train_batch_size": 8, "num_mini_batches": 2}, f"use {ROWS} 1, 2 or 4, or remove {ROWS}"),
         (  # TRL asserts eight rows once the models are loaded
             *("ppo", {"effective": 16, "num_mini_batches": 4, "whiten_rewards": True}),
-            "use --effective_batch_size 32 or more, or --num_mini_batches 1 or 2",
+            f"use {WHOLE} 32 or more, or --num_mini_batches 1 or 2",
         ),
-        ("ppo", {"effective": 4, "whiten_rewards": True}, "use --effective_batch_size 8 or more"),
+        ("ppo", {"effective": 4, "whiten_rewards": True}, f"use {WHOLE} 8 or more"),
         ("kto", {"effective": 8, "per_device_train_batch_size": 1}, f"use {ROWS} 2 or more, or remove {ROWS}"),
         ("kto", {"effective": 8, "gradient_accumulation_steps": 8}, f"use {ROWS} 2 or more, or remove {STEPS}"),
-        ("kto", {"effective": 1}, "use --effective_batch_size 2 or more"),
+        ("kto", {"effective": 1}, f"use {WHOLE} 2 or more"),
     ],
 )
 def test_sizes_that_do_not_divide_are_told_what_would(method: str, words: dict[str, Any], hint: str) -> None:

@@ -55,7 +55,6 @@ def test_they_are_turned_on_where_native_segments_do_not_fit_for_no_rehearsal_an
         {"expandable_segments": False},
         {"forbid": frozenset({EXPANDABLE})},
         {"method": "grpo", "use_vllm": True},
-        {"method": "rloo", "use_vllm": True, "vllm_mode": "colocate"},
     ],
     ids=str,
 )

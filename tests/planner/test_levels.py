@@ -8,7 +8,7 @@ from synthetic_memory import ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, Level, levels
+from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.planner.points import lines
 from autotrain_mem.spec import codec
@@ -39,10 +39,6 @@ def test_an_unknown_lever_is_answered_with_the_one_meant(name: str, meant: str |
 
 def names(**words: object) -> list[str]:
     return [level.name for level in levels(space_of(**words))]  # type: ignore[arg-type]
-
-
-def level_of(name: str, **words: object) -> Level:
-    return next(level for level in levels(space_of(**words)) if level.name == name)  # type: ignore[arg-type]
 
 
 def climbed(**words: object) -> dict[str, list[dict[str, object]]]:
@@ -96,6 +92,8 @@ def test_levels_climb_from_time_to_data() -> None:
         ({"optimizer_offload": True}, {"optim"}, {"dtype"}),
         ({"forbid": frozenset({"lora"})}, {"use_peft", "load_in_4bit", "load_in_8bit"}, {"optim"}),
         ({"forbid": frozenset({"lora"}), "use_peft": True, "fit": "all"}, set(), {"load_in_4bit", "load_in_8bit"}),
+        ({"dtype": "float32"}, {"dtype"}, {"use_peft", "optim"}),
+        ({"forbid": frozenset({"bf16_weights"})}, {"dtype"}, {"use_peft", "optim"}),
         ({"use_peft": False}, {"load_in_4bit", "load_in_8bit"}, {"optim"}),
         ({"use_peft": True, "load_in_4bit": True}, {"load_in_8bit"}, {"dtype"}),
         ({"use_peft": True, "load_in_8bit": True}, {"load_in_4bit"}, {"dtype"}),
@@ -134,11 +132,6 @@ def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
     assert all(setting["use_peft"] and setting["dtype"] == "float16" for setting in changed)
 
 
-@pytest.mark.parametrize("words", [{"dtype": "float32"}, {"forbid": frozenset({"bf16_weights"})}], ids=str)
-def test_lora_leaves_a_dtype_that_is_pinned_or_forbidden(words: dict[str, object]) -> None:
-    assert {setting.dtype for setting in level_of("LoRA", **words).settings} == {"float32"}
-
-
 def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
     space = space_of(use_peft=True)
     plain, quantized = (levels(replace(space, is_quantized=known)) for known in (False, True))
@@ -150,7 +143,7 @@ def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
 
 
 def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
-    assert level_of(SHORTER_ROWS, longest=400).lengths == (*range(64, 256, 16), 256, 320, 384)
+    assert levels(space_of(longest=400))[-1].lengths == (*range(64, 256, 16), 256, 320, 384)
     assert SHORTER_ROWS not in names(longest=64)
     assert SHORTER_ROWS in names(longest=65)
 

@@ -160,6 +160,9 @@ def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
     return LinearMemory(budget_bytes=int(budget_gib * GIB), slowed=slowed)
 
 
+PASSED_OVER = {"lossless": False, "lossless, offloading": True, "LoRA": True}
+
+
 @pytest.mark.parametrize(
     ("words", "model", "level", "around"),
     [
@@ -169,13 +172,10 @@ def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
         ({}, LinearMemory(11 * GIB), "lossless, offloading", {"lossless": False, "rounding": True}),
         # A plan far slower than the next level is passed over, by as much as the user says, and never for a level that
         # the user rules out.
-        ({}, crawling(), "rounding", {"lossless": False, "lossless, offloading": True, "LoRA": True}),
+        ({}, crawling(), "rounding", PASSED_OVER),
         ({"max_slowdown": 20}, crawling(8), "lossless, offloading", {"lossless": False, "rounding": True}),
         ({"max_slowdown": 4}, crawling(2), "lossless, offloading", {"lossless": False, "rounding": True}),
-        (
-            *({"max_slowdown": 1.5}, crawling(2), "rounding"),
-            {"lossless": False, "lossless, offloading": True, "LoRA": True},
-        ),
+        ({"max_slowdown": 1.5}, crawling(2), "rounding", PASSED_OVER),
         ({"fit": "lossless"}, crawling(50), "lossless, offloading", {"lossless": False}),
     ],
 )
@@ -187,7 +187,7 @@ def test_the_levels_around_are_kept_with_what_they_have_to_offer(
     assert all((rival.ratio is not None) == rival.fits for rival in found.alternatives)
 
 
-def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need() -> None:
+def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need_if_that_was_rehearsed() -> None:
     model = LinearMemory(budget_bytes=4 * GIB, cards=("an L4",))
     found = search(space_of(), model)
     below = ["lossless", "rounding", "rounding, offloading"]  # float32 weights are beyond the card, wherever state is
@@ -198,10 +198,7 @@ def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need() -> None
         assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
         assert rival.would_fit == ("an L4",)
     assert found.alternatives[3].would_fit == ()
-
-
-def test_a_level_known_to_hold_nothing_without_a_rehearsal_is_not_told() -> None:
-    """Weights of two bytes are beyond the card: what an adapter on them would need at least was never asked."""
+    # Weights of two bytes are beyond this card: what an adapter on them would need at least was never asked.
     found = search(space_of(), LinearMemory(budget_bytes=int(1.6 * GIB)))
     rehearsed = {attempt.knobs for attempt in found.attempts}
     assert all(rival.knobs in rehearsed for rival in found.alternatives)

@@ -4,13 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from synthetic_memory import TRL, space_of
 
 from autotrain_mem.errors import ContextLengthError, UsageError
 from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
-from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
+from autotrain_mem.planner.space import Space, make_space, micro_batches
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import ModelFacts
 
@@ -44,13 +42,6 @@ def test_batch_flags_decide_the_splits(
     space = space_of(**words)
     assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
     assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
-
-
-@given(st.integers(1, 600))
-def test_every_split_makes_the_effective_batch(effective: int) -> None:
-    space = space_of(effective_batch_size=effective)
-    splits = [with_rows(space.base, rows) for rows in micro_batches(space)]
-    assert {knobs.effective_batch_size for knobs in (space.base, *splits)} == {effective}
 
 
 def test_sizes_below_one_are_all_named_at_once() -> None:

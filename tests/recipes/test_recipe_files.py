@@ -46,12 +46,18 @@ def test_the_recipes_of_the_issue_are_there() -> None:
 
 
 @every_recipe
-def test_a_recipe_opens_with_its_commands(recipe: Recipe) -> None:
+def test_a_recipe_opens_with_its_commands_and_leaves_open_what_a_plan_decides(recipe: Recipe) -> None:
     command = f"#   autofit {recipe.method} --recipe {recipe.name}"
     assert f"{command}\n" in text(recipe)
     assert f"{command} --gpu {recipe.card} --plan_only\n" in text(recipe)
     assert recipe.card in CARDS
     assert all(len(line) <= WIDTH for line in text(recipe).splitlines())
+    keys: dict[str, Any] = settings(recipe)
+    assert not keys.keys() & DECIDED
+    assert "gpu" not in keys["autofit"]
+    assert keys["output_dir"] == recipe.name
+    models = [keys[name] for name in ("model_name_or_path", *REWARD_MODEL_ARGUMENTS) if name in keys]
+    assert all(SAME_SIZES.get(name, name) in architectures.FACTS for name in models)
 
 
 @every_recipe
@@ -71,16 +77,6 @@ def test_the_golden_files_are_read_as_they_were_written() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
     assert {name: str(Golden.read(text)) for name, text in texts.items()} == texts
     assert texts.keys() <= {f"{recipe.name}.{card}.txt" for recipe, card in all_rows()}
-
-
-@every_recipe
-def test_it_leaves_open_what_a_plan_decides(recipe: Recipe) -> None:
-    said: dict[str, Any] = settings(recipe)
-    assert not said.keys() & DECIDED
-    assert "gpu" not in said["autofit"]
-    assert said["output_dir"] == recipe.name
-    models = [said[name] for name in ("model_name_or_path", *REWARD_MODEL_ARGUMENTS) if name in said]
-    assert all(SAME_SIZES.get(name, name) in architectures.FACTS for name in models)
 
 
 @every_recipe
@@ -142,7 +138,9 @@ def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys
     assert said in capsys.readouterr().err
 
 
-def test_the_list_is_a_table_of_all_of_them_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_a_table_of_all_of_them_or_json_and_one_that_is_named_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main.run(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for each in recipes():
@@ -154,8 +152,5 @@ def test_the_list_is_a_table_of_all_of_them_or_json(capsys: pytest.CaptureFixtur
     named = [(each["name"], each["method"], each["card"], each["what"]) for each in told["recipes"]]
     assert named == [(each.name, each.method, each.card, each.what) for each in recipes()]
     assert all(pathlib.Path(each["path"]).is_file() for each in told["recipes"])
-
-
-def test_a_recipe_that_is_named_is_printed_as_the_file_that_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["recipes", NAME]) == 0
     assert capsys.readouterr().out == recipe(NAME).path.read_text()
