@@ -87,8 +87,7 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: Call) -> torch.Tenso
         return FusedAttention.apply(*inputs, bias, call)
     padded = [torch.nn.functional.pad(tensor, (0, padding)) for tensor in inputs]
     scale = call.scale if call.scale is not None else head_size**-0.5
-    out: torch.Tensor = FusedAttention.apply(*padded, bias, replace(call, scale=scale))
-    return out[..., :head_size]
+    return FusedAttention.apply(*padded, bias, replace(call, scale=scale))[..., :head_size]
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -117,8 +117,7 @@ _NUMBERS: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKey
 
 
 def _bare(tensor: Any) -> torch.Tensor:
-    bare: torch.Tensor = tensor.tensor if type(tensor) is _OnDevice else tensor
-    return bare
+    return tensor.tensor if type(tensor) is _OnDevice else tensor
 
 
 class _OnHost:

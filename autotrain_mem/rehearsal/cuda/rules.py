@@ -77,8 +77,7 @@ def fused_dropout() -> AbstractContextManager[None]:
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if inplace or not training or p in (0.0, 1.0) or input.numel() == 0:
-            unfused: torch.Tensor = plain(input, p, training, inplace)
-            return unfused
+            return plain(input, p, training, inplace)
         return torch.native_dropout(input, p, training)[0]
 
     return _patched((torch.nn.functional, "dropout", dropout))

@@ -141,20 +141,16 @@ def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, l
     """
     if plan := load_config.dtype_plan:
         pattern, patterns, _ = build_glob_alternation(list(plan))
-        for name in model.state_dict():
-            if (found := pattern.search(name)) is not None:
-                assert found.lastgroup is not None
-                _cast(model, name, plan[patterns[found.lastgroup]])
+        for path in model.state_dict():
+            if (match := pattern.search(path)) is not None:
+                dtype = plan[patterns[match.lastgroup]]
+                module_path, _, name = path.rpartition(".")
+                module = model.get_submodule(module_path)
+                if (parameter := module._parameters.get(name)) is not None:
+                    module._parameters[name] = torch.nn.Parameter(parameter.to(dtype), parameter.requires_grad)
+                elif (buffer := module._buffers.get(name)) is not None:
+                    module._buffers[name] = buffer.to(dtype)
     return LoadStateDictInfo(set(), set(), set(), [], {}, set()), None
-
-
-def _cast(model: torch.nn.Module, path: str, dtype: torch.dtype) -> None:
-    module_path, _, name = path.rpartition(".")
-    module = model.get_submodule(module_path)
-    if (parameter := module._parameters.get(name)) is not None:
-        module._parameters[name] = torch.nn.Parameter(parameter.to(dtype), parameter.requires_grad)
-    elif (buffer := module._buffers.get(name)) is not None:
-        module._buffers[name] = buffer.to(dtype)
 
 
 def _tie(model: Any, load_config: Any, loading_info: Any) -> Any:

@@ -47,17 +47,17 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
     """Give every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
     if getattr(model, "hf_quantizer", None) is not None:
         stand_in(model)
-    made: dict[int, torch.Tensor] = {}
+    fakes: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):
             for name, old in table.items():
                 if old is None or old.device.type != "meta":
                     continue
-                if id(old) not in made:
+                if id(old) not in fakes:
                     new = torch.empty(old.shape, dtype=old.dtype)
                     is_parameter = isinstance(old, torch.nn.Parameter)
-                    made[id(old)] = torch.nn.Parameter(new, old.requires_grad) if is_parameter else new
-                table[name] = made[id(old)]
+                    fakes[id(old)] = torch.nn.Parameter(new, old.requires_grad) if is_parameter else new
+                table[name] = fakes[id(old)]
     return model
 
 

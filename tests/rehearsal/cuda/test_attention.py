@@ -50,8 +50,6 @@ CHOICES = [
     (BF16, A100, True, 128, False, True, Backend.EFFICIENT),
     (BF16, A100, True, 128, True, True, Backend.MATH),
     (FP32, A100, False, 128, False, True, Backend.EFFICIENT),
-    (FP32, A100, False, 128, True, True, Backend.MATH),
-    (FP32, H100, False, 128, False, True, Backend.EFFICIENT),
     (BF16, H100, False, 128, True, True, Backend.CUDNN),
     (BF16, H100, True, 128, True, True, Backend.CUDNN),
     (BF16, H100, False, 256, False, True, Backend.FLASH),

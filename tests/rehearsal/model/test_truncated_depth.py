@@ -88,8 +88,8 @@ def test_few_layers_tell_every_event_of_a_whole_rehearsal(
 def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
     deep_folder: pathlib.Path,
 ) -> None:
-    length = 400
-    one = case("sft", deep_folder, per_device_train_batch_size=8, max_length=length, gradient_checkpointing=False)
+    length, rows = 400, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    one = case("sft", deep_folder, **rows, max_length=length, gradient_checkpointing=False)
 
     def few_chunks(layers: int) -> Trace:
         few, more = (
