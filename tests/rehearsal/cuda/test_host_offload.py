@@ -31,9 +31,11 @@ def building(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
     """``building(activation_offloading=True)``: what builds a trainer with these settings."""
     from peft import LoraConfig
 
+    folder = str(model_folder("qwen2"))  # written before anything is fake
+
     def build(*, peft: bool = False, optimizer_on_host: bool = False, **arguments: Any) -> Any:
         beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
-        trainer = sft_trainer(str(model_folder("qwen2")), tmp_path, beside, **arguments)
+        trainer = sft_trainer(folder, tmp_path, beside, **arguments)
         if optimizer_on_host:
             offload_to_host(trainer)
         return trainer
