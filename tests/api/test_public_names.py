@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import doctest
-import enum
 import inspect
 import os
 import signal
@@ -28,7 +27,6 @@ TRAINERS = ("DPOTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTraine
 """They load TRL, and have tests of their own; the callback loads transformers, and has too."""
 COLD = [name for name in autotrain_mem.__all__ if name not in (*TRAINERS, "MemoryWatch", "__version__")]
 VERBS = [name for name in COLD if inspect.isfunction(getattr(autotrain_mem, name))]
-NOUNS = [name for name in COLD if name not in VERBS]
 
 
 def public(name: str) -> Any:
@@ -38,11 +36,11 @@ def public(name: str) -> Any:
 def test_every_name_is_of_the_module_that_the_package_names() -> None:
     assert sorted(autotrain_mem.__all__) == sorted([*" ".join(autotrain_mem._NAMES.values()).split(), "__version__"])
     assert dir(autotrain_mem) == sorted(autotrain_mem.__all__)
+    checked = next(node for node in ast.parse(inspect.getsource(autotrain_mem)).body if isinstance(node, ast.If))
+    typed = [alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted([*typed, "__version__"]) == dir(autotrain_mem), "type checkers see them all"
     assert {"plan", "estimate", "fit", "gpus", "cards"} == set(VERBS)
     assert all(public(name).__name__ == name for name in COLD)
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'plann'"):
         public("plann")
 
@@ -80,27 +78,6 @@ def test_every_noun_that_a_public_name_takes_or_gives_is_public_too() -> None:
     assert {kind.__name__ for kind in nouns} - set(autotrain_mem.__all__) == set()
 
 
-def test_nouns_are_frozen_values() -> None:
-    for noun in map(public, NOUNS):
-        if not issubclass(noun, enum.Enum | Exception):
-            assert dataclasses.is_dataclass(noun)
-            assert noun.__dataclass_params__.frozen  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("name", VERBS)
-def test_verbs_annotate_everything_and_say_what_they_take_give_and_raise(name: str) -> None:
-    verb = public(name)
-    signature = inspect.signature(verb)
-    unannotated = [each.name for each in signature.parameters.values() if each.annotation is inspect.Parameter.empty]
-    assert not unannotated
-    assert signature.return_annotation is not inspect.Signature.empty
-    said = inspect.getdoc(verb) or ""
-    assert "Returns:" in said
-    if signature.parameters:
-        assert "Raises:" in said
-        assert not [each for each in signature.parameters if each not in said]
-
-
 # -- examples ------------------------------------------------------------------------------------------------------
 
 
@@ -121,10 +98,10 @@ def test_the_example_of_every_public_name_runs(name: str, here: Path) -> None:
     assert run_examples(name).attempted >= 2
 
 
-def alive() -> list[psutil.Process]:
+def alive() -> set[psutil.Process]:
     """Those below this process; the forge leaves those that have ended to its own end."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    return {child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
 
 
 @pytest.mark.slow
@@ -133,13 +110,13 @@ def test_the_example_of_fit_trains_and_leaves_nothing_behind(
 ) -> None:
     """Real training under a simulated card, with the process as it was before."""
     environment, interrupt = dict(os.environ), signal.getsignal(signal.SIGINT)
-    children = set(alive())
+    children = alive()
     with forge.children():
         assert run_examples("fit").attempted >= 3
     assert dict(os.environ) == environment
     assert signal.getsignal(signal.SIGINT) is interrupt
     deadline = time.monotonic() + 5  # what forked a child ends right after it
-    while set(alive()) - children:
+    while alive() - children:
         assert time.monotonic() < deadline
     assert capfd.readouterr() == ("", "")
     assert autotrain_mem.Plan.load(here / "first-run").knobs.per_device_train_batch_size == 2
@@ -180,7 +157,5 @@ def test_the_public_names_are_typed_for_a_users_script(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     of_script = [line for line in done.stdout.splitlines() if "script.py:" in line]
     revealed = [line.partition("Revealed type is ")[2].strip('"') for line in of_script if "Revealed" in line]
-    errors = [line for line in of_script if "error:" in line]
     assert revealed == list(TYPES), done.stdout
-    assert len(errors) == len(REFUSED), done.stdout
-    assert all(line.endswith(kind) for line, kind in zip(errors, REFUSED, strict=True)), errors
+    assert [line.split()[-1] for line in of_script if "error:" in line] == list(REFUSED), done.stdout

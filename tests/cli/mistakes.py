@@ -18,6 +18,8 @@ SWEEP = f"{ESTIMATE} --model tiny --max_steps 2 --sweep"
 GRPO = f"plan grpo {TINY} --dataset prompts.jsonl"
 PPO = f"plan ppo {TINY} --dataset prompts.jsonl"
 FLASH = "--attn_implementation flash_attention_2"
+TEN = "--effective_batch_size 10 --per_device_train_batch_size 4"
+PARTS = "--steps_per_generation 2"
 JUDGED = f"{PPO} --reward_model_path judge"
 
 TYPED = {
@@ -177,23 +179,15 @@ SETTINGS = {
     "prompt_length_zero": (2, f"{GRPO} --prompt_length 0", "'--prompt_length 0' 1"),
     "grpo_max_length": (2, f"{GRPO} --max_length 64", "--max_length sft reward dpo --prompt_length"),
     "ppo_max_completion_length": (2, f"{PPO} --max_completion_length 64", "grpo rloo --response_length"),
-    "batch_does_not_split": (
-        40,
-        f"{DATA} --effective_batch_size 10 --per_device_train_batch_size 4",
-        "'1, 2, 5 or 10'",
-    ),
+    "batch_does_not_split": (40, f"{DATA} {TEN}", "'1, 2, 5 or 10'"),
     "batch_contradicts": (
         40,
-        f"{SHORT} --effective_batch_size 10 --per_device_train_batch_size 4 --gradient_accumulation_steps 2",
+        f"{SHORT} {TEN} --gradient_accumulation_steps 2",
         "8 '--effective_batch_size 8' '--effective_batch_size 10'",
     ),
     "groups_do_not_divide": (40, f"{GRPO} --effective_batch_size 12", "--num_generations '8 or 16' '2, 3, 4, 6 or 12'"),
     "generation_batch": (40, f"{GRPO} --generation_batch_size 12", "12 '--generation_batch_size 8 or 16'"),
-    "generation_contradicts": (
-        2,
-        f"{GRPO} --generation_batch_size 8 --steps_per_generation 2",
-        "--steps_per_generation",
-    ),
+    "generation_contradicts": (2, f"{GRPO} --generation_batch_size 8 {PARTS}", "--steps_per_generation"),
     "mini_batches": (40, f"{JUDGED} --num_mini_batches 3", "'--effective_batch_size 6 or 9' '1, 2, 4 or 8'"),
     "does_not_fit": (
         41,
@@ -240,6 +234,16 @@ PLANS = {
     "out_of_an_estimate": (2, "estimate sft --model tiny --gpu rtx3060 --out plan.json", "--out '--out FILE' --json"),
     "out_is_no_plan": (42, f"{PLAN} --out data.jsonl", "data.jsonl --out"),
     "out_is_stdout": (2, f"{PLAN} --out -", "--out --json"),
+    "snapshot_is_a_folder": (62, "estimate sft --model not-there --snapshot tiny", "--snapshot"),
+    "snapshot_of_a_cpu": (2, "estimate sft --model tiny --max_length 64 --use_cpu --snapshot x", "--gpu"),
+    "snapshot_of_a_plan": (2, f"{PLAN} --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
+    "snapshot_of_gpus": (2, "gpus --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
+    "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'No file for Axolotl is written yet for PPO'"),
+    "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
+    "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),
+    "dry_run_for_all_cards": (2, "plan sft --model none --dry_run --gpu all", "'--gpu all'"),
+    "export_to_nobody": (2, "plan sft --model none --export torchtune", "trl accelerate axolotl llamafactory"),
+    "export_of_an_estimate": (2, "estimate sft --model none --export trl", "'autofit plan METHOD ... --export TOOL'"),
     "out_folder_missing": (62, f"{PLAN} --out nowhere/plan.json", "nowhere/plan.json --out"),
 }
 

@@ -27,18 +27,8 @@ GOLDEN = Path(__file__).parent / "golden"
 WHOLE = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 """Mistakes whose messages are kept word for word, since they teach something."""
 
-ELSEWHERE = {
-    3: "tests/trainers/test_ppo.py, test_help_of_a_method_that_is_not_installed_prints_no_half",
-    1: "test_debug_shows_a_traceback_and_nothing_else_does",
-    12: "tests/machine/test_detect.py",
-    13: "tests/machine/test_room.py",
-    51: "test_a_killed_worker_is_named_with_its_signal",
-    52: "tests/test_processes.py",
-    60: "test_training.py",
-    61: "test_training.py",
-    130: "test_training.py",
-}
-"""Exit codes that no command line alone brings about, and where they are met."""
+ELSEWHERE = {1, 3, 12, 13, 51, 52, 60, 61, 130}
+"""Exit codes that no command line alone brings about: tests of machine, processes and trainers meet them."""
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -84,22 +74,21 @@ def _is_one_message(ran: Ran, code: int) -> None:
     assert ran.out.strip() == "" or ran.out.strip().startswith("1. A tiny model")  # quickstart's first chapter
 
 
-def test_every_golden_text_is_of_a_mistake() -> None:
+def test_every_golden_text_is_of_a_mistake_and_every_exit_code_is_met() -> None:
     assert set(WHOLE) <= set(MISTAKES)
-
-
-def test_every_error_has_its_own_exit_code_and_is_met_by_a_test() -> None:
     codes = [kind.exit_code for kind in errors._tree(errors.AutofitError).values() if "exit_code" in vars(kind)]
     assert len(codes) == len(set(codes))
     assert set(codes) == {code for code, *_ in MISTAKES.values()} | set(ELSEWHERE)
 
 
 def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = autofit("estimate", "sft", "--model", "no_config", "--gpu", "300MiB")
-    debugged = autofit("estimate", "sft", "--model", "no_config", "--gpu", "300MiB", "--debug")
-    assert "Traceback" not in plain.err
+    line = ("estimate", "sft", "--model", "no_config", "--gpu", "300MiB")
+    plain, debugged = autofit(*line, "--json"), autofit(*line, "--debug")
+    assert (plain.code, plain.out, "Traceback" in plain.err) == (20, "", False)
     assert "Traceback" in debugged.err
     assert plain.err in debugged.err
+    monkeypatch.setenv("COLUMNS", "40")
+    assert autofit(*line).err == plain.err, "a message is whole in a log of any width"
 
     def defect() -> None:
         raise ZeroDivisionError("ours")
@@ -109,18 +98,6 @@ def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeyp
     assert (unforeseen.code, unforeseen.out) == (1, "")
     assert "--debug" in unforeseen.err
     assert "Traceback" not in unforeseen.err
-
-
-def test_a_message_is_whole_in_a_log_of_any_width(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = ["plan", "sft", "--model", "tiny", "--gpu", "rtx309"]
-    wide = autofit(*line)
-    monkeypatch.setenv("COLUMNS", "40")
-    assert autofit(*line).err == wide.err
-
-
-def test_json_keeps_stdout_empty_when_something_is_wrong(autofit: Autofit) -> None:
-    ran = autofit("estimate", "sft", "--model", "no_config", "--gpu", "300MiB", "--json")
-    assert (ran.code, ran.out) == (20, "")
 
 
 def test_the_suggested_flags_fit(autofit: Autofit) -> None:

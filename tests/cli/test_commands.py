@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from autotrain_mem.errors import MissingExtraError
-from autotrain_mem.worker.client import Worker
-from tests.place import Autofit
+from autotrain_mem.machine import choose
+from autotrain_mem.machine.catalog import catalog
+from tests.place import Autofit, Ran
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
@@ -46,18 +49,13 @@ def test_a_plan_is_one_object_on_stdout_and_its_rehearsals_are_told_on_stderr(au
     assert 0 < found["data"]["truncated_tokens_fraction"] < 1
 
 
-@pytest.mark.parametrize("data", ["data.jsonl", "data.json", "splits", "text.jsonl"])
-def test_data_of_every_kind_are_planned_for(data: str, autofit: Autofit) -> None:
-    ran = autofit(*shlex.split("plan sft --model tiny --gpu 300MiB --json --dataset"), data, *ONE_REHEARSAL)
+@pytest.mark.parametrize("data", ["data.json", "splits", "text.jsonl", "data.jsonl --max_length 64"])
+def test_data_of_every_kind_are_planned_for_without_a_tokenizer_at_a_given_length(data: str, autofit: Autofit) -> None:
+    model = "no_tokenizer" if "--max_length" in data else "tiny"
+    ran = autofit(*shlex.split(f"plan sft --model {model} --gpu 300MiB --json --dataset {data}"), *ONE_REHEARSAL)
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["data"]["truncated_tokens_fraction"] == 0
-
-
-def test_a_model_without_tokenizer_is_planned_for_at_a_given_length(autofit: Autofit) -> None:
-    line = "plan sft --model no_tokenizer --gpu 300MiB --json --dataset data.jsonl --max_length 64"
-    ran = autofit(*shlex.split(line), *ONE_REHEARSAL)
-    assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["data"] is None
+    counted = json.loads(ran.out)["data"]
+    assert counted is None if "--max_length" in data else counted["truncated_tokens_fraction"] == 0
 
 
 def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> None:
@@ -68,14 +66,7 @@ def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> No
     assert all(card["name"] in table for card in found["gpus"])
 
 
-OF_THE_METHOD = {
-    "sft": "--packing",
-    "plan reward": "--center_rewards_coefficient",
-    "estimate dpo": "--precompute_ref_log_probs",
-    "grpo": "--reward_funcs",
-    "plan rloo": "--reward_model_name_or_path",
-    "ppo": "--response_length",
-}
+OF_THE_METHOD = {"sft": "--packing", "estimate dpo": "--precompute_ref_log_probs", "plan ppo": "--response_length"}
 
 
 @pytest.mark.parametrize("command", OF_THE_METHOD)
@@ -84,17 +75,6 @@ def test_help_lists_our_flags_and_trls(command: str, autofit: Autofit) -> None:
     assert ran.code == 0
     said = set(ran.out.replace(",", " ").split())
     assert {"--gpu", "--simulate", "--forbid", "--learning_rate", "--lora_r", OF_THE_METHOD[command]} <= said
-
-
-def test_help_of_a_method_that_is_not_installed_prints_no_half(
-    autofit: Autofit, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_installed(method: str) -> str:
-        raise MissingExtraError(f"{method} is not installed.", hint="Install it.")
-
-    monkeypatch.setattr(worker, "help_text", not_installed)
-    ran = autofit("ppo", "--help")
-    assert (ran.code, ran.out) == (3, "")
 
 
 @pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("explain", "--help"), ("--version",)])
@@ -118,3 +98,106 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert process.stderr.read() == b""
     process.wait(30)
     process.stderr.close()
+
+
+# -- one file on stdout that its tool could read, everything else on stderr -----------------------------------------
+
+PLANNED = ("--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--use_peft")
+
+
+def test_an_export_is_all_there_is_on_stdout_and_names_what_lora_adapts(autofit: Autofit) -> None:
+    ran = autofit("sft", *PLANNED, *ONE_REHEARSAL, "--data_seed", "3", "--export", "axolotl")
+    said = yaml.safe_load(ran.out)
+    assert ran.code == 0
+    assert (said["base_model"], said["micro_batch_size"], said["sequence_len"]) == ("tiny", 2, 64)
+    assert said["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert said["output_dir"] == "tiny-SFT"
+    assert "# - data_seed 3: Axolotl has no key for it here\n" in ran.out
+    assert "settings" in ran.err
+
+
+def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofit) -> None:
+    ran = autofit("sft", *PLANNED, *ONE_REHEARSAL, "--expandable_segments", "--dry_run", "--json")
+    said = json.loads(ran.out)
+    assert ran.code == 0
+    assert said["config"]["per_device_train_batch_size"] == 2
+    assert said["command"][-4:] == ["-m", "trl.scripts.sft", "--config", "trl.yaml"]
+    assert said["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+# -- many cards ----------------------------------------------------------------------------------------------------
+
+TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
+
+
+def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
+    assert ran.code == 0, ran.err
+    written = json.loads(ran.out)
+    assert written["schema"] == "autofit.cards/1"
+    return {card["gpu"]: card for card in written["cards"]}
+
+
+def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = catalog()[::10]
+    monkeypatch.setattr(choose, "catalog", lambda: some)
+    ran = autofit(*TINY, "--gpu", "all", "--json")
+    cards = cards_of(ran)
+    assert set(cards) == {card.name for card in some}
+    sizes = [card["total_bytes"] for card in cards.values()]
+    assert sizes == sorted(sizes)
+    assert json.loads(ran.out)["smallest_lossless"] in cards
+    for card in cards.values():
+        assert card["level"] == "lossless"
+        assert card["required_bytes"] <= card["budget_bytes"] < card["total_bytes"]
+        assert card["knobs"]["max_length"] == 16
+
+
+def test_a_card_of_the_table_has_the_settings_of_its_own_plan_and_one_on_which_nothing_fits_says_so(
+    autofit: Autofit,
+) -> None:
+    line = (*TINY, "--gpu", "2MiB,300MiB", "--fit", "lossless")
+    cards = cards_of(autofit(*line, "--json"))
+    none = [cards["2MiB"][name] for name in ("level", "knobs", "tokens_per_second")]
+    assert (cards["2MiB"]["refusal"], none) == ("nothing fits", [None] * 3)
+    alone = json.loads(autofit(*TINY, "--gpu", "300MiB", "--json").out)
+    assert cards["300MiB"]["level"] == alone["level"]
+    assert cards["300MiB"]["knobs"] == alone["estimate"]["knobs"]
+    assert cards["300MiB"]["required_bytes"] == alone["estimate"]["required_bytes"]
+    ran = autofit(*line)
+    assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
+    small, large = ran.out.splitlines()[3:5]
+    assert "nothing fits" in small
+    assert large.startswith(">  300MiB")
+
+
+# -- the predicted history ----------------------------------------------------------------------------------------
+
+
+def peaks(snapshot: dict[str, Any]) -> tuple[int, int]:
+    """(reserved, allocated bytes): the largest sums on the way, the latter in whole blocks of 512 bytes."""
+    reserved, allocated, largest = 0, 0, (0, 0)
+    segments = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    for entry in snapshot["device_traces"][0]:
+        reserved += segments.get(entry["action"], 0) * entry["size"]
+        allocated += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * -(-entry["size"] // 512) * 512
+        largest = (max(largest[0], reserved), max(largest[1], allocated))
+    return largest
+
+
+@pytest.mark.parametrize("mode", [(), ("--expandable_segments",)], ids=["native", "expandable"])
+def test_the_history_has_the_peaks_of_the_estimate(autofit: Autofit, tmp_path: Path, mode: tuple[str, ...]) -> None:
+    path = tmp_path / "run.pickle"
+    ran = autofit(*ESTIMATE, "--dtype", "bfloat16", *mode, "--snapshot", str(path))
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    snapshot = pickle.loads(path.read_bytes())
+    assert peaks(snapshot) == (found["peak_reserved_bytes"], found["peak_allocated_bytes"])
+    settings = snapshot["allocator_settings"]
+    assert settings["expandable_segments"] == bool(mode)
+    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == ("expandable_segments:True" if mode else "")
+    names = {frame["name"] for entry in snapshot["device_traces"][0][:-1] for frame in entry["frames"]}
+    assert names >= {"model.layers.1.self_attn.q_proj", "load", "forward", "backward", "optimizer_step"}
+    assert f"Wrote the predicted history to {path} (" in ran.err
+    larger = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB", "--snapshot", str(path))
+    assert "The run does not fit: after each oom the history goes on" in larger.err
+    assert "oom" in {entry["action"] for entry in pickle.loads(path.read_bytes())["device_traces"][0]}

@@ -55,27 +55,23 @@ def _given(worker: Worker, *argv: str) -> dict[str, object]:
     return dict(worker.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())[0])
 
 
-def test_dashes_and_underscores_are_the_same(worker: Worker) -> None:
+def test_dashes_and_underscores_are_the_same_and_a_value_keeps_its_dashes(worker: Worker) -> None:
     with_dashes = flags.read("autofit sft", ["--effective-batch-size=8", "--plan-only", "--max-length", "5"])
     assert with_dashes == flags.read("autofit sft", ["--effective_batch_size", "8", "--plan_only", "--max_length", "5"])
     assert _given(worker, "--learning-rate", "1e-4") == _given(worker, "--learning_rate=1e-4")
-
-
-def test_a_value_keeps_its_dashes() -> None:
     wish, _ = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
     assert (wish.model, wish.autofit.gpu, wish.argv) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
 
 
-def test_a_recipe_is_read_in_its_three_parts(recipe: Path) -> None:
+def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_also_stand_at_the_top(
+    recipe: Path, tmp_path: Path
+) -> None:
     wish, _ = flags.read("autofit sft", [f"--config={recipe}"])
     assert (wish.autofit.gpu, wish.plan_only, wish.autofit.effective_batch_size) == ("rtx3060", True, 16)
     assert wish.autofit.forbid == {"8bit_optimizer", "max_length"}
     assert wish.environment == {"SOME_VARIABLE": "1"}
     assert wish.config["per_device_train_batch_size"] == 4
     assert not {"env", "autofit"} & set(wish.config)
-
-
-def test_our_keys_may_also_stand_at_the_top_level(tmp_path: Path) -> None:
     path = tmp_path / "flat.yaml"
     path.write_text("model: tiny\ngpu: 300MiB\nsimulate: true\njson: false\n")
     wish, output = flags.read("autofit sft", ["--config", str(path)])
@@ -107,11 +103,6 @@ def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recip
     assert _given(worker, "--config", str(recipe)) == _given(worker, *as_flags.split()) | no_flags
 
 
-def test_only_what_was_given_is_pinned(worker: Worker) -> None:
-    assert _given(worker, "--max_length", "128") == {"max_length": 128}
-    assert _given(worker) == {}
-
-
 @pytest.mark.parametrize("method", [method for method in METHODS if HAS_PPO or method != "ppo"])
 def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) -> None:
     needed = ["--reward_model_path", "judge"] if method == "ppo" else []
@@ -127,12 +118,9 @@ def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) ->
     assert set(knob_names(method, defaults)) <= set(compared)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("8%", 80), ("0%", 0), ("500B", 500), (None, None)])
-def test_headroom_is_a_size_or_a_share(text: str | None, expected: int | None) -> None:
-    assert AutoFit(headroom=text).headroom_bytes(1000) == expected
-
-
-@pytest.mark.parametrize("text", ["", "%", "8", "nan%", "inf%", "-1%", "100%", "1KiB", "1GB"])
-def test_any_other_headroom_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        AutoFit(headroom=text).headroom_bytes(1000)
+def test_headroom_is_a_size_or_a_share_and_any_other_is_refused() -> None:
+    good = {"8%": 80, "0%": 0, "500B": 500, None: None}
+    assert {text: AutoFit(headroom=text).headroom_bytes(1000) for text in good} == good
+    for text in ("", "%", "8", "nan%", "inf%", "-1%", "100%", "1KiB", "1GB"):
+        with pytest.raises(UsageError):
+            AutoFit(headroom=text).headroom_bytes(1000)

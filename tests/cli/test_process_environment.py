@@ -12,12 +12,7 @@ from autotrain_mem.spec import Hardware
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 
 CARD = Hardware(
-    name="a card",
-    origin="detected",
-    total_bytes=2**34,
-    free_bytes=2**34,
-    non_torch_bytes=2**28,
-    uuid="GPU-1",
+    name="a card", origin="detected", total_bytes=2**34, free_bytes=2**34, non_torch_bytes=2**28, uuid="GPU-1"
 )
 CPU = replace(CARD, name="cpu", origin="cpu", uuid=None)
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -52,22 +47,19 @@ def test_what_the_shell_sets_for_the_allocator_stays_and_the_env_block_wins(
     assert environment["SOME"] == "1"
 
 
-@pytest.mark.parametrize("simulate", [True, False])
-def test_without_a_card_none_is_seen_and_threads_sleep(simulate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_card_none_is_seen_and_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    card = CARD if simulate else CPU
-    environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=simulate)
-    assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys()
+    for card in (CARD, CPU):
+        environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=card is CARD)
+        assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_WAIT_POLICY"]) == ("", "PASSIVE")
+        assert not {*NAMES} & environment.keys()
 
 
-def test_only_where_the_cpu_is_the_device_freed_tensors_go_back_to_the_system() -> None:
+def test_only_where_the_cpu_is_the_device_freed_tensors_go_back_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "1048576"
     assert "MALLOC_MMAP_THRESHOLD_" not in _environment(simulate=True) | _environment()
-
-
-def test_what_the_user_sets_of_the_hosts_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
     assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "4096"
     assert _environment(CPU, {"MALLOC_MMAP_THRESHOLD_": "8192"})["MALLOC_MMAP_THRESHOLD_"] == "8192"

@@ -60,39 +60,31 @@ def finished(autofit_once: Autofit) -> Ran:
     return autofit_once(*TRAIN, *EVALUATED, "--output_dir", "finished", "--json")
 
 
-def test_a_run_prints_one_object_and_nothing_else_on_stdout_and_learns(finished: Ran) -> None:
+def test_a_run_prints_one_object_learns_and_has_the_predicted_peak(finished: Ran) -> None:
     assert finished.code == 0, finished.err
     told = json.loads(finished.out)
     assert told.keys() == {"schema", "plan", "run"}
-    assert told["run"]["steps"] == STEPS
-    assert told["run"]["last_loss"] < 0.8 * told["run"]["first_loss"]
+    run = told["run"]
+    assert run["steps"] == STEPS
+    assert run["last_loss"] < 0.8 * run["first_loss"]
     assert told["plan"]["experience"]["probes"] == []
     assert "prob" not in finished.err
-
-
-def test_the_measured_peak_is_the_predicted_one(finished: Ran) -> None:
-    run = json.loads(finished.out)["run"]
     measured, reserved_bytes = run["measured"], run["predicted_peak_reserved_bytes"]
     assert measured["peak_allocated_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
     assert measured["peak_reserved_bytes"] == pytest.approx(reserved_bytes, abs=SEGMENT_BYTES)
     assert measured["num_alloc_retries"] == 0
 
 
-def test_the_output_folder_holds_model_and_records(finished: Ran, files: Path) -> None:
-    folder = files / "finished"
-    told = json.loads(finished.out)
+def test_the_output_folder_holds_model_records_and_what_was_evaluated(finished: Ran, files: Path) -> None:
+    folder, told = files / "finished", json.loads(finished.out)
     assert json.loads((folder / "plan.json").read_text()) == told["plan"]
     record = json.loads((folder / "run.json").read_text())
     assert record["measured"] == told["run"]["measured"]
     assert record["job"]["model"] == "tiny"
     assert (folder / "train.log").is_file()
     assert _tensors(folder / "model.safetensors") > 10
-
-
-def test_evaluation_ran_and_was_planned_for(finished: Ran, files: Path) -> None:
-    phases = json.loads(finished.out)["plan"]["estimate"]["phases"]
-    assert "evaluate" in {phase["phase"] for phase in phases}
-    state = json.loads((files / "finished" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    assert "evaluate" in {phase["phase"] for phase in told["plan"]["estimate"]["phases"]}
+    state = json.loads((folder / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
     assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [20, 40]
 
 
@@ -108,19 +100,34 @@ def test_a_finished_runs_plan_trains_again_without_a_search(finished: Ran, autof
     assert {name: told["plan"][name] for name in same} == {name: before[name] for name in same}
 
 
-def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(stopped: Path) -> None:
+def test_ctrl_c_ends_after_the_step_leaves_no_process_behind_and_the_run_can_be_gone_on_with(
+    stopped: Path, autofit_once: Autofit
+) -> None:
     record = json.loads((stopped / "run.json").read_text())
     (checkpoint,) = stopped.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{record['steps']}"
     assert _tensors(checkpoint / "model.safetensors") > 10
-
-
-def test_a_run_that_was_stopped_can_be_gone_on_with(stopped: Path, autofit_once: Autofit) -> None:
-    steps = json.loads((stopped / "run.json").read_text())["steps"] + 3
+    steps = record["steps"] + 3
     going_on = ("--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
     resumed = autofit_once(*TRAIN, *going_on)
     assert resumed.code == 0, resumed.err
     assert json.loads(resumed.out)["run"]["steps"] == steps
+
+
+def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Path) -> None:
+    probing = [word for word in TRAIN if word != "--no_probe"]
+    tried = autofit_once(*probing, "--max_steps", "1", "--save_strategy", "no", "--output_dir", "tried", "--json")
+    assert tried.code == 0, tried.err
+    (probe,) = json.loads(tried.out)["plan"]["experience"]["probes"]
+    assert (probe["fits"], probe["row_tokens"], probe["refused"]) == (True, 32, "")
+    predicted = json.loads(tried.out)["plan"]["estimate"]["required_bytes"]
+    assert probe["measured"]["peak_reserved_bytes"] == pytest.approx(predicted, rel=0.05)
+    assert "probe: 8 x 1 rows of 32 tokens: needs " in tried.err
+    assert not (files / "tried" / ".probe").exists()
+    assert not [*(files / "tried").glob("checkpoint-*")]
+    again = autofit_once("sft", "--plan", "tried", "--simulate", "--output_dir", "again", "--json")
+    assert again.code == 0, again.err
+    assert "probing" not in again.err  # it was confirmed
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +139,9 @@ def stopped(started: tuple[subprocess.Popen[bytes], Path]) -> Path:
     assert children, log.read_text()
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130, log.read_text()
-    _wait_until(lambda: not any(map(_is_alive, children)), 20)
+    _wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 20)
     assert "Traceback" not in log.read_text()
     return log.parent / "stopped"
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def _wait_until(done: Callable[[], bool], seconds: float) -> None:

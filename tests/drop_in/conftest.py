@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import plan as planning
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder
+
+QUIET = AutoFit(gpu="80MiB", show=False)
+SETTLED = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "optim": "adamw_torch"}
+"""Given where a test is not about the search: some rehearsals fewer."""
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +51,11 @@ def tiny_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.num_labels = 1
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     return folder
+
+
+def config(kind: Any, folder: Path, **more: Any) -> Any:
+    """One of TRL's, for a step on the CPU."""
+    return kind(str(folder / "out"), use_cpu=True, **{"report_to": "none", "max_steps": 1} | more)
 
 
 def texts(count: int = 24) -> Any:

@@ -16,13 +16,14 @@ import trl
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.config_merge import given_arguments, main_dtype, planned_config
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.table import METHODS as METHOD_TABLE
 from autotrain_mem.spec import Knobs
 from tests.nouns import TRL_DEFAULTS
 
 pytestmark = pytest.mark.newest
 
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo", *(("ppo",) if HAS_PPO else ()))
+METHODS = tuple(method for method in METHOD_TABLE if HAS_PPO or method != "ppo")
 GENERATING = ("grpo", "rloo")
 
 
@@ -31,13 +32,7 @@ def kind_of(method: str) -> Any:
         from trl.experimental.ppo import PPOConfig
 
         return PPOConfig
-    return {
-        "sft": trl.SFTConfig,
-        "reward": trl.RewardConfig,
-        "dpo": trl.DPOConfig,
-        "grpo": trl.GRPOConfig,
-        "rloo": trl.RLOOConfig,
-    }[method]
+    return getattr(trl, METHOD_TABLE[method].trainer.replace("Trainer", "Config"))
 
 
 def config(method: str = "sft", **settings: Any) -> Any:
@@ -70,28 +65,24 @@ def settings(args: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_of_a_default_config_only_the_folder_and_the_length_are_given(method: str) -> None:
+def test_of_a_default_config_only_the_folder_and_the_length_are_given_and_no_secret(method: str) -> None:
     """On the CPU, which is the device's to say and no word of the config's."""
-    length = {"max_length": 1024} if method in ("sft", "reward", "dpo") else {}
-    words = given_arguments({"model": "NAME", "args": config(method)}, kind_of(method), AutoFit())
+    args = config(method, hub_token="hf_secret")
+    if hasattr(args, "model_init_kwargs"):
+        args.model_init_kwargs = {"token": "hf_secret"}
+    length = {"max_length": 1024} if hasattr(args, "max_length") else {}
+    words = given_arguments({"model": "NAME", "args": args}, kind_of(method), AutoFit())
     assert words == {"output_dir": "out", **length}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"learning_rate": 1e-4}, {"learning_rate": 1e-4}),
-        (
-            {"lr_scheduler_type": "cosine", "save_strategy": "no"},
-            {"lr_scheduler_type": "cosine", "save_strategy": "no"},
-        ),
-        ({"report_to": ["tensorboard"]}, {"report_to": ["tensorboard"]}),
-        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_kwargs": {"num_cycles": 2}}),
-        ({"gradient_checkpointing": False}, {"gradient_checkpointing": False}),  # and not its second name
-        ({"max_length": None, "packing": True}, {"max_length": None, "packing": True}),
-        ({"per_device_train_batch_size": 3, "optim": "adamw_torch"},) * 2,
-        ({"bf16": False}, {"bf16": False}),
-        ({"fp16": True}, {"fp16": True}),
+        ({"save_strategy": "no", "report_to": ["tensorboard"], "lr_scheduler_kwargs": {"num_cycles": 2}},) * 2,
+        ({"gradient_checkpointing": False},) * 2,  # and not its second name
+        ({"max_length": None, "packing": True},) * 2,
+        ({"bf16": False},) * 2,
+        ({"fp16": True},) * 2,
         ({"learning_rate": 2e-5, "optim": "adamw_torch_fused", "gradient_checkpointing": True, "bf16": True}, {}),
     ],
     ids=lambda value: ",".join(value) or "nothing",
@@ -100,7 +91,6 @@ def test_what_differs_from_the_default_is_given(settings: dict[str, Any], words:
     assert given(config(**settings)) == words
 
 
-@pytest.mark.parametrize("method", GENERATING)
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
@@ -112,17 +102,10 @@ def test_what_differs_from_the_default_is_given(settings: dict[str, Any], words:
     ],
     ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
 )
-def test_of_a_generations_sizes_its_rows_are_told(method: str, sizes: dict[str, int], words: dict[str, int]) -> None:
-    assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
-    kind_of(method)("out", use_cpu=True, per_device_train_batch_size=8, **words)  # and TRL takes what is told
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_secrets_are_in_no_word(method: str) -> None:
-    args = config(method, hub_token="hf_secret")
-    if hasattr(args, "model_init_kwargs"):
-        args.model_init_kwargs = {"token": "hf_secret"}
-    assert "hf_secret" not in json.dumps(given(args))
+def test_of_a_generations_sizes_its_rows_are_told(sizes: dict[str, int], words: dict[str, int]) -> None:
+    for method in GENERATING:
+        assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
+        config(method, per_device_train_batch_size=8, **words)  # and TRL takes what is told
 
 
 # -- the model, its adapter and its optimizer --------------------------------------------------------------------------
@@ -136,10 +119,8 @@ def loaded(**kwargs: Any) -> dict[str, Any]:
     ("kwargs", "words"),
     [
         ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
-        ({"dtype": "bfloat16"}, {"dtype": "bfloat16"}),
-        ({"dtype": "auto"}, {"dtype": "auto"}),
+        ({"dtype": "auto", "attn_implementation": "eager"},) * 2,
         ({"dtype": torch.float32}, {}),
-        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
         ({"revision": "v2", "trust_remote_code": True}, {"model_revision": "v2", "trust_remote_code": True}),
         ({"revision": "main", "trust_remote_code": False, "attn_implementation": None, "dtype": None}, {}),
         ({"device_map": "auto", "use_cache": False, "cache_dir": Path("models")}, {}),
@@ -164,26 +145,15 @@ def test_quantization_is_told_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize(
     ("targets", "told"),
-    [
-        (["v_proj", "q_proj"], ["q_proj", "v_proj"]),
-        (["q_proj"], [r".*\.q_proj"]),
-        ("all-linear", "all-linear"),
-        (r".*\.q_proj", r".*\.q_proj"),
-    ],
-    ids=["set", "a single one", "all-linear", "expression"],
+    [(["v_proj", "q_proj"], ["q_proj", "v_proj"]), (["q_proj"], [r".*\.q_proj"]), ("all-linear", "all-linear")],
+    ids=["set", "a single one", "all-linear"],
 )
 def test_an_adapter_is_told_in_the_words_of_flags(targets: Any, told: Any) -> None:
     from peft import LoraConfig
 
     adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
-    words = given(config(), peft_config=adapter)
-    assert words == {
-        "use_peft": True,
-        "lora_r": 8,
-        "lora_alpha": 32,
-        "lora_dropout": 0.1,
-        "lora_target_modules": told,
-    }
+    settings = {"lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.1, "lora_target_modules": told}
+    assert given(config(), peft_config=adapter) == {"use_peft": True, **settings}
 
 
 def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
@@ -195,9 +165,11 @@ def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
     assert given(config(), model=model) == as_it_is | {"use_peft": True}
 
 
-def test_a_dtype_that_trl_ignores_is_refused() -> None:
+def test_a_dtype_that_trl_ignores_and_a_name_that_no_plan_decides_are_refused() -> None:
     with pytest.raises(UsageError, match=re.escape('model_init_kwargs={"dtype": "bfloat16"}')):
         loaded(torch_dtype=torch.bfloat16)
+    with pytest.raises(UsageError, match="Did you mean max_length"):
+        given(config(), AutoFit(tune=["max_lenght"]))
 
 
 def test_an_optimizer_of_the_scripts_own_stays() -> None:
@@ -216,11 +188,8 @@ def test_pin_gives_a_default_and_tune_takes_a_value_away() -> None:
     assert given(config(), pinned) == {"gradient_checkpointing": True, "dtype": "float32", "load_in_4bit": False}
     assert given(config(optim="adamw_torch"), AutoFit(tune=["optim"])) == {}
     assert given(config(), AutoFit(tune=["max_length"])) == {"max_length": "auto"}
-
-
-def test_a_name_that_no_plan_decides_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="Did you mean max_length"):
-        given(config(), AutoFit(tune=["max_lenght"]))
+    assert given(config(), AutoFit(plan="plan.json")) == {}, "a default length gives way to a plan's own"
+    assert given(config(max_length=512), AutoFit(plan="plan.json")) == {"max_length": 512}
 
 
 # -- the config that trains ------------------------------------------------------------------------------------------
@@ -242,7 +211,6 @@ def test_only_what_the_plan_changes_is_changed(method: str) -> None:
     assert dict(vars(args)) == before
 
 
-@pytest.mark.parametrize("method", GENERATING)
 @pytest.mark.parametrize(
     ("sizes", "planned", "follows"),
     [
@@ -253,13 +221,14 @@ def test_only_what_the_plan_changes_is_changed(method: str) -> None:
     ids=["the step's", "steps", "batch"],
 )
 def test_a_generation_that_is_not_one_steps_keeps_its_rows(
-    method: str, sizes: dict[str, int], planned: tuple[int, int], follows: tuple[int, int]
+    sizes: dict[str, int], planned: tuple[int, int], follows: tuple[int, int]
 ) -> None:
-    args = config(method, per_device_train_batch_size=8, **sizes)
-    rows, steps = planned
-    knobs = knobs_of(args, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
-    merged = planned_config(args, knobs, loads=False)
-    assert (merged.steps_per_generation, merged.generation_batch_size) == follows
+    for method in GENERATING:
+        args = config(method, per_device_train_batch_size=8, **sizes)
+        rows, steps = planned
+        knobs = knobs_of(args, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        merged = planned_config(args, knobs, loads=False)
+        assert (merged.steps_per_generation, merged.generation_batch_size) == follows
 
 
 @dataclass
@@ -276,20 +245,11 @@ class OwnConfig(trl.SFTConfig):
 def test_a_config_of_the_users_own_stays_one() -> None:
     args = OwnConfig("out", use_cpu=True, loudness=3.0)
     args.note = "kept"
-    made = planned_config(
-        args, knobs_of(args, per_device_train_batch_size=1, gradient_accumulation_steps=8), loads=False
-    )
+    knobs = knobs_of(args, per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    made = planned_config(args, knobs, loads=False)
     assert type(made) is OwnConfig
     assert (made.loudness, made.twice, made.note) == (3.0, 6.0, "kept")
-    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (1, 8)
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 1)
-
-
-def test_half_precision_takes_the_place_of_bfloat16() -> None:
-    made = planned_config(config(), knobs_of(config(), fp16=True), loads=False)
-    assert (made.fp16, made.bf16) == (True, False)
-    kept = planned_config(config(bf16=False), knobs_of(config(bf16=False)), loads=False)
-    assert (kept.fp16, kept.bf16) == (False, False)
+    assert (made.per_device_train_batch_size, args.per_device_train_batch_size) == (1, 8)
 
 
 def test_a_model_given_by_name_is_loaded_in_the_plans_dtype() -> None:
@@ -303,24 +263,18 @@ def test_a_model_given_by_name_is_loaded_in_the_plans_dtype() -> None:
     assert of_an_object.model_init_kwargs == args.model_init_kwargs
 
 
-def test_nothing_that_trl_writes_into_is_shared_with_the_scripts_config() -> None:
+def test_nothing_that_trl_writes_into_is_shared_and_an_accelerator_of_the_scripts_own_lives_on() -> None:
+    from accelerate import Accelerator
+
     args = config(accelerator_config={"dispatch_batches": None}, lr_scheduler_kwargs={"power": 2})
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    given_arguments({"model": "NAME", "args": args}, trl.SFTConfig, AutoFit())
     made = planned_config(args, knobs_of(args), loads=False)
     assert made.accelerator_config is not args.accelerator_config
     assert made.lr_scheduler_kwargs is not args.lr_scheduler_kwargs
     assert made.to_dict() == args.to_dict()
-
-
-def test_an_accelerator_of_the_scripts_own_lives_on() -> None:
-    from accelerate import Accelerator
-
-    args = config()
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    given_arguments({"model": "NAME", "args": args}, trl.SFTConfig, AutoFit())
-    planned_config(args, knobs_of(args), loads=False)
     assert accelerator.mixed_precision == "bf16"
-
-
-def test_a_default_length_gives_way_to_a_plans_own() -> None:
-    assert given(config(), AutoFit(plan="plan.json")) == {}
-    assert given(config(max_length=512), AutoFit(plan="plan.json")) == {"max_length": 512}
+    half = planned_config(config(), knobs_of(config(), fp16=True), loads=False)
+    assert (half.fp16, half.bf16) == (True, False), "it takes the place of bfloat16"
+    kept = planned_config(config(bf16=False), knobs_of(config(bf16=False)), loads=False)
+    assert (kept.fp16, kept.bf16) == (False, False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +29,9 @@ def asked(config: Any, gpu: str | None = None) -> Hardware:
     return device_of(config, gpu, [], None)  # type: ignore[arg-type]  # nothing is measured here
 
 
-@dataclass
-class FakeModel:
-    """Tensors by where they are, some of them shared."""
-
-    held: list[Any]
-
-    def parameters(self) -> Iterator[Any]:
-        yield from self.held
-
-    def buffers(self) -> Iterator[Any]:
-        yield from self.held[:1]
+def holding(*tensors: Any) -> Any:
+    """A model of these tensors, of which the first is a buffer as well."""
+    return SimpleNamespace(parameters=lambda: tensors, buffers=lambda: tensors[:1])
 
 
 def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_bytes: int) -> None:
@@ -59,6 +50,8 @@ def test_without_a_name_it_is_the_device_of_the_config(monkeypatch: pytest.Monke
     assert asked(args("cpu")).origin == "cpu"
     assert asked(args("cuda", 1)) == second
     assert asked(args("cuda")) == CARD
+    use_cuda(monkeypatch, allocated_bytes=GIB, reserved_bytes=GIB)
+    assert asked(args("cuda", 0)).free_bytes == 20 * GIB + CARD.non_torch_bytes  # the tensor that is there stays
 
 
 def test_a_named_card_counts_wherever_the_trainer_runs() -> None:
@@ -84,16 +77,12 @@ def test_a_device_that_no_plan_is_for_is_refused(config: Any, message: str, cure
 # -- what this process has of it already -----------------------------------------------------------------------------
 
 
-def test_a_card_that_is_not_open_is_nobodys() -> None:
-    assert with_own_use(CARD, CUDA, []) == CARD
-    assert lost_levers() == ()
-
-
 def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_own_use(CARD, CUDA, []) == CARD, "a card that is not open is nobody's"
     use_cuda(monkeypatch, allocated_bytes=10 * GIB, reserved_bytes=12 * GIB)
     weight, bias = (SimpleNamespace(nbytes=size, device=CUDA) for size in (3 * GIB, 1 * GIB))
     elsewhere = SimpleNamespace(nbytes=5 * GIB, device=torch.device("cpu"))
-    models = [FakeModel([weight, elsewhere]), FakeModel([bias, weight])]  # the weight is shared by both
+    models = [holding(weight, elsewhere), holding(bias, weight)]  # the weight is shared by both
     mine_bytes = CARD.non_torch_bytes + 12 * GIB
     room = replace(CARD, free_bytes=2 * GIB)
     assert with_own_use(room, CUDA, models) == replace(room, free_bytes=2 * GIB + mine_bytes - 6 * GIB)
@@ -103,18 +92,8 @@ def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytes
     assert with_own_use(full, CUDA, models).free_bytes == CARD.total_bytes
 
 
-def test_an_open_card_is_planned_with_what_is_this_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "detect", lambda: (CARD,))
-    monkeypatch.setattr(device, "measured", lambda card, store: card)
-    use_cuda(monkeypatch, allocated_bytes=GIB, reserved_bytes=GIB)
-    found = asked(args("cuda", 0))
-    assert found.free_bytes == 20 * GIB + CARD.non_torch_bytes  # the tensor that is there stays
-
-
-# -- levers that come too late ---------------------------------------------------------------------------------------
-
-
 def test_segments_cannot_grow_any_more_once_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lost_levers() == ()
     use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=0)
     assert lost_levers() == ()  # open, but empty
     use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=2 * MIB)

@@ -20,20 +20,15 @@ import trl
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import build
-from autotrain_mem.spec import Job, Knobs, Learned, Phase, Plan, codec
+from autotrain_mem.spec import Job, Learned, Phase, Plan, codec
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
 from tests.drop_in.conftest import pairs, prompts, shortness, texts
+from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
 
-KNOBS = Knobs(
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=1,
-    gradient_checkpointing=False,
-    use_peft=False,
-    dtype="float32",
-    optim="adamw_torch",
-    max_length=64,
+KNOBS = replace(
+    TRL_DEFAULTS, per_device_train_batch_size=4, gradient_checkpointing=False, optim="adamw_torch", max_length=64
 )
 EVERY = {
     "use_cpu": True,
@@ -83,15 +78,13 @@ def sft(model: Path, folder: Path, kind: type = autotrain_mem.SFTTrainer, **more
     return kind(str(model), args=args, train_dataset=texts(), eval_dataset=texts(8), **more)
 
 
-def grpo(model: Path, folder: Path, kind: type = autotrain_mem.GRPOTrainer, **settings: Any) -> Any:
-    args = trl.GRPOConfig(str(folder), num_generations=4, max_completion_length=4, **{**EVERY, **settings})
-    rows = {"train_dataset": prompts(), "eval_dataset": prompts(4)}
-    return kind(str(model), reward_funcs=[shortness], args=args, **rows)
+def grpo(model: Path, folder: Path, kind: type = autotrain_mem.GRPOTrainer) -> Any:
+    args = trl.GRPOConfig(str(folder), num_generations=4, max_completion_length=4, **EVERY)
+    return kind(str(model), reward_funcs=[shortness], args=args, train_dataset=prompts())
 
 
-def dpo(model: Path, folder: Path, kind: type = autotrain_mem.DPOTrainer, **settings: Any) -> Any:
-    args = trl.DPOConfig(str(folder), max_length=64, **{**EVERY, **settings})
-    return kind(str(model), args=args, train_dataset=pairs())
+def dpo(model: Path, folder: Path, kind: type = autotrain_mem.DPOTrainer) -> Any:
+    return kind(str(model), args=trl.DPOConfig(str(folder), max_length=64, **EVERY), train_dataset=pairs())
 
 
 MAKE = {"sft": sft, "grpo": grpo, "dpo": dpo}
@@ -159,15 +152,12 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
 
 
 def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:
-    plan = plan_for("sft")
+    plan, calls = plan_for("sft"), list[int]()
     learned = replace(plan, experience=plan.experience.with_learned(Learned(train_tokens=100)))
-    calls = {}
-    for name, made in (("whole", plan), ("parts", learned)):
-        trainer = sft(tiny_qwen, tmp_path, autofit=AutoFit(plan=made), max_steps=1)
-        count = calls[name] = []
-        trainer.model.model.layers[1].register_forward_pre_hook(lambda module, args, count=count: count.append(1))
-        trainer.train()
-    assert len(calls["parts"]) > len(calls["whole"]) == 1
+    trainer = sft(tiny_qwen, tmp_path, autofit=AutoFit(plan=learned), max_steps=1)
+    trainer.model.model.layers[1].register_forward_pre_hook(lambda module, args: calls.append(1))
+    trainer.train()
+    assert len(calls) > 1
 
 
 def test_a_resumed_or_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -237,31 +227,14 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
         gc.enable()
 
 
-def test_callbacks_of_the_users_own_stand_before_the_guard_and_can_be_removed(tiny_qwen: Path, tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
-    class Looks(TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            seen.append([type(each).__name__ for each in trainer.callback_handler.callbacks])
-
-    seen: list[list[str]] = []
-    trainer = sft(tiny_qwen, tmp_path, callbacks=[Looks()], max_steps=1)
-    assert [*trainer.callback_handler.callback_list.split("\n")][-1] == "PrinterCallback"
-    trainer.train()
-    assert seen[0][-2:] == ["PrinterCallback", "Guard"]
-    trainer.remove_callback(Looks)
-    trainer.train()
-    assert len(seen) == 1
-
-
 @pytest.mark.parametrize(
     "why",
-    ["guard=False", "cpu", "several processes", "own training_step", "own prediction_step", "compute_loss replaced"],
+    ["guard=False", "cpu", "several processes", "own training_step", "compute_loss replaced"],
 )
 def test_where_it_stands_back_nothing_is_put_around_a_run(
     why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = {"own training_step": OwnStep, "own prediction_step": OwnPrediction}.get(why, autotrain_mem.SFTTrainer)
+    kind = OwnStep if why == "own training_step" else autotrain_mem.SFTTrainer
     plan = plan_for("sft")
     if why == "cpu":
         plan = replace(plan, estimate=replace(plan.estimate, hardware=HOST))
@@ -281,16 +254,8 @@ def test_where_it_stands_back_nothing_is_put_around_a_run(
 
 
 class OwnStep(autotrain_mem.SFTTrainer):
-    """Notes what it is given."""
-
-    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
-        self.given = [*getattr(self, "given", ()), type(inputs).__name__]
-        return super().training_step(model, inputs, *args)
-
-
-class OwnPrediction(autotrain_mem.SFTTrainer):
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        return super().prediction_step(*args, **kwargs)
+    def training_step(self, *args: Any) -> Any:
+        return super().training_step(*args)
 
 
 class OwnLoss(autotrain_mem.SFTTrainer):
@@ -315,12 +280,6 @@ class OwnTrain(autotrain_mem.SFTTrainer):
         return self.evaluate()
 
 
-def test_a_training_step_of_the_users_own_is_given_what_trl_gives_it(tiny_qwen: Path, tmp_path: Path) -> None:
-    trls, ours = (trained(sft(tiny_qwen, tmp_path, kind)) for kind in (trl.SFTTrainer, OwnStep))
-    assert losses(ours) == losses(trls)
-    assert len(ours.given) == 3
-
-
 def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
     tiny_qwen: Path, tmp_path: Path, batches: list[int]
 ) -> None:
@@ -329,11 +288,9 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
     refuse(full, 1)
     full.train()
     assert losses(ours) == losses(full) == losses(trls)
-    assert len(ours.noted) == 3
-    assert batches == []  # it would note one more
-    assert [incident.remedy for incident in full.plan.experience.incidents] == [
-        "repeated with what backward needs waiting on the host"
-    ]
+    assert (len(ours.noted), batches) == (3, [])  # it would note one more
+    (incident,) = full.plan.experience.incidents
+    assert incident.remedy == "repeated with what backward needs waiting on the host"
 
 
 def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import UnsupportedModelError
-from tests.drop_in.conftest import pairs, texts
+from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, texts
 
 pytestmark = pytest.mark.slow
-
-QUIET = AutoFit(gpu="80MiB", show=False)
 
 
 def loaded(folder: Path, **options: Any) -> Any:
@@ -28,10 +27,7 @@ def loaded(folder: Path, **options: Any) -> Any:
 
 
 def sft(model: Any, folder: Path, autofit: AutoFit = QUIET, **more: Any) -> Any:
-    from trl import SFTConfig
-
-    settings = {"max_length": 64, "max_steps": 1, "report_to": "none"} | more.pop("config", {})
-    args = SFTConfig(str(folder / "out"), use_cpu=True, **settings)
+    args = config(trl.SFTConfig, folder, **more.pop("settings", {"max_length": 64, **SETTLED}))
     return autotrain_mem.SFTTrainer(model, args=args, train_dataset=texts(), autofit=autofit, **more)
 
 
@@ -45,8 +41,6 @@ def state(model: Any) -> dict[str, Any]:
 def test_planning_leaves_the_object_and_the_generators_alone(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import trl
-
     model = loaded(tiny_qwen)
     values = {name: each.clone() for name, each in model.state_dict().items()}
     before, generator = state(model), torch.random.get_rng_state()
@@ -73,17 +67,7 @@ def test_an_object_needs_what_its_name_needs(tiny_qwen: Path, tmp_path: Path) ->
     assert given.estimate.required_bytes == named.estimate.required_bytes
 
 
-def test_resized_embeddings_are_in_the_plan(tiny_qwen: Path, tmp_path: Path) -> None:
-    model = loaded(tiny_qwen)
-    rows, width = model.get_input_embeddings().weight.shape
-    model.resize_token_embeddings(rows + 4096)
-    wide = sft(model, tmp_path).plan.estimate.memory.owners_at_peak
-    plain = sft(loaded(tiny_qwen), tmp_path).plan.estimate.memory.owners_at_peak
-    (weights,) = [owner for owner in wide if owner.value == "weights"]
-    assert wide[weights] - plain[weights] == 4096 * width * 4
-
-
-def test_a_module_of_the_scripts_own_is_rehearsed(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_qwen: Path, tmp_path: Path) -> None:
     class Wide(torch.nn.Module):
         """A feed-forward layer with a detour of a million parameters."""
 
@@ -95,10 +79,14 @@ def test_a_module_of_the_scripts_own_is_rehearsed(tiny_qwen: Path, tmp_path: Pat
             return self.inner(hidden) + self.down(self.up(hidden))
 
     model = loaded(tiny_qwen)
+    model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + 4096)
     model.model.layers[0].mlp = Wide(model.model.layers[0].mlp)
     wide = sft(model, tmp_path).plan.estimate.memory
     plain = sft(loaded(tiny_qwen), tmp_path).plan.estimate.memory
-    assert wide.peak_allocated_bytes > plain.peak_allocated_bytes + 2 * 64 * 8192 * 4
+    (weights,) = [owner for owner in wide.owners_at_peak if owner.value == "weights"]
+    more_bytes = 4 * (4096 * 64 + 2 * 64 * 8192 + 8192 + 64)
+    assert more_bytes <= wide.owners_at_peak[weights] - plain.owners_at_peak[weights] < 1.01 * more_bytes
+    assert wide.peak_allocated_bytes > plain.peak_allocated_bytes + more_bytes
 
 
 def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -112,7 +100,10 @@ def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Pa
 
 
 def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = sft(loaded(tiny_qwen), tmp_path, AutoFit(gpu="26MiB", show=False, forbid=frozenset({"max_length"})))
+    settings = {"max_length": 64, "gradient_checkpointing": False, "optim": "adamw_torch"}
+    forbid = frozenset({"max_length", "activation_offloading", "optimizer_offload"})
+    autofit = AutoFit(gpu="26MiB", show=False, forbid=forbid)
+    trainer = sft(loaded(tiny_qwen), tmp_path, autofit, settings=settings)
     assert trainer.plan.knobs.dtype == "float32"
     assert {parameter.dtype for parameter in trainer.model.parameters()} >= {torch.float32}
     reloading = [other for other in trainer.plan.alternatives if "by its name" in other.level]
@@ -144,9 +135,7 @@ def test_a_quantized_model_is_planned_with_an_adapter(tiny_qwen: Path, tmp_path:
 
 
 def test_a_dpo_reference_object_is_rehearsed_too(tiny_qwen: Path, tmp_path: Path) -> None:
-    from trl import DPOConfig
-
-    args = DPOConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", max_steps=1, max_length=64)
+    args = config(trl.DPOConfig, tmp_path, max_length=64, **SETTLED)
     given = autotrain_mem.DPOTrainer(
         loaded(tiny_qwen), ref_model=loaded(tiny_qwen), args=args, train_dataset=pairs(), autofit=QUIET
     )

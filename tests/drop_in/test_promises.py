@@ -13,21 +13,30 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from tests.drop_in.conftest import prompts, shortness, texts
+from autotrain_mem.drop_in.config_merge import default_config
+from autotrain_mem.drop_in.plan import Asked, _digest
+from autotrain_mem.rehearsal.python_call.capture import Call
+from autotrain_mem.rehearsal.python_call.keywords import with_knobs
+from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
+from tests.forked import Forge
 
 pytestmark = pytest.mark.slow
 
 NAMES = ("SFTTrainer", "RewardTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer")
-QUIET = AutoFit(gpu="80MiB", show=False)
 
 
-def config(folder: Path, **more: Any) -> Any:
-    settings = {"max_length": 64, "max_steps": 2, "report_to": "none", "logging_steps": 1}
-    return trl.SFTConfig(str(folder / "out"), use_cpu=True, **settings | more)
+def sft(folder: Path, **more: Any) -> Any:
+    return config(trl.SFTConfig, folder, **{"max_length": 64, "max_steps": 2, "logging_steps": 1} | more)
+
+
+def planned(model: Path, folder: Path, autofit: AutoFit = QUIET, kind: type | None = None, **settings: Any) -> Any:
+    kind, args = kind or autotrain_mem.SFTTrainer, sft(folder, **settings)
+    return kind(str(model), args=args, train_dataset=texts(), autofit=autofit)
 
 
 def test_a_class_of_the_users_own_shows_its_own_constructor() -> None:
@@ -43,62 +52,45 @@ def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
     assert list(inspect.signature(ours).parameters) == [*inspect.signature(trls).parameters, "autofit"]
 
 
-def test_it_leaves_nothing_behind(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.utils._python_dispatch import _get_current_dispatch_mode
     from transformers import AutoConfig, PreTrainedModel
 
-    def patched() -> list[Any]:
+    def traces() -> list[Any]:
         owners = (trl.SFTTrainer, PreTrainedModel, AutoConfig)
-        return [(name, value) for owner in owners for name, value in vars(owner).items()]
+        patched = [(name, value) for owner in owners for name, value in vars(owner).items()]
+        children = {child.pid for child in psutil.Process().children(recursive=True)}
+        return [patched, children, dict(os.environ), [*sys.path], _get_current_dispatch_mode()]
 
-    environment, classes, path = dict(os.environ), patched(), list(sys.path)
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    trainer = autotrain_mem.SFTTrainer(str(tiny_qwen), args=config(tmp_path), train_dataset=texts(), autofit=QUIET)
-    trainer.train()
-    assert dict(os.environ) == environment
-    assert patched() == classes
-    assert sys.path == path
-    assert _get_current_dispatch_mode() is None
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == children
-    assert not list(scratch.glob("autofit-*"))
-    assert "_autofit_call" not in vars(trainer)
-
-
-def test_the_same_training_as_trls_with_the_plans_settings(tiny_qwen: Path, tmp_path: Path) -> None:
     def losses(trainer: Any) -> list[float]:
         trainer.train()
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
-    words = {"seed": 7, "learning_rate": 1e-3}
-    ours = autotrain_mem.SFTTrainer(
-        str(tiny_qwen), args=config(tmp_path, **words), train_dataset=texts(), autofit=QUIET
-    )
-    knobs = ours.plan.knobs
-    assert knobs.gradient_checkpointing is False  # a plan that is not TRL's defaults
-    settings = {"gradient_checkpointing": False} | words
-    trls = trl.SFTTrainer(str(tiny_qwen), args=config(tmp_path, **settings), train_dataset=texts())
-    assert losses(ours) == losses(trls)
+    before, scratch = traces(), tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    ours = planned(tiny_qwen, tmp_path, seed=7, learning_rate=1e-3)
+    of_ours = losses(ours)
+    assert traces() == before
+    assert not list(scratch.glob("autofit-*"))
+    assert "_autofit_call" not in vars(ours)
+    assert ours.plan.knobs.gradient_checkpointing is False  # a plan that is not TRL's defaults
+    args = sft(tmp_path, seed=7, learning_rate=1e-3, gradient_checkpointing=False)
+    assert of_ours == losses(trl.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts()))
 
 
 def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:
-    from autotrain_mem.drop_in.config_merge import default_config
-
-    class Named:
-        def __init__(self, output_dir: str) -> None:
-            self.output_dir = output_dir
-
-    assert default_config(Named, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT").output_dir == "Qwen2.5-0.5B-SFT"
+    assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
 
 
 # -- what TRL refuses ----------------------------------------------------------------------------------------------
 
 
-def refusal(kind: type, *args: Any, **kwargs: Any) -> str:
+def refusal(kind: type, **kwargs: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as caught:
-        kind(*args, **kwargs)
+        kind(**kwargs)
     met, error = set(), caught.value
     while error is not None:  # causes that go round in a circle keep some readers of tracebacks for ever
         assert id(error) not in met
@@ -109,45 +101,36 @@ def refusal(kind: type, *args: Any, **kwargs: Any) -> str:
 
 @pytest.mark.parametrize("keywords", [{"train_dataset": texts(), "tokenizer": None}, {}], ids=["unknown", "no rows"])
 def test_a_call_that_trl_refuses_is_refused_in_its_words(keywords: Any, tiny_qwen: Path, tmp_path: Path) -> None:
-    call = {"model": str(tiny_qwen), "args": config(tmp_path), **keywords}
+    call = {"model": str(tiny_qwen), "args": sft(tmp_path), **keywords}
     assert refusal(autotrain_mem.SFTTrainer, **call) == refusal(trl.SFTTrainer, **call)
 
 
 def test_what_trl_refuses_as_it_builds_is_refused_in_its_words(tiny_qwen: Path, tmp_path: Path) -> None:
-    args = trl.GRPOConfig(str(tmp_path), use_cpu=True, report_to="none", num_generations=4, reward_weights=[1.0, 2.0])
+    args = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])
     call = {"model": str(tiny_qwen), "reward_funcs": [shortness], "args": args, "train_dataset": prompts()}
-    said = refusal(autotrain_mem.GRPOTrainer, **call, autofit=QUIET)
-    assert said == refusal(trl.GRPOTrainer, **call)
+    assert refusal(autotrain_mem.GRPOTrainer, **call, autofit=QUIET) == refusal(trl.GRPOTrainer, **call)
 
 
 # -- pin and tune --------------------------------------------------------------------------------------------------
 
 
-def planned(tiny_qwen: Path, tmp_path: Path, autofit: AutoFit, **settings: Any) -> Any:
-    args = config(tmp_path, **settings)
-    return autotrain_mem.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts(), autofit=autofit).plan
-
-
-def test_a_default_may_be_changed_and_what_differs_is_kept(tiny_qwen: Path, tmp_path: Path) -> None:
-    assert planned(tiny_qwen, tmp_path, QUIET).knobs.gradient_checkpointing is False
-    given = planned(tiny_qwen, tmp_path, QUIET, per_device_train_batch_size=2)
-    assert (given.knobs.per_device_train_batch_size, given.knobs.gradient_accumulation_steps) == (2, 1)
-
-
-def test_pin_keeps_a_default_and_tune_gives_a_setting_free(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_pin_keeps_a_default_and_the_plan_can_be_followed(tiny_qwen: Path, tmp_path: Path) -> None:
     pinned = AutoFit(gpu="80MiB", show=False, pin=["gradient_checkpointing"])
-    assert planned(tiny_qwen, tmp_path, pinned).knobs.gradient_checkpointing is True
-    tuned = AutoFit(gpu="80MiB", show=False, tune=["gradient_checkpointing", "max_length"])
-    free = planned(tiny_qwen, tmp_path, tuned, gradient_checkpointing=True)
-    assert free.knobs.gradient_checkpointing is False
-    assert free.knobs.max_length == free.data.longest
-
-
-def test_a_plan_can_be_followed(tiny_qwen: Path, tmp_path: Path) -> None:
-    made = planned(tiny_qwen, tmp_path, QUIET)
+    made = planned(tiny_qwen, tmp_path, pinned, optim="adamw_torch").plan
+    assert made.knobs.gradient_checkpointing is True
     made.save(tmp_path / "plan.json")
-    again = planned(tiny_qwen, tmp_path, AutoFit(gpu="80MiB", show=False, plan=tmp_path / "plan.json"))
-    assert again.knobs == made.knobs
+    again = AutoFit(gpu="80MiB", show=False, plan=tmp_path / "plan.json")
+    assert planned(tiny_qwen, tmp_path, again, optim="adamw_torch").plan.knobs == made.knobs
+
+
+def test_tune_gives_settings_free_and_sizes_that_are_free_divide_the_same_batch(
+    tiny_qwen: Path, tmp_path: Path
+) -> None:
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    tuned = AutoFit(gpu="80MiB", show=False, tune=["max_length", *sizes])
+    free = planned(tiny_qwen, tmp_path, tuned, **SETTLED | sizes).plan
+    assert free.knobs.max_length == free.data.longest
+    assert free.knobs.effective_batch_size == 6
 
 
 # -- the script's own ----------------------------------------------------------------------------------------------
@@ -161,21 +144,18 @@ class Weighted(autotrain_mem.SFTTrainer):
         self.weight = weight
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-        import torch
-
-        # As much as a million tokens' worth of a distillation target.
-        target = torch.zeros(2**20, device=inputs["input_ids"].device)
+        target = torch.zeros(2**20, device=inputs["input_ids"].device)  # as a million tokens of a distillation target
         loss = super().compute_loss(model, inputs, return_outputs=False, **more)
         return self.weight * loss + target.sum()
 
 
 def test_a_subclass_is_rehearsed_with_its_own_loss(tiny_qwen: Path, tmp_path: Path) -> None:
-    plain = planned(tiny_qwen, tmp_path, QUIET)
-    own = Weighted(str(tiny_qwen), args=config(tmp_path), train_dataset=texts(), autofit=QUIET, weight=0.5)
-    assert own.plan.estimate.memory.peak_allocated_bytes >= plain.estimate.memory.peak_allocated_bytes
-    assert own.plan.knobs != plain.knobs or own.plan.estimate.memory != plain.estimate.memory
+    plain = planned(tiny_qwen, tmp_path, **SETTLED)
+    own = planned(tiny_qwen, tmp_path, kind=Weighted, **SETTLED)
+    more = own.plan.estimate.memory.peak_allocated_bytes - plain.plan.estimate.memory.peak_allocated_bytes
+    assert more > 2**21 or own.plan.knobs != plain.plan.knobs
     own.train()
-    assert own.weight == 0.5
+    assert own.weight == 1.0
 
 
 class Broken(autotrain_mem.SFTTrainer):
@@ -185,8 +165,22 @@ class Broken(autotrain_mem.SFTTrainer):
 
 def test_a_subclass_that_fails_is_told_by_its_own_error(tiny_qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="labels_of_mine") as caught:
-        Broken(str(tiny_qwen), args=config(tmp_path), train_dataset=texts(), autofit=QUIET)
+        planned(tiny_qwen, tmp_path, kind=Broken)
     assert any("Broken.compute_loss (test_promises.py:" in note for note in caught.value.__notes__)
+
+
+def test_an_optimizer_object_is_rehearsed_as_it_is(tiny_qwen: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen, dtype="float32")
+    optimizers = (torch.optim.SGD(model.parameters(), lr=1e-4), None)
+    args = sft(tmp_path, gradient_checkpointing=False)
+    call = {"args": args, "train_dataset": texts(), "compute_metrics": lambda predictions: {}}
+    trainer = autotrain_mem.SFTTrainer(model, **call, optimizers=optimizers, autofit=QUIET)
+    trainer.train()
+    memory = trainer.plan.estimate.memory
+    assert not [size for owner, size in memory.owners_at_peak.items() if owner.value == "optimizer_state" and size]
+    assert "compute_metrics" in " ".join(memory.not_counted)  # what a rehearsal leaves out is told
 
 
 SCRIPT = """
@@ -201,7 +195,10 @@ SCRIPT = """
             return LOUDNESS * super().compute_loss(model, inputs, return_outputs=False, **more)
 
     rows = Dataset.from_dict({{"question": ["how many words " * n for n in range(1, 9)]}})
-    args = trl.SFTConfig({out!r}, use_cpu=True, report_to="none", max_length=64, max_steps=1)
+    args = trl.SFTConfig(
+        {out!r}, use_cpu=True, report_to="none", max_length=64, max_steps=1, gradient_checkpointing=False,
+        optim="adamw_torch", per_device_train_batch_size=2,
+    )
     trainer = Louder(
         {model!r}, args=args, train_dataset=rows, formatting_func=lambda row: row["question"],
         autofit=AutoFit(gpu="80MiB"),
@@ -212,12 +209,52 @@ SCRIPT = """
 """
 
 
-def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_path: Path, forge: Forge) -> None:
     """As from a notebook: what is defined in ``__main__`` can be imported by nobody else."""
-    script = textwrap.dedent(SCRIPT).format(model=str(tiny_qwen), out=str(tmp_path / "out"))
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).format(model=str(tiny_qwen), out=str(tmp_path / "out")))
+    with forge.commands(sys.modules[__name__]):
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "steps 1 0"
     assert "fits 80MiB" in done.stderr
+
+
+# -- what is known of a script's call beside its config --------------------------------------------------------------
+
+
+def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:
+    words = {"model": "NAME", **keywords}
+    call = Call(trainer=trainer, args=(), kwargs=words, keywords=words)
+    return _digest(Asked(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit(), lost=()))
+
+
+def lora(**more: Any) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **more})
+
+
+def test_equal_calls_have_equal_digests_others_another_and_code_of_the_users_own_none(tmp_path: Path) -> None:
+    from transformers import BitsAndBytesConfig
+
+    assert digest(peft_config=lora()) == digest(peft_config=lora())
+    known = [
+        digest(),
+        digest(peft_config=lora()),
+        digest(peft_config=lora(r=8)),
+        digest(quantization_config=BitsAndBytesConfig(load_in_4bit=True)),
+        digest(quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+        digest(reward_funcs=[shortness]),
+        digest(reward_funcs=[shortness, shortness]),
+        digest(reward_funcs="NAME"),
+    ]
+    assert "" not in known
+    assert len(set(known)) == len(known)
+    own = ({"compute_loss_func": shortness}, {"data_collator": shortness}, {"reward_funcs": [torch.nn.Linear(1, 1)]})
+    assert {digest(Weighted), *(digest(**keywords) for keywords in own)} == {""}
+    # a quantization in the loading arguments is the script's, and none is added
+    for given in ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, None):
+        words = {"model": "NAME", "args": sft(tmp_path, model_init_kwargs=given), "peft_config": lora()}
+        added = with_knobs(words, "sft", {"load_in_4bit": True}).get("quantization_config")
+        assert added is None if given else added.load_in_4bit

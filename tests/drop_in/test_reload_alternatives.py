@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.errors import DoesNotFitError
@@ -51,13 +52,6 @@ def plan_at(level: str, **knobs: Any) -> Plan:
     return replace(PLAN, level=level, estimate=estimate)
 
 
-def test_a_lossless_plan_asks_for_nothing_more(tmp_path: Path) -> None:
-    planner = Planner(plan_at("lossless"), None)
-    call, job = call_of(causal(), tmp_path)
-    assert with_reloaded(planner, job, call, tmp_path) == plan_at("lossless")
-    assert len(planner.asked) == 1
-
-
 def test_a_plan_that_gives_something_up_shows_what_a_name_would_allow(tmp_path: Path) -> None:
     planner = Planner(plan_at("LoRA", use_peft=True), plan_at("rounding", dtype="bfloat16"))
     call, job = call_of(causal(), tmp_path)
@@ -83,15 +77,15 @@ def test_where_nothing_fits_the_error_says_whether_a_name_would(fits_by_name: bo
     ] * fits_by_name
 
 
-def test_a_model_with_modules_of_the_users_own_has_no_name(tmp_path: Path) -> None:
-    import torch
-
+@pytest.mark.parametrize("level", ["lossless", "LoRA"])
+def test_nothing_more_is_asked_of_a_lossless_plan_nor_of_a_model_that_has_no_name(level: str, tmp_path: Path) -> None:
     class Own(torch.nn.Module):
         pass
 
     model = causal()
-    model.extra = Own()
-    planner = Planner(plan_at("LoRA"), plan_at("rounding", dtype="bfloat16"))
+    if level == "LoRA":
+        model.extra = Own()
+    planner = Planner(plan_at(level), plan_at("rounding", dtype="bfloat16"))
     call, job = call_of(model, tmp_path)
-    assert with_reloaded(planner, job, call, tmp_path) == plan_at("LoRA")
+    assert with_reloaded(planner, job, call, tmp_path) == plan_at(level)
     assert len(planner.asked) == 1

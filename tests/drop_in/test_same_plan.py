@@ -1,130 +1,145 @@
-"""Planning through a class and through the command is the same planning."""
+"""TRL's own scripts, in which only the trainer's class comes from elsewhere, train with the command's plan."""
 
 from __future__ import annotations
 
+import importlib.resources
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import flags
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Plan
 from autotrain_mem.worker.pool import Workers
-from tests.drop_in.conftest import pairs, ppo_models, prompts, shortness, texts
+from tests.drop_in.conftest import SETTLED, config, pairs, ppo_models, prompts, texts
 
 pytestmark = pytest.mark.slow
 
-GPU = "80MiB"
+SETTLED_FLAGS = "--per_device_train_batch_size 4 --gradient_checkpointing false --optim adamw_torch"
+PAIRS = f"--max_length 64 {SETTLED_FLAGS}"
+LORA = f"{PAIRS} --use_peft --lora_r 4 --lora_target_modules q_proj v_proj"
+ONLINE = (
+    f"--num_generations 4 --max_completion_length 8 --reward_funcs tests.drop_in.conftest.shortness {SETTLED_FLAGS}"
+)
 
 
-def by_the_command(workers: Workers, method: str, *argv: str) -> Plan:
-    wish, _ = flags.read(f"autofit {method}", [*argv, "--effective_batch_size", "8", "--gpu", GPU])
-    return api.plan(api.rehearsals_for(workers, wish, print), to_train=True)
+def check_same(plan: Plan, workers: Workers, method: str, *argv: str) -> None:
+    """As the command plans with these words."""
+    wish, _ = flags.read(f"autofit {method}", argv)
+    other = api.plan(api.rehearsals_for(workers, wish, print), to_train=True)
+    assert plan.knobs == other.knobs
+    assert plan.level == other.level
+    assert replace(plan.estimate.memory, rehearsal_seconds=0) == replace(other.estimate.memory, rehearsal_seconds=0)
+    assert plan.estimate.required_bytes == other.estimate.required_bytes
+    assert [attempt.knobs for attempt in plan.attempts] == [attempt.knobs for attempt in other.attempts]
+    assert [lever.name for lever in plan.levers] == [lever.name for lever in other.levers]
+    assert plan.data == other.data
 
 
-def by_the_class(kind: type, **keywords: Any) -> Plan:
-    asked = keywords["args"].to_dict()
-    trainer = kind(**keywords, autofit=AutoFit(effective_batch_size=8, gpu=GPU, show=False))
-    knobs, args = trainer.plan.knobs, trainer.args
-    assert args.per_device_train_batch_size == knobs.per_device_train_batch_size
-    assert args.gradient_accumulation_steps == knobs.gradient_accumulation_steps
-    assert args.gradient_checkpointing is knobs.gradient_checkpointing
-    assert keywords["args"].to_dict() == asked
-    plan: Plan = trainer.plan
-    return plan
-
-
-def check_equal(one: Plan, other: Plan) -> None:
-    assert one.knobs == other.knobs
-    assert one.level == other.level
-    assert replace(one.estimate.memory, rehearsal_seconds=0) == replace(other.estimate.memory, rehearsal_seconds=0)
-    assert one.estimate.required_bytes == other.estimate.required_bytes
-    assert [attempt.knobs for attempt in one.attempts] == [attempt.knobs for attempt in other.attempts]
-    assert [lever.name for lever in one.levers] == [lever.name for lever in other.levers]
-    assert one.data == other.data
-
-
-def rows_file(rows: Any, folder: Path) -> str:
-    path = folder / "rows.jsonl"
+def rows_file(folder: Path, rows: Any) -> Path:
+    (folder / "data").mkdir()
+    path = folder / "data" / "train.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return path
 
 
-def config(kind: Any, folder: Path, **more: Any) -> Any:
-    return kind(str(folder / "out"), use_cpu=True, report_to="none", max_steps=1, **more)
+@pytest.mark.parametrize(
+    ("method", "rows", "words"),
+    [
+        pytest.param("sft", texts, LORA, marks=pytest.mark.newest),
+        ("reward", pairs, PAIRS),
+        ("dpo", pairs, PAIRS),
+        ("kto", pairs, PAIRS),
+        pytest.param("grpo", prompts, ONLINE, marks=pytest.mark.newest),
+        ("rloo", prompts, ONLINE),
+    ],
+)
+def test_a_script_of_trl_trains_with_the_commands_plan(
+    workers: Workers,
+    tiny_qwen: Path,
+    tiny_reward_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    rows: Callable[[], Any],
+    words: str,
+) -> None:
+    name, seen, data = METHODS[method].trainer, list[Any](), rows_file(tmp_path, rows()).parent
+    kind = getattr(autotrain_mem, name)
+
+    def train(self: Any, *, _trls: Any = kind.train) -> Any:
+        seen.append(self)
+        return _trls(self)
+
+    monkeypatch.setattr(kind, "train", train)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which the scripts with rewards prepend to
+    given = ["--model_name_or_path", str(tiny_qwen), "--dataset_name", str(data), "--output_dir", str(tmp_path / "out")]
+    given += ["--use_cpu", "--max_steps", "2", "--report_to", "none", *words.split()]
+    given += ["--reward_model_name_or_path", str(tiny_reward_model)] if METHODS[method].is_online else []
+    monkeypatch.setattr(sys, "argv", [f"{method}.py", *given])
+    script = (importlib.resources.files("trl") / "scripts" / f"{method}.py").read_text(encoding="utf-8")
+    ours = script.replace(
+        f"    from trl import {name}, ", f"    from autotrain_mem import {name}\n    from trl import "
+    )
+    assert ours != script
+    exec(compile(ours, f"{method}.py", "exec"), {"__name__": "__main__"})
+    (trainer,) = seen
+    assert trainer.state.global_step == 2
+    assert any((tmp_path / "out" / f"{kind}.safetensors").is_file() for kind in ("model", "adapter_model"))
+    plan, args = trainer.plan, trainer.args
+    assert (plan.estimate.hardware.origin, plan.level) == ("cpu", "lossless")
+    assert args.per_device_train_batch_size == plan.knobs.per_device_train_batch_size
+    assert args.gradient_checkpointing is plan.knobs.gradient_checkpointing
+    check_same(plan, workers, method, *given)
 
 
-@pytest.mark.parametrize("adapts", [False, True], ids=["full", "LoRA"])
-def test_sft(workers: Workers, tiny_qwen: Path, tmp_path: Path, adapts: bool) -> None:
-    from peft import LoraConfig
+def test_a_search_by_the_class_is_the_commands(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
     from trl import SFTConfig
 
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     args = config(SFTConfig, tmp_path, max_length=64)
-    plan = by_the_class(
-        autotrain_mem.SFTTrainer,
-        model=str(tiny_qwen),
-        args=args,
-        train_dataset=texts(),
-        peft_config=lora if adapts else None,
-    )
-    argv = ["--model", str(tiny_qwen), "--dataset", rows_file(texts(), tmp_path), "--max_length", "64"]
-    flagged = ["--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--lora_target_modules", "q_proj", "v_proj"]
-    flagged += ["--lora_dropout", "0"]
-    check_equal(plan, by_the_command(workers, "sft", *argv, *(flagged if adapts else [])))
-
-
-def kinds(method: str) -> tuple[Any, Any]:
-    """Our trainer and TRL's config."""
-    import trl
-
-    name = next(name for name in ("SFT", "Reward", "DPO", "KTO", "GRPO", "RLOO") if name.lower() == method)
-    return getattr(autotrain_mem, f"{name}Trainer"), getattr(trl, f"{name}Config")
-
-
-@pytest.mark.parametrize("method", ["reward", "dpo", "kto"])
-def test_methods_that_read_pairs(workers: Workers, tiny_qwen: Path, tmp_path: Path, method: str) -> None:
-    kind, config_kind = kinds(method)
-    args = config(config_kind, tmp_path, max_length=64)
-    plan = by_the_class(kind, model=str(tiny_qwen), args=args, train_dataset=pairs())
-    argv = ("--model", str(tiny_qwen), "--dataset", rows_file(pairs(), tmp_path), "--max_length", "64")
-    check_equal(plan, by_the_command(workers, method, *argv))
-
-
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_grpo_and_rloo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path, method: str) -> None:
-    kind, config_kind = kinds(method)
-    plan = by_the_class(
-        kind,
-        model=str(tiny_qwen),
-        reward_funcs=[str(tiny_reward_model), shortness],
-        args=config(config_kind, tmp_path, max_completion_length=16, num_generations=4),
-        train_dataset=prompts(),
-    )
-    argv = ["--model", str(tiny_qwen), "--dataset", rows_file(prompts(), tmp_path), "--max_completion_length", "16"]
-    rewards = ["--reward_model_name_or_path", str(tiny_reward_model), "--reward_funcs", f"{__name__}.shortness"]
-    check_equal(plan, by_the_command(workers, method, *argv, "--num_generations", "4", *rewards))
+    asked, autofit = args.to_dict(), AutoFit(effective_batch_size=8, gpu="80MiB", show=False)
+    trainer = autotrain_mem.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts(), autofit=autofit)
+    assert args.to_dict() == asked
+    knobs, made = trainer.plan.knobs, trainer.args
+    sizes = (made.per_device_train_batch_size, made.gradient_accumulation_steps, made.gradient_checkpointing)
+    assert sizes == (knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps, knobs.gradient_checkpointing)
+    words = ["--model", str(tiny_qwen), "--dataset", str(rows_file(tmp_path, texts())), "--max_length", "64"]
+    check_same(trainer.plan, workers, "sft", *words, "--effective_batch_size", "8", "--gpu", "80MiB")
 
 
 def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
+    """TRL carries no script for it: one written after its documentation of the trainer."""
     pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
     from transformers import AutoTokenizer
     from trl.experimental.ppo import PPOConfig
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
     rows = prompts().map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns="prompt")
-    args = config(PPOConfig, tmp_path, response_length=16)
-    plan = by_the_class(
-        autotrain_mem.PPOTrainer,
+    settings = {"response_length": 8, "num_ppo_epochs": 1, "num_sample_generations": 0, "total_episodes": 8}
+    settings["local_rollout_forward_batch_size"] = 4
+    args = config(PPOConfig, tmp_path, **settings, **SETTLED)
+    trainer = autotrain_mem.PPOTrainer(
         args=args,
         processing_class=tokenizer,
         **ppo_models(tiny_qwen, tiny_reward_model),
         train_dataset=rows,
+        eval_dataset=rows,
+        autofit=AutoFit(gpu="80MiB", show=False),
     )
-    argv = ["--model", str(tiny_qwen), "--dataset", rows_file(prompts(), tmp_path), "--response_length", "16"]
-    argv += ["--reward_model_path", str(tiny_reward_model), "--dtype", "float32"]
-    check_equal(plan, by_the_command(workers, "ppo", *argv))
+    words = ["--model", str(tiny_qwen), "--dataset", str(rows_file(tmp_path, prompts())), "--gpu", "80MiB"]
+    words += ["--reward_model_path", str(tiny_reward_model), "--dtype", "float32", *SETTLED_FLAGS.split()]
+    words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    check_same(trainer.plan, workers, "ppo", *words)
+    trainer.train()
+    trainer.save_model(args.output_dir)
+    assert trainer.state.global_step == 1
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nouns import TRL_DEFAULTS
 
@@ -31,24 +31,15 @@ ROW_TOKENS = 300
 def predicted(peak_mib: int, *, load_mib: int = 1, knobs: Knobs = TRL_DEFAULTS, hardware: Hardware = CARD) -> Estimate:
     """Nothing is cached."""
     peak, load = peak_mib * MIB, load_mib * MIB
-    reserved = ReservedEstimate(
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=peak,
-        peak_limited_bytes=peak,
-        slack_bytes=0,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
-    )
+    sizes = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_limited_bytes"), peak)
+    reserved = ReservedEstimate(**sizes, slack_bytes=0, num_alloc_retries=0, largest_refused_bytes=None)
     memory = MemoryEstimate(
         peak_allocated_bytes=peak,
         peak_phase=Phase.BACKWARD,
         phases={Phase.LOAD: load, Phase.FORWARD: peak, Phase.BACKWARD: peak},
         owners_at_peak={Owner.WEIGHTS: load, Owner.ACTIVATIONS: peak - load},
         modules_at_peak=(),
-        reserved=ReservedByMode(
-            native=reserved,
-            expandable_segments=reserved,
-        ),
+        reserved=ReservedByMode(native=reserved, expandable_segments=reserved),
         not_counted=(),
         rehearsal_seconds=1.0,
     )
@@ -56,10 +47,7 @@ def predicted(peak_mib: int, *, load_mib: int = 1, knobs: Knobs = TRL_DEFAULTS, 
     return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=BUDGET, time=time)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Of one probe."""
-
+class Measured(NamedTuple):
     phases: Mapping[Phase, PhasePeak]
     reading: MemoryReading
 

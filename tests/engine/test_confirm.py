@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from fake_worker import FakeWorker, rehearsals, toy
 from nouns import TRL_DEFAULTS
 from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
-from test_follow_plan import Counting
 
 from autotrain_mem import api
 from autotrain_mem.engine.probe.calibration import Correction, Line
 from autotrain_mem.engine.probe.confirm import MOST_PROBES, Replanned, Ways, confirmed, is_probed
-from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
 from autotrain_mem.spec.job import PythonCall
@@ -93,7 +92,7 @@ def as_predicted(count: int) -> int:
 CHOSEN = plan(of(4))
 
 
-def test_a_plan_that_fits_is_confirmed_as_it_is() -> None:
+def test_a_plan_that_fits_is_confirmed_as_it_is_and_not_probed_again_while_it_fits() -> None:
     ways, events = FakeWays(as_predicted), list[Mapping[str, Any]]()
     made = confirmed(CHOSEN, ways, events.append)
     assert made == replace(CHOSEN, experience=made.experience)
@@ -101,92 +100,64 @@ def test_a_plan_that_fits_is_confirmed_as_it_is() -> None:
     assert [event["event"] for event in events] == ["probing", "probe"]
     assert (events[1]["predicted_bytes"], events[1]["budget_bytes"]) == (60 * MIB, BUDGET)
     assert not ways.corrections
+    ways = FakeWays(as_predicted)
+    assert confirmed(made, ways) == made
+    assert not ways.probed
+    ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
+    assert confirmed(made, ways).knobs == rows(2), "less is free now than it needed"
+    assert ways.probed == [2]
 
 
 def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
     """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
     events = list[Mapping[str, Any]]()
     made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), events.append)
-    assert made.knobs == rows(2)
-    assert [each.fits for each in made.experience.probes] == [False, True]
     assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
-    assert codec.from_json(Plan, events[2]["plan"]).knobs == rows(2)
+    assert codec.from_json(Plan, events[2]["plan"]).knobs == made.knobs == rows(2)
     assert made.warnings == CHOSEN.warnings
 
 
 @pytest.mark.parametrize(
-    ("needed", "start", "probed", "fits", "rows_after"),
+    ("needed", "start", "fits", "probed"),
     [
-        pytest.param(lambda n: 20 * n + 2, 4, [4, 2], [False, True], 2, id="the card holds it and the budget does not"),
-        pytest.param(lambda n: 5 * n, 2, [2, 8], [True, True], 8, id="far less than predicted moves up once"),
-        pytest.param(lambda n: 5 * n if n < 8 else 90, 2, [2, 8], [True, False], 2, id="the first one stays"),
-        pytest.param(lambda n: 8 * n, 2, [2], [True], 2, id="a little less moves nothing"),
+        pytest.param(lambda n: 20 * n + 2, 4, [False, True], [4, 2], id="the card holds it and the budget does not"),
+        pytest.param(lambda n: 5 * n, 2, [True, True], [2, 8], id="far less than predicted moves up once"),
+        pytest.param(lambda n: 5 * n if n < 8 else 90, 2, [True, False], [2, 8], id="the first one stays"),
+        pytest.param(lambda n: 8 * n, 2, [True], [2], id="a little less moves nothing"),
     ],
 )
 def test_a_plan_moves_by_what_its_probes_need(
-    needed: Callable[[int], int], start: int, probed: list[int], fits: list[bool], rows_after: int
+    needed: Callable[[int], int], start: int, fits: list[bool], probed: list[int]
 ) -> None:
     ways = FakeWays(needed)
-    confirmed_plan = confirmed(plan(of(start)), ways)
-    assert ways.probed == probed
-    assert [each.fits for each in confirmed_plan.experience.probes] == fits
-    assert confirmed_plan.knobs == rows(rows_after)
-    assert confirmed(plan(of(start)), FakeWays(needed)) == confirmed_plan, "the same probes lead to the same plan"
-    if rows_after == start:
-        assert confirmed_plan == replace(plan(of(start)), experience=confirmed_plan.experience)
+    made = confirmed(plan(of(start)), ways)
+    assert (ways.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
+    assert made.knobs == rows(probed[fits.index(True) if False in fits else -1])
+    assert confirmed(plan(of(start)), FakeWays(needed)) == made, "the same probes lead to the same plan"
 
 
-def test_a_cache_that_was_given_back_is_a_misfit() -> None:
-    class Pressed(FakeWays):
-        def probe(self, made: Plan) -> Probe:
-            found = super().probe(made)
-            if len(self.probed) > 1:
-                return found
-            return replace(found, measured=replace(found.measured, num_alloc_retries=1), fits=False)  # type: ignore[type-var]
-
-    ways = Pressed(as_predicted)
-    assert confirmed(CHOSEN, ways).knobs != CHOSEN.knobs
-    assert ways.probed == [4, 2]
-
-
-def test_three_probes_are_made_at_most_and_the_error_holds_them_all() -> None:
+def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -> None:
     ways = FakeWays(lambda count: 90)
     with pytest.raises(DoesNotFitError) as raised:
         confirmed(CHOSEN, ways)
     assert len(ways.probed) <= MOST_PROBES
     assert raised.value.message.count("probed") == len(ways.probed)
     assert "out of memory in the backward phase" in raised.value.message
-
-
-def test_where_nothing_fits_by_what_was_measured_the_searchs_error_says_what_was() -> None:
-    chosen = plan(of(1))
     with pytest.raises(DoesNotFitError) as raised:
-        confirmed(chosen, FakeWays(lambda count: 90))
+        confirmed(plan(of(1)), FakeWays(lambda count: 90))
     assert raised.value.message.splitlines()[0] == "here/m does not fit toy."
     assert "probed 1 x 8 rows of 300 tokens: held 104.0 MiB of 100.0 MiB" in raised.value.message
     assert raised.value.hint == "--gpu larger"
 
 
-def test_rows_that_are_shorter_than_planned_for_move_nothing() -> None:
+def test_rows_that_are_shorter_than_planned_for_and_settings_of_the_users_move_nothing() -> None:
     ways = FakeWays(lambda count: count, row_tokens=ROW_TOKENS - 1)
     assert confirmed(plan(of(2)), ways).knobs == rows(2)
     assert ways.probed == [2]
-
-
-def test_settings_of_the_users_are_tried_and_not_moved() -> None:
     assert confirmed(plan(of(2)), FakeWays(lambda count: 1), may_move=False).knobs == rows(2)
     with pytest.raises(DoesNotFitError, match="A probe was made, and it did not fit") as raised:
         confirmed(CHOSEN, FakeWays(lambda count: 90), may_move=False)
     assert "--no_probe" in raised.value.hint
-
-
-def test_a_plan_that_was_confirmed_before_is_not_probed_again() -> None:
-    made, ways = confirmed(CHOSEN, FakeWays(as_predicted)), FakeWays(as_predicted)
-    assert confirmed(made, ways) == made
-    assert not ways.probed
-    ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
-    assert confirmed(made, ways).knobs == rows(2), "less is free now than it needed"
-    assert ways.probed == [2]
 
 
 def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
@@ -204,31 +175,18 @@ def test_what_is_held_outside_torch_counts_and_is_planned_with() -> None:
     assert made.knobs == rows(2)
 
 
-@pytest.mark.parametrize(
-    ("job", "card", "share_bytes", "expected"),
-    [
-        pytest.param(JOB, CARD, 0, True, id="a card"),
-        pytest.param(JOB, replace(CARD, origin="cpu"), 0, False, id="a CPU measures nothing"),
-        pytest.param(JOB, CARD, GIB, False, id="vLLM's share cannot be told apart"),
-        pytest.param(
-            replace(JOB, python_call=PythonCall(path="call", holds_model=False, holds_rows=True, digest="")),
-            CARD,
-            0,
-            False,
-            id="a drop-in trainer holds its card",
-        ),
-    ],
-)
-def test_what_is_probed(job: Job, card: Hardware, share_bytes: int, expected: bool) -> None:
-    assert is_probed(job, card, vllm_share_bytes=share_bytes) is expected
+def test_what_is_probed() -> None:
+    assert is_probed(JOB, CARD, vllm_share_bytes=0)
+    assert not is_probed(JOB, replace(CARD, origin="cpu"), vllm_share_bytes=0), "it measures nothing"
+    assert not is_probed(JOB, CARD, vllm_share_bytes=GIB), "it cannot be told apart"
+    call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
+    assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer holds its card"
 
 
 # -- the search that is repeated -----------------------------------------------------------------------------------
 
 
 class Closing(api.Workers):
-    """Counts how often it ends."""
-
     ended = 0
 
     def __exit__(self, *_: object) -> None:
@@ -237,19 +195,18 @@ class Closing(api.Workers):
 
 def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tmp_path: Any) -> None:
     """A backward that needs 18 GiB more leads to another level; what is kept stays as it was rehearsed."""
-    worker = Counting()
-    workers = Closing.holding(worker)  # type: ignore[arg-type]
-    card = Hardware(name="large", origin="imagined", total_bytes=32 * GIB, free_bytes=32 * GIB, non_torch_bytes=0)
-    rehearsals = Rehearsals(workers=workers, job=JOB, defaults=TRL_DEFAULTS, hardware=card)
-    before = api.plan(rehearsals, to_train=True)
-    ways = Ways(rehearsals=rehearsals, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    worker, card = FakeWorker(longest=300), toy(32)
+    workers: Any = Closing.holding(worker)
+    asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
+    before = api.plan(asked_of, to_train=True)
+    ways = Ways(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
     peak = before.estimate.memory.phases[Phase.BACKWARD]
     line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
     moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
-    assert workers.ended == 1  # type: ignore[attr-defined]
+    assert workers.ended == 1
     assert (before.level, moved.plan.level) == ("lossless", "lossless, offloading")
     assert moved.plan.estimate.memory.peak_allocated_bytes == moved.predicted.memory.peak_allocated_bytes + 18 * GIB
     assert moved.plan.estimate.fits
     asked = len(worker.asked)
-    again = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
-    assert (again.plan.knobs, len(worker.asked)) == (moved.plan.knobs, asked)
+    assert ways.planned(Correction(lines={Phase.BACKWARD: line}), card).plan.knobs == moved.plan.knobs
+    assert len(worker.asked) == asked

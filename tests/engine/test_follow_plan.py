@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_worker
 import pytest
-from nouns import TRL_DEFAULTS
-from test_compare_gpus import ADA, LARGE, SMALL, FakeWorker
+from fake_worker import FakeWorker
+from test_compare_gpus import ADA, LARGE, SMALL
 
 from autotrain_mem import api
 from autotrain_mem.engine.rehearsals import NOWHERE, Rehearsals, job_key
 from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Candidate, DataProfile, Hardware, Job, Plan
+from autotrain_mem.spec import Candidate, Hardware, Job, Plan
 from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.store import Store
 from autotrain_mem.units import GIB
 from autotrain_mem.versions import versions_key
@@ -28,31 +27,17 @@ DIGESTS = {"here/m": "one", "elsewhere/m": "one", "another": "two"}
 AGAIN = "autofit plan ..."
 
 
-@dataclass
-class Counting(FakeWorker):
+def counting(longest: int = 300, digests: Any = DIGESTS) -> FakeWorker:
     """Knows its models apart, and how long the rows of its data are."""
-
-    longest: int = 300
-    digests: Mapping[str, str] | None = None
-
-    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
-        facts = super().describe(job, compute_capability)
-        return replace(facts, digest=(self.digests or DIGESTS)[job.model])
-
-    def fingerprint(self, job: Job) -> str:
-        return str(self.longest)
-
-    def profile(self, job: Job, on_counting: Any) -> DataProfile:
-        return DataProfile(rows_by_length={100: 9, self.longest: 1})
+    return FakeWorker(longest=longest, digests=digests)
 
 
 def rehearsals(worker: FakeWorker, job: Job = JOB, card: Hardware = LARGE, **more: Any) -> Rehearsals:
-    workers = api.Workers.holding(worker)  # type: ignore[arg-type]
-    return Rehearsals(workers=workers, job=job, defaults=TRL_DEFAULTS, hardware=card, **more)
+    return fake_worker.rehearsals(worker, job, card, **more)
 
 
 def made(job: Job = JOB, card: Hardware = LARGE, **more: Any) -> Plan:
-    return api.plan(rehearsals(Counting(), job, card, **more))
+    return api.plan(rehearsals(counting(), job, card, **more))
 
 
 def asking(**arguments: Any) -> Job:
@@ -63,20 +48,20 @@ def handing(digest: str) -> Job:
     return replace(JOB, python_call=PythonCall(path="call", holds_model=False, holds_rows=True, digest=digest))
 
 
-def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None, **more: Any) -> Plan:
-    return api.plan(rehearsals(worker or Counting(), job, card, **more), earlier=plan, again=AGAIN)
+def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: FakeWorker | None = None, **more: Any) -> Plan:
+    return api.plan(rehearsals(worker or counting(), job, card, **more), earlier=plan, again=AGAIN)
 
 
-def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: Counting | None = None) -> str:
+def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: FakeWorker | None = None) -> str:
     """Why it was rehearsed once, whole; empty where it was not."""
-    worker = worker or Counting()
+    worker = worker or counting()
     warnings = followed(plan, job, card, worker).warnings
     assert len(worker.asked) == len(warnings)
     return warnings[0].partition("changed: ")[2].rstrip(".") if warnings else ""
 
 
 def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same() -> None:
-    plan, worker = made(), Counting()
+    plan, worker = made(), counting()
     assert plan.alternatives
     assert followed(plan, worker=worker) == plan
     assert not worker.asked
@@ -88,32 +73,26 @@ def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same
     assert reason(plan, asking(**same)) == ""
 
 
-def test_other_versions_are_named_and_the_settings_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, worker, attempts = made(), Counting(), list[Candidate]()
-    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), "trl": "99.0", "vllm": "1.0"})
-    again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
-    assert [knobs for knobs, _ in worker.asked] == [attempt.knobs for attempt in attempts] == [plan.knobs]
-    assert again.warnings == (
-        "The plan was made before and rehearsed once more, since this has changed: "
-        f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0.",
-    )
-    assert again.knobs == plan.knobs
-    assert again.estimate.memory.rehearsed_layers is None
-
-
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
+        ({"trl": "99.0", "vllm": "1.0"}, f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0"),
         ({"trl files": "1", "autotrain_mem": "2"}, "autofit's own code, trl's files"),
         ({"trl files": "1", "trl": "99.0"}, f"trl {versions_key()['trl']} -> 99.0"),
         ({"torch": f"{str(versions_key()['torch']).partition('+')[0]}+cu130"}, ""),
     ],
-    ids=["digests of files", "one package is named once", "a build for another device is no change"],
+    ids=["others", "digests of files", "one package is named once", "a build for another device is no change"],
 )
-def test_versions_are_compared_in_words(changed: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = made()
+def test_versions_are_compared_in_words_and_others_are_rehearsed_once(
+    changed: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, worker, attempts = made(), counting(), list[Candidate]()
     monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), **changed})
     assert reason(plan) == why
+    again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
+    assert [each.knobs for each in worker.asked] == [each.knobs for each in attempts] == [plan.knobs] * bool(why)
+    assert again.knobs == plan.knobs
+    assert again.estimate.memory.rehearsed_layers is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +117,7 @@ def test_a_word_counts_where_a_rehearsal_depends_on_it(job: Job, why: str) -> No
 
 def test_the_environment_and_the_models_config_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made()
-    assert reason(plan, worker=Counting(digests={"here/m": "edited"})) == "the config of here/m"
+    assert reason(plan, worker=counting(digests={"here/m": "edited"})) == "the config of here/m"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     assert reason(plan) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
 
@@ -146,9 +125,9 @@ def test_the_environment_and_the_models_config_count_too(monkeypatch: pytest.Mon
 def test_data_whose_rows_have_grown_are_rehearsed_and_shorter_ones_are_not() -> None:
     automatic, job = replace(asking(max_length="auto"), dataset="d"), replace(JOB, dataset="d")
     assert made(automatic).row_tokens == 300
-    assert reason(made(automatic), automatic, worker=Counting(longest=299)) == ""
+    assert reason(made(automatic), automatic, worker=counting(longest=299)) == ""
     plan = made(job)
-    assert reason(plan, job, worker=Counting(longest=301)) == "longest row 300 -> 301 tokens"
+    assert reason(plan, job, worker=counting(longest=301)) == "longest row 300 -> 301 tokens"
     assert reason(plan, replace(JOB, dataset="e")) == "dataset d -> e"
 
 
@@ -210,24 +189,22 @@ def test_the_headroom_of_the_plan_is_kept_on_its_card_unless_another_is_given() 
 # -- what contradicts it -----------------------------------------------------------------------------------------------
 
 
-CONTRADICTIONS: dict[str, tuple[Job, str]] = {
-    "batch": (asking(per_device_train_batch_size=3), "per_device_train_batch_size is 3, and 2 in the plan"),
-    "checkpointing": (asking(gradient_checkpointing=True), "gradient_checkpointing is True, and False in the plan"),
-    "lora": (asking(use_peft=True), "use_peft is True, and False in the plan"),
-    "wish": (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
-    "effective": (replace(JOB, effective_batch_size=12), "effective_batch_size is 12, and 8 in the plan"),
-    "forbid": (
-        replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})),
-        "forbid has optimizer_offload, and the plan needs it",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_what_contradicts_the_plan_is_refused_with_both_ways_out(name: str) -> None:
-    plan = made(card=SMALL)
-    job, said = CONTRADICTIONS[name]
-    worker = Counting()
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (asking(per_device_train_batch_size=3), "per_device_train_batch_size is 3, and 2 in the plan"),
+        (asking(gradient_checkpointing=True), "gradient_checkpointing is True, and False in the plan"),
+        (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
+        (replace(JOB, effective_batch_size=12), "effective_batch_size is 12, and 8 in the plan"),
+        (
+            replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})),
+            "forbid has optimizer_offload, and the plan needs it",
+        ),
+    ],
+    ids=["rows", "a switch", "a wish", "effective batch", "forbid"],
+)
+def test_what_contradicts_the_plan_is_refused_with_both_ways_out(job: Job, said: str) -> None:
+    plan, worker = made(card=SMALL), counting()
     with pytest.raises(UsageError, match="The plan decides otherwise: ") as raised:
         followed(plan, job, SMALL, worker)
     assert said in raised.value.message, (raised.value.message, plan.knobs)
@@ -244,13 +221,13 @@ def test_what_contradicts_the_plan_is_refused_with_both_ways_out(name: str) -> N
     ],
 )
 def test_another_subject_is_refused_before_anything_is_rehearsed(job: Job, message: str) -> None:
-    worker = Counting()
+    worker = counting()
     with pytest.raises(UsageError, match=message):
         followed(made(), job, worker=worker)
     assert not worker.asked
 
 
-def test_how_far_to_go_is_compared_with_how_far_the_plan_went() -> None:
+def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_found_is_kept() -> None:
     offloading = made(card=SMALL)
     assert offloading.level == "lossless, offloading"
     assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
@@ -259,9 +236,6 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went() -> None:
     assert reason(plan, replace(JOB, fit="rounding"), card) == ""
     with pytest.raises(UsageError, match="fit is lossless, and the plan is of the level rounding"):
         followed(plan, replace(JOB, fit="lossless"), card)
-
-
-def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:
     plan = made(replace(asking(max_length="auto"), dataset="d"))
     with pytest.raises(UsageError, match="max_length is 200, and 300 in the plan"):
         followed(plan, replace(asking(max_length=200), dataset="d"))
@@ -273,6 +247,6 @@ def test_a_length_that_the_plan_found_may_not_be_given_anew() -> None:
 def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) -> None:
     assert job_key(asking(learning_rate=3e-3, output_dir="elsewhere", num_train_epochs=7)) == job_key(JOB)
     assert job_key(asking(weight_decay=0.1)) != job_key(JOB), "some optimizers hold decayed gradients"
-    kept = rehearsals(Counting(), store=Store(tmp_path))
+    kept = rehearsals(counting(), store=Store(tmp_path))
     assert kept.footprint_store is kept.store
     assert replace(kept, job=asking(trust_remote_code=True)).footprint_store is NOWHERE, "its code may change unseen"

@@ -1,4 +1,4 @@
-"""Another plan for a run under way: less memory, and the same training."""
+"""Another plan for a run under way: less memory, and the same training; or what would have fit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,29 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import fake_worker
 import pytest
-from test_follow_plan import JOB, Counting, made, rehearsals
+from fake_worker import FakeWorker, toy
+from nouns import TRL_DEFAULTS
+from test_follow_plan import JOB, counting, made, rehearsals
 
-from autotrain_mem.engine.recover.replan import MOVABLE, flags_of, with_less_on_device, with_less_on_host
+from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.recover.replan import (
+    MOVABLE,
+    flags_of,
+    lowered_budget_bytes,
+    smallest_change,
+    with_less_on_device,
+    with_less_on_host,
+)
 from autotrain_mem.engine.recover.supervised import SupervisedRun, as_begun
+from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import OutputFolderError, TrainingError
-from autotrain_mem.spec import Incident, Job, Knobs, Learned, Phase, Plan, codec
+from autotrain_mem.spec import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.spec.experience import Restart
+from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.exit_causes import Ending
+from autotrain_mem.units import GIB
 
 PLAN = made(replace(JOB, effective_batch_size=16))
 RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")
@@ -24,7 +38,7 @@ INCIDENT = Incident(step=7, phase=Phase.BACKWARD, remedy="split into 4 + 4 rows"
 
 def _less(peak_reserved_bytes: int | None = None, plan: Plan = PLAN, **arguments: Any) -> Plan | None:
     job = replace(plan.job, arguments={**plan.job.arguments, **arguments})
-    return with_less_on_device(rehearsals(Counting(), job), plan, peak_reserved_bytes)
+    return with_less_on_device(rehearsals(counting(), job), plan, peak_reserved_bytes)
 
 
 def _moved(before: Knobs, after: Knobs) -> set[str]:
@@ -39,37 +53,26 @@ def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clear
     assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
     assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
     assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
+    # 100 rows in eights are 12 steps; in fours, of which two make a step, 13: where rows are dropped they stay divided
+    assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
+    whole = _less(dataloader_drop_last=True)
+    assert whole is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, whole.knobs)
 
 
 def test_what_the_user_gave_is_not_moved() -> None:
-    rows = {
-        "per_device_train_batch_size": PLAN.knobs.per_device_train_batch_size,
-        "gradient_accumulation_steps": PLAN.knobs.gradient_accumulation_steps,
-        "gradient_checkpointing": PLAN.knobs.gradient_checkpointing,
-    }
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    rows = {name: getattr(PLAN.knobs, name) for name in names}
     plan = replace(PLAN, job=replace(PLAN.job, forbid=frozenset({"activation_offloading", "optimizer_offload"})))
     less = _less(plan=plan, **rows)
     assert less is None or _moved(plan.knobs, less.knobs) == {"expandable_segments"}
 
 
-def test_where_rows_are_dropped_they_stay_divided_as_they_were() -> None:
-    """100 rows in eights are 12 steps; in fours, of which two make a step, 13."""
-    less = _less()
-    assert less is not None
-    assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
-    less = _less(dataloader_drop_last=True)
-    assert less is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, less.knobs)
-
-
 def test_what_the_plan_moved_to_the_host_comes_back() -> None:
     plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
-    back = with_less_on_host(rehearsals(Counting(), plan.job), plan)
+    back = with_less_on_host(rehearsals(counting(), plan.job), plan)
     assert back is not None
     assert not back.knobs.activation_offloading
-    assert with_less_on_host(rehearsals(Counting(), PLAN.job), PLAN) is None, "it moved nothing"
-
-
-def test_the_change_is_told_as_it_would_be_typed() -> None:
+    assert with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it moved nothing"
     after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
     before = replace(PLAN.knobs, gradient_checkpointing=False)
     assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
@@ -81,7 +84,7 @@ def test_the_change_is_told_as_it_would_be_typed() -> None:
 def _run(folder: Path, job: Job = JOB) -> Any:
     events: list[Any] = []
     device = PLAN.estimate.hardware
-    work = rehearsals(Counting(), job)
+    work = rehearsals(counting(), job)
     run: Any = SupervisedRun(
         rehearsals=work, plan=PLAN, device=device, folder=folder, simulate=True, guarded=True, on_event=events.append
     )
@@ -135,24 +138,18 @@ def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_writte
     assert run.newest(ending).step == 10
 
 
-def test_a_checkpoint_of_another_folder_counts_before_whatever_is_in_this_one(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_written_is_removed(tmp_path: Path) -> None:
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
-    elsewhere.mkdir()
-    folder.mkdir()
+    unfinished = folder / "checkpoint-10"
+    for each in (elsewhere, folder, unfinished):
+        each.mkdir()
     named, _ = _checkpoint(elsewhere, 10), _checkpoint(folder, 5)
     run = _run(folder, _resuming(str(named)))
     assert run.first_checkpoint().step == 10
-    ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=12, saving=str(unfinished))
     assert run.newest(ending).path == named
-
-
-def test_a_checkpoint_that_was_being_written_is_removed(tmp_path: Path) -> None:
-    _checkpoint(tmp_path, 5)
-    unfinished = tmp_path / "checkpoint-10"
-    unfinished.mkdir()
-    ending = Ending(error=TrainingError("It ended."), code=-9, step=10, saving=str(unfinished))
-    assert _run(tmp_path).newest(ending).step == 5
     assert not unfinished.exists()
+    assert _run(folder).newest(ending).step == 5
 
 
 def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:
@@ -162,3 +159,70 @@ def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> 
     resuming = replace(plan, job=_resuming(True))
     assert as_begun(resuming).experience == befallen
     assert as_begun(resuming).job == JOB
+
+
+# -- what would have fit: the budget is lowered by what was measured beyond the prediction ---------------------------
+
+CARD = toy(20)
+
+
+def sizes(job: Job, knobs: Knobs) -> list[int]:
+    """A row takes 1 GiB, or a half where it is recomputed; weights take 8 GiB, an adapter's 2."""
+    row = GIB // 2 if knobs.gradient_checkpointing else GIB
+    return [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
+
+
+def toys(worker: FakeWorker | None = None, **words: Any) -> Rehearsals:
+    job = Job(method="sft", model="m", dataset="d", arguments=words, prompt_length=None)
+    return fake_worker.rehearsals(worker or FakeWorker(sizes, context_length=2048), job, CARD)
+
+
+def chosen(asked: Rehearsals) -> Estimate:
+    facts, lengths, knobs = asked.describe(), asked.lengths(), replace(TRL_DEFAULTS, max_length=512)
+    return Predictions(asked, facts, lengths).rehearse([knobs], whole=True)[0]
+
+
+def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
+    """A run that held all but 2 GiB of what it needed, and asked for these."""
+    held = needed_bytes - 2 * GIB
+    return Shortage(
+        phase=Phase.BACKWARD,
+        step=1,
+        requested_bytes=2 * GIB,
+        segment_bytes=2 * GIB,
+        total_bytes=CARD.total_bytes,
+        free_bytes=CARD.total_bytes - held - others_bytes,
+        allocated_bytes=held,
+        reserved_bytes=held,
+        outside_bytes=0,
+        measured={},
+    )
+
+
+def test_the_budget_is_lowered_by_what_was_needed_beyond_the_prediction() -> None:
+    plan = chosen(toys())
+    assert plan.required_bytes == 12 * GIB
+    assert lowered_budget_bytes(plan, shortage(13 * GIB)) == 12 * GIB - 1
+    beyond = 19 * GIB - plan.required_bytes
+    assert lowered_budget_bytes(plan, shortage(19 * GIB)) == min(plan.budget_bytes - beyond, 12 * GIB - 1)
+    assert lowered_budget_bytes(plan, shortage(12 * GIB, others_bytes=10 * GIB)) == 10 * GIB
+
+
+def test_the_smallest_change_is_that_of_least_harm() -> None:
+    asked = toys()
+    flags = smallest_change(asked, chosen(asked), shortage(16 * GIB))
+    assert flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
+    # where no batch is small enough more harm is done
+    asked = toys(per_device_train_batch_size=8, gradient_accumulation_steps=1, use_peft=False)
+    flags = smallest_change(asked, chosen(asked), shortage(13 * GIB, others_bytes=11 * GIB))
+    assert flags is not None
+    assert "--use_peft" in flags
+
+
+@pytest.mark.parametrize("reason", ["nothing", "failing"])
+def test_there_may_be_none(reason: str) -> None:
+    worker = FakeWorker(sizes, context_length=2048)
+    asked = toys(worker)
+    plan = chosen(asked)
+    worker.failing = frozenset({"sft"} if reason == "failing" else ())
+    assert smallest_change(asked, plan, shortage(20 * GIB, others_bytes=19 * GIB)) is None

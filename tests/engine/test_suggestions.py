@@ -7,29 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker
+from fake_worker import FakeWorker, rehearsals, toy
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.spec import Hardware, Job
+from autotrain_mem.spec import Job
 from autotrain_mem.units import GIB
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
-CARD = Hardware(name="toy8", origin="named", total_bytes=8 * GIB, free_bytes=8 * GIB, non_torch_bytes=0)
+CARD = toy(8, "toy8", origin="named")
 NEEDED_GIB = {"ppo": 40, "rloo": 6, "grpo": 9}
 
 
 def fake_worker(**more: Any) -> FakeWorker:
     """Each method needs what the table says, whatever the knobs."""
-    return FakeWorker(lambda job, knobs: [NEEDED_GIB[job.method] * GIB], **more)
+    return FakeWorker(lambda job, knobs: [NEEDED_GIB[job.method] * GIB, 0], **more)
 
 
 def failing_plan(worker: FakeWorker, job: Job) -> DoesNotFitError:
-    workers = api.Workers.holding(worker)  # type: ignore[arg-type]
-    rehearsals = api.Rehearsals(workers=workers, job=job, defaults=PPO, hardware=CARD)
     with pytest.raises(DoesNotFitError) as raised:
-        api.plan(rehearsals)
+        api.plan(rehearsals(worker, job, CARD, PPO))
     return raised.value
 
 
@@ -41,7 +39,10 @@ def ppo_job(effective: int | None = None, **words: Any) -> Job:
 
 
 def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> None:
-    hint = failing_plan(fake_worker(), ppo_job()).hint.splitlines()
+    worker = fake_worker()
+    hint = failing_plan(worker, ppo_job()).hint.splitlines()
+    methods = [each.job.method for each in worker.asked]
+    assert (methods[-2:], {*methods[:-2]}) == (["rloo", "grpo"], {"ppo"})
     flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
     assert hint == [
         "nothing that can be changed makes it fit here",
@@ -52,18 +53,10 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
     ]
 
 
-def test_each_alternative_is_rehearsed_once_and_last() -> None:
-    worker = fake_worker()
-    failing_plan(worker, ppo_job())
-    methods = [job.method for job, _, _ in worker.asked]
-    assert methods[-2:] == ["rloo", "grpo"]
-    assert set(methods[:-2]) == {"ppo"}
-
-
 def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_least() -> None:
     worker = fake_worker()
     failing_plan(worker, ppo_job(response_length=77, gradient_accumulation_steps=3, learning_rate=1e-6))
-    job, knobs, length = worker.asked[-1]
+    job, knobs, length, _ = worker.asked[-1]
     assert length == 100
     assert (knobs.max_completion_length, knobs.response_length) == (77, None)
     assert (knobs.per_device_train_batch_size, knobs.effective_batch_size) == (1, 24)
@@ -71,17 +64,16 @@ def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_lea
     assert job.arguments["learning_rate"] == 1e-6
     assert "reward_model_path" not in job.arguments
     failing_plan(worker, ppo_job(use_peft=False, dtype="float32"))
-    assert (worker.asked[-1][1].use_peft, worker.asked[-1][1].dtype) == (False, "float32"), "what is pinned stays"
+    knobs = worker.asked[-1].knobs
+    assert (knobs.use_peft, knobs.dtype) == (False, "float32"), "what is pinned stays"
 
 
 @pytest.mark.parametrize(("effective", "group"), [(1, 2), (2, 2), (6, 6), (7, 7), (11, 11), (12, 6), (64, 8)])
 def test_groups_of_an_alternative_divide_its_batch(effective: int, group: int) -> None:
     worker = fake_worker()
     hint = failing_plan(worker, ppo_job(effective)).hint
-    assert (
-        re.findall(r"--num_generations (\d+) --effective_batch_size (\d+)", hint)
-        == [(str(group), str(max(2, effective)))] * 2
-    )
+    sizes = re.findall(r"--num_generations (\d+) --effective_batch_size (\d+)", hint)
+    assert sizes == [(str(group), str(max(2, effective)))] * 2
 
 
 def test_an_alternative_that_cannot_be_rehearsed_is_left_out() -> None:
@@ -90,26 +82,13 @@ def test_an_alternative_that_cannot_be_rehearsed_is_left_out() -> None:
     assert "autofit grpo" in hint
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_other_methods_have_no_alternative(method: str) -> None:
-    worker = fake_worker()
-    job = replace(ppo_job(64), method=method)
-    rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(worker),  # type: ignore[arg-type]
-        job=job,
-        defaults=replace(PPO, response_length=None, max_completion_length=53, num_generations=8),
-        hardware=replace(CARD, total_bytes=2 * GIB, free_bytes=2 * GIB),
-    )
+def test_grpo_has_no_alternative() -> None:
+    worker, card = fake_worker(), toy(2)
+    defaults = replace(PPO, response_length=None, max_completion_length=53, num_generations=8)
     with pytest.raises(DoesNotFitError):
-        api.plan(rehearsals)
-    assert {job.method for job, _, _ in worker.asked} == {method}
+        api.plan(rehearsals(worker, replace(ppo_job(64), method="grpo"), card, defaults))
+    assert {each.job.method for each in worker.asked} == {"grpo"}
 
 
 def test_a_plan_for_prompts_says_how_long_it_takes_them_to_be() -> None:
-    rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(fake_worker()),  # type: ignore[arg-type]
-        job=ppo_job(),
-        defaults=PPO,
-        hardware=replace(CARD, total_bytes=80 * GIB, free_bytes=80 * GIB),
-    )
-    assert api.plan(rehearsals).prompt_length == 100
+    assert api.plan(rehearsals(fake_worker(), ppo_job(), toy(80), PPO)).prompt_length == 100

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotrain_mem.engine.predict.sweep import MOST_POINTS, check_size, combinations, estimate_all
+from autotrain_mem.engine.predict.sweep import combinations, estimate_all
 from autotrain_mem.errors import (
     AutofitError,
     BatchSplitError,
@@ -90,24 +88,3 @@ def test_what_is_wrong_with_all_points_ends_it_at_once(error: BaseException) -> 
     with pytest.raises(type(error)):
         swept({1: error}, on_point=told.append)
     assert len(told) == 1
-
-
-def test_points_that_are_done_in_parallel_stand_in_their_order() -> None:
-    later = threading.Event()
-
-    def estimate(one: Any) -> Estimate:
-        if one.number == 0:
-            assert later.wait(10)
-        later.set()
-        return EXAMPLE
-
-    with ThreadPoolExecutor(2) as threads:
-        workers: Any = SimpleNamespace(map=lambda calls: list(threads.map(lambda call: call("the worker"), calls)))
-        sweep = estimate_all(workers, AXES, [*map(Numbered, range(6))], estimate)
-    assert [point.settings for point in sweep.points] == list(combinations(AXES))
-
-
-def test_a_sweep_of_too_many_points_says_how_many_it_has() -> None:
-    check_size([MOST_POINTS])
-    with pytest.raises(UsageError, match=r"20 x 21 = 420 points, and takes at most 400"):
-        check_size([20, 21])
