@@ -26,7 +26,7 @@ class Segment:
     page_bytes: int
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False, init=False)
 class Block:
     """Is a stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
 
@@ -34,17 +34,27 @@ class Block:
     size: int
     stream: int
     pool: Pool
-    segment: Segment | None = None
-    requested: int = 0
-    allocated: bool = False
-    mapped: bool = True
-    prev: Block | None = None
-    next: Block | None = None
-    stream_uses: set[int] | None = None
+    segment: Segment | None
+    requested: int
+    allocated: bool
+    mapped: bool
+    prev: Block | None
+    next: Block | None
+    stream_uses: set[int] | None
     """Other streams that use it (``record_stream``); None for none."""
-    pending_events: int = 0
+    pending_events: int
     """Uses of other streams that were not over when it was freed."""
-    gc_count_base: int = 0
+    gc_count_base: int
+
+    def __init__(
+        self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None = None, mapped: bool = True
+    ) -> None:
+        # By hand, since a dataclass's own takes a seventh longer.
+        self.address, self.size, self.requested = address, size, 0
+        self.stream, self.pool, self.segment = stream, pool, segment
+        self.allocated, self.mapped = False, mapped
+        self.prev = self.next = self.stream_uses = None
+        self.pending_events = self.gc_count_base = 0
 
     @property
     def is_split(self) -> bool:

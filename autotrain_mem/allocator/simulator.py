@@ -206,8 +206,11 @@ class CachingAllocator(AllocatorState):
             if after is not None:
                 after.prev = rest
             pool.insert(rest)
-            if block.segment is None:
-                self._add_inactive(pool, 0, -size) if was_split else self._add_inactive(pool, 1, surplus)
+            if block.segment is None and was_split:  # its rest stays free beside others
+                self.all.inactive_split_bytes.current -= size
+                pool.tally.inactive_split_bytes.current -= size
+            elif block.segment is None:
+                self._add_inactive(pool, 1, surplus)
         elif was_split and block.segment is None:
             self._add_inactive(pool, -1, -block.size)
         size = block.size
