@@ -35,7 +35,12 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "replanned":
             return _moved(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
         case "restart":
-            return _restart(event["restart"])
+            restart = event["restart"]
+            step, resumed_at = formatting.counted(restart["step"], "step"), restart["resumed_at"]
+            start = f"goes on from step {resumed_at}" if resumed_at else "begins anew"
+            change = f" with {restart['change']}" if restart["change"] else ""
+            why = f"({restart['cause']}: {restart['why']})"
+            return f"the training process ended after {step} {why}; another {start}{change}"
         case "incident":
             incident = event["incident"]
             return f"out of memory in {incident['phase']} after step {incident['step']}: {incident['remedy']}"
@@ -50,14 +55,6 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "sign" | "torn":
             return str(event["message"])
     return ""
-
-
-def _restart(restart: Mapping[str, Any]) -> str:
-    """``the training process ended after 40 steps (killed: signal 9); another goes on from step 30``."""
-    step, resumed_at = formatting.counted(restart["step"], "step"), restart["resumed_at"]
-    start = f"goes on from step {resumed_at}" if resumed_at else "begins anew"
-    change = f" with {restart['change']}" if restart["change"] else ""
-    return f"the training process ended after {step} ({restart['cause']}: {restart['why']}); another {start}{change}"
 
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:

@@ -74,20 +74,16 @@ def _speed(plan: Plan) -> Text:
 
 def _data(plan: Plan) -> Text:
     """Shows how long the rows are, how much of the computing is padding, and what is cut."""
+    if plan.data is None and plan.job.is_online:
+        assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
+        return Text(f"{assumed} are assumed: no data were read")
     if plan.data is None:
-        return Text(_unread(plan))
+        return Text(f"not read: how much of it is {_lost(plan)} is not known")
     noun = "prompts" if plan.job.is_online else plan.job.method_facts.row_noun
     named = zip(PERCENTILES, plan.data.percentiles, strict=True)
     percentiles = ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
     lengths = f"{plan.data.rows:,} {noun}: {percentiles}, max {plan.data.longest} tokens"
     return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
-
-
-def _unread(plan: Plan) -> str:
-    if plan.job.is_online:
-        assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
-        return f"{assumed} are assumed: no data were read"
-    return f"not read: how much of it is {_lost(plan)} is not known"
 
 
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:

@@ -6,22 +6,27 @@ import copy
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.spec import Job, Plan, codec
+from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
+from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import PythonCall
+from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.plan import read_plan
-from autotrain_mem.spec.plan_file import PLAN_NAME
+from autotrain_mem.spec.plan_file import PLAN_NAME, PLAN_SCHEMA
 from autotrain_mem.units import GIB
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
@@ -218,3 +223,37 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
         python_call=None,
     )
     assert "secret" not in json.dumps(codec.to_json(replace(PLAN, job=job)))
+
+
+SCHEMA = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+BY_PHASE_OR_OWNER = [("estimate", "owners_at_peak"), ("estimate", "time", "phases")]
+"""Objects with a key for each that there is."""
+FIXED = [path for path in KEYED if path[:-1] not in BY_PHASE_OR_OWNER]
+
+
+def test_it_is_a_schema_of_the_version_that_is_written() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$id"].endswith(f":{PLAN_SCHEMA}")
+    assert SCHEMA["properties"]["schema"]["const"] == PLAN_SCHEMA
+    assert SCHEMA["$defs"]["estimate"]["properties"]["schema"]["const"] == ESTIMATE_SCHEMA
+
+
+def test_what_is_written_is_valid_with_each_optional_part_and_without_it() -> None:
+    written = [json.loads(json.dumps(codec.to_json(plan))) for plan in PLANS]
+    assert [error.message for each in written for error in VALIDATOR.iter_errors(each)] == []
+    for name in ("data", "prompt_length", "optimizer_steps", "objects", "step_seconds"):
+        assert {each[name] is None for each in written} == {True, False}, name
+    for name in ("levers", "attempts", "alternatives", "proposals", "warnings", "allocator"):
+        assert {bool(each[name]) for each in written} == {True, False}, name
+
+
+def test_no_field_may_be_missing_of_another_type_or_new() -> None:
+    assert [path for path in FIXED if VALIDATOR.is_valid(without(path))] == []
+    assert [path for path in FIXED if VALIDATOR.is_valid(with_value(path, [{}]))] == []
+    assert [path for path in OBJECTS if VALIDATOR.is_valid(with_value((*path, "colour"), 7))] == []
+
+
+@pytest.mark.parametrize(("name", "noun"), [("knobs", Knobs), ("hardware", Hardware)])
+def test_it_knows_every_field_of_a_noun_also_of_those_that_no_example_uses(name: str, noun: Any) -> None:
+    assert SCHEMA["$defs"][name]["properties"].keys() == {field.name for field in fields(noun)}
