@@ -1,8 +1,7 @@
 """Processes that are forked off one that has imported everything, where a test is not about how one starts.
 
-To import TRL takes a new process 5 seconds, and most of a tiny training is that. A forked child is a process like any
-other, with pipes, a log, an environment and an end of its own; what it lacks is ``python -m``, which those tests have
-that start a command as a user does (``test_processes``, ``cli/test_training``, ``rehearsal/test_pool``).
+To import TRL takes a new process 5 seconds. A forked child has pipes, a log, an environment and an end of its own; what
+it lacks is ``python -m``, which ``test_processes``, ``cli/test_training`` and ``worker/test_pool`` have.
 """
 
 from __future__ import annotations
@@ -48,13 +47,14 @@ IMPORTED = (
 class Forge:
     """The process that has imported everything; started at the first child."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, *, is_there: bool = False) -> None:
         self._address = str(folder / "forge")
+        self._is_there = is_there
         self._process: subprocess.Popen[str] | None = None
 
     def connect(self) -> socket.socket:
         """A connection for one child."""
-        if self._process is None:
+        if self._process is None and not self._is_there:
             start = "from tests.forked import serve; serve()"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start, self._address], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -178,18 +178,6 @@ class ForkedProcess:
             self.send_signal(signal.SIGKILL)
 
 
-class _Attached(Forge):
-    """The forge that a process was forked off."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address)
-        return connection
-
-
 # -- the process that is forked --------------------------------------------------------------------------------------
 
 
@@ -241,7 +229,11 @@ def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], f
     if child == 0:
         connection.close()
         code: Any = 0
-        with contextlib.nullcontext() if request["alone"] else _Attached(address).children():
+        with (
+            contextlib.nullcontext()
+            if request["alone"]
+            else Forge(pathlib.Path(address).parent, is_there=True).children()
+        ):
             try:
                 _become(request, files)
             except SystemExit as end:
