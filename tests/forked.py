@@ -70,17 +70,13 @@ class Forge:
         if self._process is not None:
             self._process.communicate(timeout=SOON)
 
-    @contextlib.contextmanager
-    def children(self) -> Iterator[None]:
+    def children(self) -> contextlib.AbstractContextManager[None]:
         """Every :class:`processes.Child` that is made meanwhile is forked."""
-        with self._forking(processes, alone=True):
-            yield
+        return self._forking(processes, alone=True)
 
-    @contextlib.contextmanager
-    def commands(self, *modules: Any) -> Iterator[None]:
+    def commands(self, *modules: Any) -> contextlib.AbstractContextManager[None]:
         """Every ``python ...`` that these modules start meanwhile is forked, and so is every child of it and of us."""
-        with self._forking(processes, *modules, alone=False):
-            yield
+        return self._forking(processes, *modules, alone=False)
 
     @contextlib.contextmanager
     def _forking(self, *modules: Any, alone: bool) -> Iterator[None]:
@@ -206,9 +202,6 @@ def serve() -> None:
             break
         connection, _ = listener.accept()
         request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
-        if not request:  # somebody only made sure that it is there
-            connection.close()
-            continue
         keeper = os.fork()
         if keeper == 0:
             listener.close()
@@ -229,11 +222,8 @@ def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], f
     if child == 0:
         connection.close()
         code: Any = 0
-        with (
-            contextlib.nullcontext()
-            if request["alone"]
-            else Forge(pathlib.Path(address).parent, is_there=True).children()
-        ):
+        forge = Forge(pathlib.Path(address).parent, is_there=True)
+        with contextlib.nullcontext() if request["alone"] else forge.children():
             try:
                 _become(request, files)
             except SystemExit as end:

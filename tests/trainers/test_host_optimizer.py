@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.trainers.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
+from tests.training import tiny_trainers
 
 KINDS = {
     "adamw": (torch.optim.AdamW, {"lr": 0.1, "betas": (0.8, 0.9)}),
@@ -23,7 +23,7 @@ KINDS = {
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
-def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def network(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(dtype)
 
@@ -67,11 +67,11 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_trains_the_same_weights_to_the_bit(kind: str, dtype: torch.dtype) -> None:
-    on_host, expected = model(dtype), model(dtype)
+    on_host, expected = network(dtype), network(dtype)
     train(on_host, host(on_host, kind), range(5))
     train(expected, device_optimizer(expected, kind), range(5))
     assert same(on_host, expected)
-    assert not same(on_host, model(dtype)), "and it did train"
+    assert not same(on_host, network(dtype)), "and it did train"
 
 
 def schedule(trained: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -87,12 +87,12 @@ def freeze_a_parameter(trained: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def load_weights(trained: Any, optimizer: torch.optim.Optimizer) -> None:
-    trained.load_state_dict(model().state_dict())
+    trained.load_state_dict(network().state_dict())
 
 
 @pytest.mark.parametrize("change", [schedule, change_an_option, freeze_a_parameter, load_weights])
 def test_what_happens_between_two_steps_counts(change: Any) -> None:
-    on_host, expected = model(), model()
+    on_host, expected = network(), network()
     for trained, optimizer in ((on_host, host(on_host, "adamw")), (expected, device_optimizer(expected, "adamw"))):
         train(trained, optimizer, range(2))
         change(trained, optimizer)
@@ -100,16 +100,20 @@ def test_what_happens_between_two_steps_counts(change: Any) -> None:
     assert same(on_host, expected)
 
 
-def test_a_closure_is_called_and_its_loss_returned() -> None:
-    trained = model()
-    before = model()
+def test_a_closure_is_called_and_its_loss_returned_and_hooks_hear_of_a_step_once() -> None:
+    trained = network()
+    before = network()
 
     def closure() -> torch.Tensor:
         loss: torch.Tensor = trained(torch.ones(1, 4)).square().mean()
         loss.backward()
         return loss
 
-    loss = host(trained, "adamw").step(closure)
+    optimizer, called = host(trained, "adamw"), []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    loss = optimizer.step(closure)
+    assert called == ["before", "after"]
     assert torch.equal(loss, before(torch.ones(1, 4)).square().mean())
     assert not same(trained, before)
 
@@ -118,13 +122,13 @@ def test_a_closure_is_called_and_its_loss_returned() -> None:
 @pytest.mark.parametrize("first", [host, device_optimizer])
 @pytest.mark.parametrize("second", [host, device_optimizer])
 def test_a_run_resumes_with_or_without_the_offload(kind: str, first: Any, second: Any, tmp_path: Path) -> None:
-    straight, interrupted = model(), model()
+    straight, interrupted = network(), network()
     train(straight, device_optimizer(straight, kind), range(4))
 
     optimizer = first(interrupted, kind)
     train(interrupted, optimizer, range(2))
     torch.save((interrupted.state_dict(), optimizer.state_dict()), tmp_path / "checkpoint.pt")
-    resumed = model()
+    resumed = network()
     weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     resumed.load_state_dict(weights)
     optimizer = second(resumed, kind)
@@ -135,9 +139,9 @@ def test_a_run_resumes_with_or_without_the_offload(kind: str, first: Any, second
 
 def test_accelerate_finds_no_state_to_move_before_its_first_step_or_after() -> None:
     """accelerate carries an optimizer's state to the device and back when it prepares it."""
-    trained = model()
+    trained = network()
     optimizer = host(trained, "adagrad")
-    assert device_optimizer(model(), "adagrad").state_dict()["state"]
+    assert device_optimizer(network(), "adagrad").state_dict()["state"]
     assert optimizer.state_dict()["state"] == {}
     train(trained, optimizer, range(2))
     assert not optimizer.state
@@ -145,7 +149,7 @@ def test_accelerate_finds_no_state_to_move_before_its_first_step_or_after() -> N
 
 
 def test_parameters_that_come_after_the_first_step_are_refused() -> None:
-    trained = model()
+    trained = network()
     optimizer = host(trained, "adamw")
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     train(trained, optimizer, range(1))
@@ -153,30 +157,14 @@ def test_parameters_that_come_after_the_first_step_are_refused() -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
 
 
-@pytest.fixture
-def folder(model_folder: Callable[[str], Path]) -> Path:
-    return model_folder("qwen2")
-
-
-def trainer(folder: Path, output_dir: Path, **arguments: Any) -> Any:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
-
+def trainer(model: Path, output_dir: Path, **arguments: Any) -> Any:
     small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 4, "warmup_steps": 2}
-    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "bf16": False}
-    torch.manual_seed(0)
-    return SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder),
-        args=SFTConfig(output_dir=str(output_dir), weight_decay=0.1, **(small | quiet | arguments)),
-        train_dataset=Dataset.from_dict({"input_ids": [[5 + row] * 16 for row in range(8)]}),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-    )
+    return tiny_trainers.trainer("sft", model, output_dir, weight_decay=0.1, **small | arguments)
 
 
 @pytest.mark.parametrize("optim", SUPPORTED)
-def test_a_trainer_trains_the_same_weights_with_it(optim: str, folder: Path, tmp_path: Path) -> None:
-    ours, theirs = trainer(folder, tmp_path, optim=optim), trainer(folder, tmp_path, optim=optim)
+def test_a_trainer_trains_the_same_weights_with_it(optim: str, model: Path, tmp_path: Path) -> None:
+    ours, theirs = trainer(model, tmp_path, optim=optim), trainer(model, tmp_path, optim=optim)
     offload_to_host(ours)
     ours.train()
     theirs.train()
@@ -184,11 +172,11 @@ def test_a_trainer_trains_the_same_weights_with_it(optim: str, folder: Path, tmp
     assert same(ours.model, theirs.model)
 
 
-def test_a_trainer_resumes_from_its_checkpoint_on_the_host(folder: Path, tmp_path: Path) -> None:
+def test_a_trainer_resumes_from_its_checkpoint_on_the_host(model: Path, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
-    straight = trainer(folder, tmp_path, **saving)
+    straight = trainer(model, tmp_path, **saving)
     straight.train()  # without the offload, whose checkpoint the offloaded run goes on from
-    resumed = trainer(folder, tmp_path, **saving)
+    resumed = trainer(model, tmp_path, **saving)
     offload_to_host(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert same(resumed.model, straight.model)
@@ -202,9 +190,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_does_not_go_with_it_is_refused_by_its_flag(words: str, folder: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_with_it_is_refused_by_its_flag(words: str, model: Path, tmp_path: Path) -> None:
     arguments, change = REFUSED[words]
-    refused = trainer(folder, tmp_path, **arguments)
+    refused = trainer(model, tmp_path, **arguments)
     change(refused)
     with pytest.raises(UsageError, match=words):
         offload_to_host(refused)

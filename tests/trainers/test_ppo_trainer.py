@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from ppo_runs import NEEDS_PPO, ROLLOUT, Build, config, logged, models, prompts, trainer, weights
 
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
@@ -71,7 +72,7 @@ def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> 
     assert all(not torch.equal(before[name], value) for name, value in weights(built).items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize(("use_lora", "reentrant"), [(False, None), (True, True)])
+@pytest.mark.parametrize(("use_lora", "reentrant"), [(False, None), (True, None), (True, True)])
 def test_checkpointing_recomputes_both_models(use_lora: bool, reentrant: bool | None, build: Build) -> None:
     kwargs = None if reentrant is None else {"use_reentrant": reentrant}
     checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
@@ -236,10 +237,7 @@ def padded_with(pad: str | None, model: Path) -> dict[str, Any]:
     return {"processing_class": tokenizer}
 
 
-def untokenized() -> Any:
-    return prompts(ROLLOUT, prompt=["a"] * ROLLOUT).remove_columns("input_ids")
-
-
+UNTOKENIZED = {"prompt": ["a"] * ROLLOUT}
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
     "--deepspeed would be ignored": (UsageError, {"deepspeed": "full_shard"}, None),
     "--fsdp would be ignored": (UsageError, {"fsdp": "full_shard"}, None),
@@ -249,7 +247,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
     "with a padding token": (UsageError, {}, lambda model: padded_with(None, model)),
     # TRL's loop would look for a batch without end
     "3 prompts do not fill one rollout, which takes 4": (EmptyDatasetError, {}, lambda _: {"dataset": prompts(3)}),
-    "the rows have prompt": (DatasetFormatError, {}, lambda _: {"dataset": untokenized()}),
+    "the rows have prompt": (DatasetFormatError, {}, lambda _: {"dataset": Dataset.from_dict(UNTOKENIZED)}),
 }
 
 

@@ -86,9 +86,8 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert script.run() is END
     assert [stint.resume_from for stint in script.stints] == [None, Path("run/checkpoint-40")]
     assert [stint.learned for stint in script.stints] == [Learned(), LEARNED]
-    assert script.restarts == [
-        {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""},
-    ]
+    restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""}
+    assert script.restarts == [restart]
 
 
 def test_without_a_checkpoint_it_begins_again() -> None:

@@ -30,10 +30,12 @@ def test_half_of_what_failed_is_allowed_or_what_went_through_before_unless_that_
     assert limit.most == 480
     limit.failed(480)
     assert limit.most == 240
-
-
-def test_nothing_is_cut_into_more_parts_than_it_has_rows() -> None:
-    assert [Limit(10, grow_after=5).parts(1000, units=units) for units in (1, 3)] == [1, 3]
+    assert [limit.parts(1000, units=units) for units in (1, 3)] == [1, 3], "no more parts than rows"
+    limit.tighten(None)
+    limit.tighten(300)
+    assert limit.most == 240, "what a checkpoint knows only makes it stricter"
+    limit.tighten(50)
+    assert limit.most == 50
 
 
 def test_it_grows_after_clean_steps_and_needs_twice_as_many_when_that_was_too_early() -> None:
@@ -48,15 +50,6 @@ def test_it_grows_after_clean_steps_and_needs_twice_as_many_when_that_was_too_ea
     assert after(limit, 1) is None
     limit.failed(1000)
     assert after(limit, 11) == 500
-
-
-def test_what_a_checkpoint_knows_only_makes_it_stricter() -> None:
-    limit = Limit(100, grow_after=3)
-    limit.tighten(None)
-    limit.tighten(200)
-    assert limit.most == 100
-    limit.tighten(50)
-    assert limit.most == 50
 
 
 def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:
@@ -80,17 +73,12 @@ def test_a_pair_stays_together_and_so_do_the_numbers_of_a_pair() -> None:
     assert parts[1].inputs["temperature"] == 0.5
 
 
-def test_predictions_of_pairs_are_put_back_in_order() -> None:
-    parts = [torch.tensor([[0], [1], [3], [4]]), torch.tensor([[2], [5]])]
-    assert joined([(part, None) for part in parts], Layout.PAIRS)[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(TypeError, match="no rows"):
-        joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)
-
-
 @pytest.mark.parametrize("more", [{"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}])
 def test_what_is_not_laid_out_by_rows_is_not_cut(more: dict[str, Any]) -> None:
     assert piece([2, 3], Layout.ROWS).units == 2
     assert piece([2, 3], Layout.ROWS, **more).units == 1
+    with pytest.raises(TypeError, match="no rows"):
+        joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)
 
 
 def fake(name: str, family: str, **attributes: Any) -> Any:

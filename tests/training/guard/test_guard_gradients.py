@@ -89,6 +89,16 @@ def assert_same(one: Outcome, other: Outcome) -> None:
         assert values == pytest.approx(other.logged[name], rel=1e-3, abs=1e-5, nan_ok=True), name
 
 
+def assert_same_when(made: Any, disturb: Callable[[], Any], learned: Learned | None = None) -> Told:
+    """With what the disturbed micro-steps told."""
+    expected = micro_steps(made, guarded=False)
+    disturb()
+    split = micro_steps(made, learned=learned)
+    assert_same(split, expected)
+    assert any(gradient.abs().max() > 1e-4 for gradient in expected.gradients.values())
+    return split.told
+
+
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 """The trainer, what it is built with, and attributes that are read anew at each step."""
 
@@ -133,8 +143,6 @@ def of_several_lengths(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 BUILT: dict[str, Any] = {}
-
-
 SetUp = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -169,54 +177,39 @@ def restored(case: str, model: Path, folder: Path) -> Iterator[Any]:
 def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(case: str, set_up: SetUp) -> None:
     """The first micro-batch fails in the forward, the second one in the backward with some gradients added."""
     with set_up(case) as made:
-        expected = micro_steps(made, guarded=False)
-        fail_in_forward(made, at=[0])
-        fail_in_backward(made, at=[2], layer=1)
-        split = micro_steps(made)
-        assert_same(split, expected)
-    assert [incident.phase for incident in split.told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
-    assert all(incident.remedy.startswith("split into ") for incident in split.told.incidents)
-    assert any(gradient.abs().max() > 1e-4 for gradient in expected.gradients.values())
+        told = assert_same_when(made, lambda: (fail_in_forward(made, at=[0]), fail_in_backward(made, at=[2], layer=1)))
+    assert [incident.phase for incident in told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
+    assert all(remedy.startswith("split into ") for remedy in told.remedies)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_it_goes_down_to_one_row_and_then_keeps_activations_on_the_host(layer: int, set_up: SetUp) -> None:
     """Four rows, two, one, and that one again; each time with some more gradients added."""
     with set_up("sft") as made:
-        expected = micro_steps(made, guarded=False)
-        fail_in_backward(made, at=[0, 1, 2], layer=layer)
-        split = micro_steps(made)
-        assert_same(split, expected)
-    assert [remedy.split(" rows")[0] for remedy in split.told.remedies] == [
+        told = assert_same_when(made, lambda: fail_in_backward(made, at=[0, 1, 2], layer=layer))
+    assert [remedy.split(" rows")[0] for remedy in told.remedies] == [
         "split into 2 + 2",
         "split into 1 + 1",
         "repeated with what backward needs waiting on the host",
     ]
-    assert split.told.learned[-1].activations_on_host
-    assert not split.told.learned[0].activations_on_host
+    assert [told.learned[at].activations_on_host for at in (0, -1)] == [False, True]
 
 
 def test_what_was_learned_splits_before_anything_fails(set_up: SetUp) -> None:
+    calls: list[Faults] = []
     with set_up("reward") as made:
-        expected = micro_steps(made, guarded=False)
-        calls = fail_in_forward(made, at=[])
-        split = micro_steps(made, learned=Learned(train_tokens=20))
-        assert_same(split, expected)
-    assert calls.seen > 2
-    assert not split.told.incidents
+        count = lambda: calls.append(fail_in_forward(made, at=[]))  # noqa: E731
+        told = assert_same_when(made, count, Learned(train_tokens=20))
+    assert calls[0].seen > 2
+    assert not told.incidents
 
 
 def test_an_error_after_the_last_gradient_adds_none_twice(set_up: SetUp) -> None:
-    with set_up("sft") as made:
-        expected = micro_steps(made, guarded=False)
+    with set_up("sft") as made, pytest.MonkeyPatch.context() as patch:
         backward, faults = made.accelerator.backward, Faults([0])
-        made.accelerator.backward = lambda *args, **kwargs: (backward(*args, **kwargs), faults())
-        try:
-            split = micro_steps(made)
-        finally:
-            made.accelerator.backward = backward
-        assert_same(split, expected)
-    assert split.told.incidents[0].phase is Phase.BACKWARD
+        late = lambda *args, **kwargs: (backward(*args, **kwargs), faults())  # noqa: E731
+        told = assert_same_when(made, lambda: patch.setattr(made.accelerator, "backward", late))
+    assert told.incidents[0].phase is Phase.BACKWARD
 
 
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {}], ids=["checkpointing", "plain"])

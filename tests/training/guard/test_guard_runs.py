@@ -26,14 +26,13 @@ def run(
     model: Path,
     folder: Path,
     disturb: Disturb = lambda made: None,
-    learned: Learned | None = None,
     grow_after: int = 50,
     **changes: Any,
 ) -> tuple[Any, Told]:
     """Train; returns the trainer and what was told."""
     resume = changes.pop("resume", None)
     made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
-    attach_guard(made, learned=learned or Learned(), on_incident=told, grow_after=grow_after)
+    attach_guard(made, learned=Learned(), on_incident=told, grow_after=grow_after)
     disturb(made)
     made.train(resume_from_checkpoint=resume)
     return made, told
@@ -69,12 +68,18 @@ def evaluated(
     return made, told
 
 
-def fail_in_evaluation(at: list[int]) -> Disturb:
+def fail_in_layer(at: list[int], when: Callable[[Any, Any], bool]) -> Disturb:
+    """In forward passes of the second layer for which ``when`` holds, given the trainer and what the layer is given."""
+
     def disturb(made: Any) -> None:
         faults = Faults(at)
-        blocks(made)[1].register_forward_pre_hook(lambda *_: None if made.model.training else faults())
+        blocks(made)[1].register_forward_pre_hook(lambda _, args: faults() if when(made, args[0]) else None)
 
     return disturb
+
+
+def fail_in_evaluation(at: list[int]) -> Disturb:
+    return fail_in_layer(at, lambda made, _: not made.model.training)
 
 
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo"])
@@ -130,12 +135,7 @@ def fail_in_scores(at: list[int]) -> Disturb:
 
 def fail_in_generation(at: list[int]) -> Disturb:
     """Where one token is added to all completions: by then random numbers have been drawn."""
-
-    def disturb(made: Any) -> None:
-        faults = Faults(at)
-        blocks(made)[1].register_forward_pre_hook(lambda module, args: faults() if args[0].shape[1] == 1 else None)
-
-    return disturb
+    return fail_in_layer(at, lambda _, hidden: hidden.shape[1] == 1)
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
@@ -197,9 +197,10 @@ def fail_in_step(at: list[int], name: str) -> Disturb:
                 return answer
 
             setattr(optimizer, name, late)
+            optimizer.register_step_post_hook(lambda *_: made.stepped.append(made.state.global_step))
             return optimizer
 
-        made.create_optimizer = created
+        made.create_optimizer, made.stepped = created, []
 
     return disturb
 
@@ -211,6 +212,7 @@ def test_a_step_that_had_not_begun_to_write_is_repeated(qwen: Path, tmp_path: Pa
     assert_same_run(survived, undisturbed)
     assert [incident.phase for incident in told.incidents] == [Phase.OPTIMIZER_STEP] * 2
     assert told.remedies[0] == "repeated with one parameter after the other"
+    assert survived.stepped == [0, 1, 2], "hooks hear of each step once"
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "sgd"])
@@ -251,25 +253,9 @@ def test_clipping_that_took_off_the_scale_of_fp16_is_not_begun_again(qwen: Path,
 
 
 def fail_above(tokens: int) -> Disturb:
-    """A device on which no more fits."""
-
-    def disturb(made: Any) -> None:
-        def check(module: Any, args: Any) -> None:
-            if made.model.training and args[0].shape[:2].numel() > tokens:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-
-        blocks(made)[0].register_forward_pre_hook(check)
-
-    return disturb
-
-
-def test_a_device_that_holds_less_than_a_micro_batch_trains_the_same(qwen: Path, tmp_path: Path) -> None:
-    """Rows of 6 to 62 tokens, four at once; on this device there is room for 70."""
-    settings = {"max_steps": 6, "gradient_accumulation_steps": 2}
-    undisturbed, _ = run("sft", qwen, tmp_path, **settings)
-    survived, told = run("sft", qwen, tmp_path, fail_above(70), **settings)
-    assert_same_run(survived, undisturbed)
-    assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
+    """A device on which no more fits: rows have 6 to 62 tokens, four are trained at once."""
+    always = [*range(1000)]
+    return fail_in_layer(always, lambda made, hidden: made.model.training and hidden.shape[:2].numel() > tokens)
 
 
 def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: Path, tmp_path: Path) -> None:
@@ -294,5 +280,13 @@ def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
         "sft", qwen, tmp_path, fail_above(70), resume=str(tmp_path / "checkpoint-2"), **saving, **restored
     )
     assert_same_run(resumed, first)
-    assert told.incidents
+    assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
     assert not later.incidents
+
+
+def test_a_checkpoint_of_an_unguarded_run_can_be_gone_on_with(qwen: Path, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    trainer("sft", qwen, tmp_path, **(SIZES | saving)).train()
+    run("sft", qwen, tmp_path, resume=str(tmp_path / "checkpoint-2"), **saving)
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert "autofit_guard" in state["stateful_callbacks"]

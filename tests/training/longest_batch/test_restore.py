@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,29 +91,6 @@ def test_gradients_are_gone_inside_and_back_afterwards() -> None:
     assert weight.grad is gradient
     assert torch.equal(gradient, torch.ones(3, 3))
     assert made.model[0].bias.grad is None
-
-
-def test_counters_metrics_and_buffered_completions_are_put_back() -> None:
-    metrics = {"train": defaultdict(list, loss=[1.0])}
-    logs = {"prompt": deque(["a"], maxlen=2), "rewards": defaultdict(lambda: deque(maxlen=2))}
-    made = trainer(_step=3, _metrics=metrics, _logs=logs, _buffered_inputs=None, entropy_coef=0.5, _pending_metrics={})
-    with untouched(made):
-        made._step += 1
-        made._metrics["train"]["loss"].append(2.0)
-        made._logs["rewards"]["judge"].append(1.0)
-        made._buffered_inputs = [torch.ones(2)]
-        made.entropy_coef = 0.6
-        made._entropy_window_stats = torch.ones(2)
-        made.state.num_input_tokens_seen += 9
-        made.accelerator.gradient_state._shared_state["sync_gradients"] = True
-    assert (made._step, made._buffered_inputs, made.entropy_coef) == (3, None, 0.5)
-    assert made._metrics is metrics
-    assert metrics["train"] == {"loss": [1.0]}
-    assert made._logs is logs
-    assert not logs["rewards"]
-    assert not hasattr(made, "_entropy_window_stats")
-    assert made.state.num_input_tokens_seen == 7
-    assert made.accelerator.gradient_state._shared_state == {"sync_gradients": False}
 
 
 def test_a_scaler_has_the_scale_that_it_had() -> None:

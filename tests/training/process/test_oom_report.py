@@ -12,7 +12,6 @@ from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Hardware, Owner, Phase
-from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.process.build import Device, PhasePeaks
 from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, phase_of, shortage_of
 from autotrain_mem.training.process.train import Safeguards
@@ -29,24 +28,10 @@ MESSAGE = (
 )
 
 
-class FakeDevice:
-    """A real card, as far as this module asks it."""
-
-    def __init__(self, reading: MemoryReading) -> None:
-        self.hardware, self.simulated, self.watch, self._reading = REAL, None, None, reading
-
-    def read(self) -> MemoryReading:
-        return self._reading
-
-
-def reading(allocated_bytes: int, reserved_bytes: int) -> MemoryReading:
-    return MemoryReading(
-        allocated_bytes=allocated_bytes,
-        peak_allocated_bytes=allocated_bytes,
-        reserved_bytes=reserved_bytes,
-        peak_reserved_bytes=reserved_bytes,
-        num_alloc_retries=0,
-    )
+def real_card(allocated_gib: int, reserved_gib: int) -> Any:
+    """As far as this module asks one."""
+    reading = SimpleNamespace(allocated_bytes=allocated_gib * GIB, reserved_bytes=reserved_gib * GIB)
+    return SimpleNamespace(hardware=REAL, simulated=None, watch=None, read=lambda: reading)
 
 
 def trainer(step: int = 3, model: torch.nn.Module | None = None, optimizer: Any = None) -> Any:
@@ -115,33 +100,29 @@ SIMULATED = Refusal(
 HALF = 512 * MIB
 
 
+FIGURES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "total_bytes")
+FIGURES += ("free_bytes", "outside_bytes", "others_bytes")
+
+
 @pytest.mark.parametrize(
-    ("error", "left", "figures", "outside_bytes", "others_bytes"),
+    ("error", "left", "figures"),
     [
+        (torch.OutOfMemoryError(MESSAGE), (2, 20), (3 * HALF, 20 * GIB, 41 * HALF, 47 * HALF, HALF, HALF, 2 * GIB)),
         (
-            torch.OutOfMemoryError(MESSAGE),
-            (2, 20),
-            (3 * HALF, 20 * GIB, 20 * GIB + HALF, 47 * HALF, HALF),
-            HALF,
-            2 * GIB,
+            RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+            (2, 3),
+            (None, 2 * GIB, 3 * GIB, 24 * GIB, 20 * GIB - 300 * MIB, 300 * MIB, GIB),
         ),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), (2, 3), (None, 2 * GIB, 3 * GIB, 24 * GIB, None), None, GIB),
-        (torch.OutOfMemoryError(SIMULATED.message()), (0, 0), (GIB, 20 * GIB, 22 * GIB, 24 * GIB, 0), GIB, GIB),
+        (torch.OutOfMemoryError(SIMULATED.message()), (0, 0), (GIB, 20 * GIB, 22 * GIB, 24 * GIB, 0, GIB, GIB)),
     ],
     ids=["torch's message", "a library that says nothing leaves what the allocator says", "the simulator's message"],
 )
 def test_on_a_real_card_the_message_tells_what_was_held_at_the_moment(
-    error: Exception, left: tuple[int, int], figures: Any, outside_bytes: int | None, others_bytes: int
+    error: Exception, left: Any, figures: Any
 ) -> None:
     """What the allocator says afterwards, ``left`` in GiB, is less, since tensors died meanwhile."""
-    device: Any = FakeDevice(reading(*(size * GIB for size in left)))
-    shortage = shortage_of(error, trainer(), device)
-    requested, allocated, reserved, total, free = figures
-    assert shortage.requested_bytes == requested
-    assert (shortage.allocated_bytes, shortage.reserved_bytes) == (allocated, reserved)
-    assert (shortage.total_bytes, shortage.others_bytes) == (total, others_bytes)
-    if outside_bytes is not None:
-        assert (shortage.free_bytes, shortage.outside_bytes) == (free, outside_bytes)
+    shortage = shortage_of(error, trainer(), real_card(*left))
+    assert tuple(getattr(shortage, name) for name in FIGURES) == figures
 
 
 def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,5 +178,5 @@ def test_the_phase_is_told_by_the_functions_that_the_error_passed(names: tuple[s
 
 def test_what_cannot_be_read_of_a_shortage_hides_no_error() -> None:
     safeguards = Safeguards.__new__(Safeguards)
-    safeguards._trainer, safeguards._device, safeguards._shortage = SimpleNamespace(), FakeDevice(reading(0, 0)), None
+    safeguards._trainer, safeguards._device, safeguards._shortage = SimpleNamespace(), real_card(0, 0), None
     assert safeguards.shortage(torch.OutOfMemoryError(MESSAGE)) is None

@@ -13,7 +13,8 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine import catalog
+from autotrain_mem.quickstart.data import write_rows
 from autotrain_mem.spec import Job, Phase, Probe, codec
 from autotrain_mem.training.process import probe as probing
 from autotrain_mem.training.process.probe import probe, probe_changes
@@ -35,18 +36,14 @@ WORDS = [3, 5, 4, 60, 6, 2, 40, 3]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
     tiny_folder(folder / "tiny", "qwen2")
-    _write(folder / "rows.jsonl", [{"text": "word " * count} for count in WORDS])
     (folder / "splits").mkdir()
-    for name, rows in (("train", WORDS), ("test", WORDS[::-1])):
-        _write(folder / "splits" / f"{name}.jsonl", [{"text": "word " * count} for count in rows])
+    texts = [{"text": "word " * count} for count in WORDS]
     pairs = [{"prompt": "word", "chosen": "word " * n, "rejected": "word " * (n // 2)} for n in WORDS]
-    _write(folder / "pairs.jsonl", pairs)
-    _write(folder / "prompts.jsonl", [{"prompt": "word " * count} for count in WORDS])
+    prompts = [{"prompt": "word " * count} for count in WORDS]
+    named = {"rows": texts, "splits/train": texts, "splits/test": texts[::-1], "pairs": pairs, "prompts": prompts}
+    for name, rows in named.items():
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
-
-
-def _write(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def probed(
@@ -54,7 +51,9 @@ def probed(
 ) -> Probe:
     knobs = changes.pop("knobs", KNOBS)
     job = Job(method=method, model=str(place / "tiny"), dataset=str(place / data), arguments=changes)
-    request = Request(task="probe", job=job, knobs=knobs, hardware=named(gpu), simulate=True, output_dir=str(folder))
+    request = Request(
+        task="probe", job=job, knobs=knobs, hardware=catalog.named(gpu), simulate=True, output_dir=str(folder)
+    )
     answer = probe(request, lambda event: None)
     assert answer["event"] == "probe"
     return codec.from_json(Probe, json.loads(json.dumps(answer["probe"])))
@@ -88,14 +87,8 @@ def test_two_steps_are_made_on_the_longest_rows_then_an_evaluation_and_a_save(
     made = probed(place, tmp_path, data="splits", **evaluates)
     assert made.fits
     assert batches == [(2, made.row_tokens)] * (4 + 2)  # two micro-batches a step, two batches of an evaluation
-    assert list(made.phases) == [
-        Phase.LOAD,
-        Phase.FORWARD,
-        Phase.BACKWARD,
-        Phase.OPTIMIZER_STEP,
-        Phase.EVALUATE,
-        Phase.SAVE,
-    ]
+    step = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP]
+    assert [*made.phases] == [Phase.LOAD, *step, Phase.EVALUATE, Phase.SAVE]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     assert made.step_seconds is not None
     assert made.measured is not None

@@ -163,17 +163,14 @@ def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_non
     assert len(whole) == len(record.read_text().splitlines()) - 1 == 10
 
 
-def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: Path) -> None:
+def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Sign] = []
     made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
-    args.__dict__["distributed_state"].process_index, before = 3, args.process_index
-    try:
-        state = TrainerState(global_step=1, is_world_process_zero=False)
-        made.on_train_begin(args, state, TrainerControl(), model=Toy())
-        made.on_log(args, state, TrainerControl(), logs={})
-    finally:
-        args.__dict__["distributed_state"].process_index = before
+    monkeypatch.setattr(TrainingArguments, "process_index", 3)
+    state = TrainerState(global_step=1, is_world_process_zero=False)
+    made.on_train_begin(args, state, TrainerControl(), model=Toy())
+    made.on_log(args, state, TrainerControl(), logs={})
     assert [line["event"] for line in lines(tmp_path, "memory.rank3.jsonl")] == ["start", "sample", "sign"]
     assert not told
 
@@ -181,9 +178,8 @@ def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: Path) -
 def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: Path, tracker: Tracker) -> None:
     """Rows of 5 to 8 tokens in the order of the data; evaluation and what runs without gradients do not count."""
     sequential = {"train_sampling_strategy": "sequential", "logging_steps": 2, "max_steps": 4}
-    trainer = toy_trainer(
-        tmp_path, watch(), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1, **sequential
-    )
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 1}
+    trainer = toy_trainer(tmp_path, watch(), **evaluates, **sequential)
     hooks = []
     trainer.model.register_forward_hook(lambda module, *_: hooks.append(len(module.embedding._forward_pre_hooks)))
     trainer.train()
