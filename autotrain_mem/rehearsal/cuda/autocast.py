@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.library import Library, fallthrough_kernel
@@ -80,14 +81,21 @@ _CASTED = (torch.float32, torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Inside, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy on exit."""
+    """Inside, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy on exit.
+
+    ``torch.is_autocast_enabled()`` without a device asks for CUDA's autocast (``torch/csrc/autograd/init.cpp:
+    is_autocast_enabled``); here it tells the CPU's. PEFT's adapters on quantized layers ask so, and widen their input
+    where the answer is no (``peft/tuners/lora/bnb.py: Linear8bitLt.forward``).
+    """
     library = Library("aten", "IMPL")
+    is_enabled = torch.is_autocast_enabled
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for name, kernel in _kernels().items():
                 library.impl(name, kernel, _KEY)
-        yield
+        with patch.object(torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(device_type)):
+            yield
     finally:
         library._destroy()
 

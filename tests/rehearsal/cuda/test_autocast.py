@@ -185,6 +185,16 @@ def test_without_autocast_nothing_is_cast(autocast: Callable[[], Any]) -> None:
     assert run(torch.exp, torch.bfloat16, nullcontext, autocast).dtype is torch.bfloat16
 
 
+def test_who_asks_for_autocast_without_naming_a_device_hears_of_cudas() -> None:
+    with cuda_autocast():
+        assert not torch.is_autocast_enabled()
+        with bf16():
+            assert torch.is_autocast_enabled()
+            assert torch.is_autocast_enabled("cpu")
+    with bf16():
+        assert not torch.is_autocast_enabled(), "given back"
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_cpus_policy_is_given_back(raises: bool) -> None:
     before = rules._registered("AutocastCPU")
