@@ -38,6 +38,13 @@ def sft_trainer(model: Any, output_dir: pathlib.Path, beside: dict[str, Any] | N
     )
 
 
+def with_lora(model: Any, **options: Any) -> Any:
+    """The model with an adapter on all its linear layers."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
+
+
 def rehearsed(build: Callable[[], Any]) -> Trace:
     """What a trainer would allocate, by its rehearsal."""
     return rehearse_trainer(TrainerSpec(build=build))

@@ -89,16 +89,16 @@ def rehearsal_of(job: Job, knobs: Knobs, length: int, **options: Any) -> Trace:
     return _TRACES[key]
 
 
-def rehearsed(one: Case) -> Trace:
+def rehearsed(one: Case, **options: Any) -> Trace:
     """The rehearsal of a small training."""
-    return rehearsal_of(one.job, one.knobs, one.length)
+    return rehearsal_of(one.job, one.knobs, one.length, **options)
 
 
-def trained(one: Case, output_dir: pathlib.Path) -> tuple[Trace, Any]:
+def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, Any]:
     """Trains with the model's own weights, on true tensors, as it was rehearsed; returns the trainer too."""
     spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
     torch.manual_seed(0)
-    watch = Watch()
+    watch = Watch(**card)
     with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
         trainer = spec.build()
         with spec.patches(trainer):
@@ -182,10 +182,10 @@ def peak(trace: Trace, owner: Owner | None = None) -> int:
     return max(peaks(trace, owner).values(), default=0)
 
 
-def assert_alike(one: Case, folder: pathlib.Path) -> tuple[Trace, Trace, Any]:
-    """Rehearse and train; returns both traces and the trainer."""
-    fake = rehearsed(one)
-    real, trainer = trained(one, folder / "real")
+def assert_alike(one: Case, folder: pathlib.Path, **card: Any) -> tuple[Trace, Trace, Any]:
+    """Rehearse and train, for a card of some ``compute_capability``; returns both traces and the trainer."""
+    fake = rehearsed(one, **card)
+    real, trainer = trained(one, folder / "real", **card)
     assert not difference(one, fake, real)
     assert len(births(real)) > 100
     return fake, real, trainer

@@ -1,20 +1,22 @@
 """Every lever takes effect in a real run that is built as the product builds it: what is there is looked at, no flag.
 
 Activation offloading and the optimizer on the host: ``test_host`` and ``tests/trainers/test_host_optimizer``;
-attention's kernels: ``test_attention``; packing and the loss: ``test_parity_of_settings``. fp16 trains on a GPU only.
+attention's kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from real_run import case
 
-from autotrain_mem.methods.configs import on_cpu
+from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import codec
@@ -58,16 +60,17 @@ def linears(model: Any) -> list[Any]:
 # -- what the weights are ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, make: Make) -> None:
+@pytest.mark.parametrize(("nested", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, dtype: str, make: Make) -> None:
     import bitsandbytes
 
-    trainer = make(use_peft=True, load_in_4bit=True, use_bnb_nested_quant=nested)
+    trainer = make(use_peft=True, load_in_4bit=True, use_bnb_nested_quant=nested, dtype=dtype)
     layers = [layer for layer in linears(trainer.model) if isinstance(layer, bitsandbytes.nn.Linear4bit)]
     before = [layer.weight.detach().clone() for layer in layers]
     trainer.train()
     assert len(layers) == 2 * 7, "all linear layers of two decoder layers"
     for layer, weight in zip(layers, before, strict=True):
+        assert layer.compute_dtype is getattr(torch, dtype)
         assert layer.weight.dtype is torch.uint8
         assert layer.weight.numel() == layer.in_features * layer.out_features // 2
         assert layer.weight.quant_state.quant_type == "nf4"
@@ -85,15 +88,6 @@ def test_8_bit_weights_are_int8(make: Make) -> None:
     assert {layer.weight.dtype for layer in layers} == {torch.int8}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_are_trained_in_the_dtype_that_they_are_loaded_in(dtype: str, make: Make) -> None:
-    trainer = make(dtype=dtype, bf16=True)
-    trainer.train()
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {getattr(torch, dtype)}
-    state = {value.dtype for held in trainer.optimizer.state.values() for name, value in held.items() if name != "step"}
-    assert state == {getattr(torch, dtype)}
-
-
 @pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torch.dtype, make: Make) -> None:
     trainer = make(bf16=bf16)
@@ -101,6 +95,10 @@ def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torc
     trainer.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *call: seen.add(call[-1].dtype))
     trainer.train()
     assert seen == {expected}
+
+
+def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
+    assert on_host({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
 
 
 # -- what is trained -----------------------------------------------------------------------------------------------
@@ -132,8 +130,6 @@ def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_p
     assert torch.equal(saved[name], trained)
 
 
-# -- optimizers ----------------------------------------------------------------------------------------------------
-
 OPTIMIZERS: dict[str, tuple[str, set[torch.dtype]]] = {
     "adamw_torch_fused": ("AdamW", {torch.float32}),
     "adamw_torch": ("AdamW", {torch.float32}),
@@ -160,9 +156,6 @@ def test_the_optimizer_is_the_one_that_is_named(optim: str, make: Make) -> None:
     assert bool(getattr(optimizer, "is_paged", False)) is optim.startswith("paged")
 
 
-# -- time for memory -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("checkpointing", "calls"), [(True, 2), (False, 1)])
 def test_gradient_checkpointing_runs_each_layer_again_in_the_backward_pass(
     checkpointing: bool, calls: int, make: Make
@@ -178,3 +171,36 @@ def test_gradient_checkpointing_runs_each_layer_again_in_the_backward_pass(
     trainer.train()
     micro_steps = 2 * 2
     assert count == calls * micro_steps
+
+
+ALWAYS_CHUNKED = importlib.util.find_spec("trl.kernels") is not None
+"""Since TRL 1.16 the loss "nll" is chunked too."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "whole_logits", "fused_attention", "packed"),
+    [
+        ({"loss_type": "chunked_nll", "attn_implementation": "sdpa", "packing": False}, False, True, False),
+        ({"loss_type": "nll", "attn_implementation": "eager"}, not ALWAYS_CHUNKED, False, False),
+        ({"packing": True}, False, True, True),
+    ],
+    ids=["as without them", "whole and eager", "packed"],
+)
+def test_the_loss_the_attention_and_the_rows_are_those_that_are_named(
+    settings: dict[str, Any], whole_logits: bool, fused_attention: bool, packed: bool, make: Make
+) -> None:
+    """A packed row is one whose documents each start at position zero; a chunked loss never calls the whole head."""
+    trainer = make(**settings)
+    calls: list[dict[str, Any]] = []
+    logits: list[torch.Tensor] = []
+    trainer.model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)
+    trainer.model.lm_head.register_forward_hook(lambda *call: logits.append(call[-1]))
+    functional = torch.nn.functional
+    attend = functional.scaled_dot_product_attention
+    with patch.object(functional, "scaled_dot_product_attention", side_effect=attend) as attention:
+        trainer.train()
+    assert bool(logits) is whole_logits
+    assert attention.called is fused_attention
+    assert {len(call["input_ids"]) for call in calls} == {1 if packed else 2}
+    starts = [(call["position_ids"] == 0).sum().item() for call in calls if call.get("position_ids") is not None]
+    assert (max(starts, default=0) > 1) is packed

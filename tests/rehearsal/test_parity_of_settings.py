@@ -18,6 +18,7 @@ Folder = Callable[[str], pathlib.Path]
 
 EVALUATED = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
 
+NF4 = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
 SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "packed-bfd": ("sft", {"packing_strategy": "bfd"}, {"packing": True}),
     "packed-wrapped": ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
@@ -26,6 +27,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no-mixed-precision": ("sft", {"bf16": False}, {}),
     "whole-logits": ("sft", {"loss_type": "nll"}, {}),
     "eager": ("sft", {"attn_implementation": "eager"}, {}),
+    "4-bit-nested": ("sft", {"use_bnb_nested_quant": True}, {**NF4, "dtype": "float32"}),
+    "4-bit-storage": ("sft", {"bnb_4bit_quant_storage": "bfloat16"}, {**NF4, "gradient_checkpointing": False}),
+    "fp4": ("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, NF4),
+    "8-bit-optimizer": ("sft", {}, {"use_peft": True, "load_in_8bit": True, "optim": "adamw_8bit"}),
     "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
     "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
     "dpo-precomputed-adapter": ("dpo", {"precompute_ref_log_probs": True}, {"use_peft": True}),
@@ -47,13 +52,40 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
     assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
 
 
+FLASH = "flash_attention_2"
+ATTENTION: dict[str, tuple[tuple[int, int], str | None, dict[str, Any]]] = {
+    # card, attention by name, and what is chosen beside: one row has no padding
+    "t4": ((7, 5), None, {}),
+    "t4-kept": ((7, 5), None, {"gradient_checkpointing": False}),
+    "h100": ((9, 0), None, {}),
+    "h100-kept": ((9, 0), None, {"gradient_checkpointing": False}),
+    "flash": ((9, 0), FLASH, {}),
+    "flash-one-row": ((9, 0), FLASH, {"gradient_checkpointing": False, "per_device_train_batch_size": 1}),
+    "flash-on-the-hub": ((9, 0), "kernels-community/flash-attn2", {"gradient_checkpointing": False}),
+    "flash-3-one-row": ((9, 0), "flash_attention_3", {"per_device_train_batch_size": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_rehearsed_as_it_runs_on_each_card_and_by_each_name(
+    name: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    card, implementation, knobs = ATTENTION[name]
+    one = case("sft", model_folder("llama"), {"attn_implementation": implementation}, **knobs)
+    assert_alike(one, tmp_path, compute_capability=card)
+
+
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "kto", "grpo"])
 def test_an_evaluation_is_rehearsed_with_its_own_peak(
     method: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
+    """What an evaluation generates belongs to it; the two generations are those of the two steps."""
     one = case(method, model_folder("qwen2"), EVALUATED, use_peft=method == "grpo")
     fake, real, _ = assert_alike(one, tmp_path)
     assert peaks(fake)["evaluate"] == peaks(real)["evaluate"] > 0
+    for trace in (fake, real):
+        begun = [phase for _, phase in trace.phase_starts]
+        assert begun.count(Phase.GENERATE) == (2 if method == "grpo" else 0)
 
 
 @pytest.mark.parametrize(("method", "peft"), [("sft", False), ("sft", True), ("grpo", True)])

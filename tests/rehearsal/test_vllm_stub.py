@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from real_run import peak
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trace_reading import peak_bytes, sizes
+from trace_reading import sizes
 
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -58,4 +59,4 @@ def test_a_server_gets_its_weights_in_packed_buffers_of_which_two_are_alive(monk
         vllm_stub._Client().update_named_params([], iter(weights))
         trace = recorder.trace()
     assert sizes(trace) == [weight_bytes] * 6 + [2 * weight_bytes] * 3
-    assert peak_bytes(trace) == 6 * weight_bytes + 2 * 2 * weight_bytes
+    assert peak(trace) == 6 * weight_bytes + 2 * 2 * weight_bytes

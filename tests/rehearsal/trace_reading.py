@@ -32,15 +32,6 @@ def live(trace: Trace) -> list[Block]:
     return [block for number, block in enumerate(trace.blocks, 1) if number not in dead]
 
 
-def peak_bytes(trace: Trace) -> int:
-    """Most bytes that were alive at once."""
-    current = highest = 0
-    for _, sign, block in trace.walk():
-        current += sign * block.size_bytes
-        highest = max(highest, current)
-    return highest
-
-
 def recorded_step(
     build: Callable[[], Any],
     batch: dict[str, torch.Tensor],

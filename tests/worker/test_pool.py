@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from nouns import TRL_DEFAULTS
-from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
 from autotrain_mem.spec import Job, codec
@@ -34,14 +33,13 @@ class FakeWorker:
     def __init__(self, time_limit_seconds: float) -> None:
         self.asked_by: list[int] = []
         self.over = threading.Event()
-        self.left = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> FakeWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.left = True
+        """Has nothing to end."""
 
     def kill(self) -> None:
         self.over.set()
@@ -84,11 +82,7 @@ def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Work
 # -- map -----------------------------------------------------------------------------------------------------------
 
 
-def test_results_come_in_the_order_of_the_calls_whoever_is_faster(workers: Workers) -> None:
-    assert workers.map([asking(1, 0.2), asking(2), asking(3), asking(4, 0.1)]) == [1, 2, 3, 4]
-
-
-def test_two_calls_run_at_once_each_with_a_worker_to_itself(workers: Workers) -> None:
+def test_two_calls_run_at_once_each_with_a_worker_to_itself_and_results_come_in_their_order(workers: Workers) -> None:
     meeting = threading.Barrier(2, timeout=10)
 
     def call(worker: Worker) -> int:
@@ -96,6 +90,7 @@ def test_two_calls_run_at_once_each_with_a_worker_to_itself(workers: Workers) ->
         return id(worker)
 
     assert len(set(workers.map([call, call]))) == 2
+    assert workers.map([asking(1, 0.2), asking(2), asking(3), asking(4, 0.1)]) == [1, 2, 3, 4]
 
 
 def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +102,9 @@ def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.Monke
         assert fakes(one)[0].asked_by == [threading.get_ident()] * 2, "no threads"
 
 
-def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended(workers: Workers) -> None:
+def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended_and_no_further_one_begins(
+    workers: Workers,
+) -> None:
     done: list[int] = []
     slow = asking(3, 0.3)
 
@@ -116,16 +113,11 @@ def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended(worke
         return 3
 
     with pytest.raises(RehearsalError, match="first"):
-        workers.map([asking(0, 0.1, "first"), finishing])
+        workers.map([asking(0, 0.1, "first"), finishing, asking(3), asking(4)])
     assert done == [3]
+    assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
     with pytest.raises(RehearsalError, match="earlier in the list"):
         workers.map([asking(0, 0.3, "earlier in the list"), asking(0, 0.0, "faster")])
-
-
-def test_after_an_error_no_further_call_begins_and_the_workers_serve_on(workers: Workers) -> None:
-    with pytest.raises(RehearsalError, match="first"):
-        workers.map([asking(0, 0.1, "first"), asking(2, 0.3), asking(3), asking(4)])
-    assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
     assert workers.map([asking(5), asking(6)]) == [5, 6]
 
 
@@ -145,9 +137,6 @@ def test_an_interrupt_kills_the_workers_and_is_raised_promptly(
     assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
 
 
-# -- how many ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cores", "available_bytes", "expected"),
     [(1, 64 * GIB, 1), (2, 64 * GIB, 2), (64, 64 * GIB, 2), (8, 3 * GIB, 1), (8, 0, 1)],
@@ -164,9 +153,9 @@ def test_a_second_worker_needs_a_core_and_memory(
 # -- real workers --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(method="sft", model=str(tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")), dataset=None)
+@pytest.fixture
+def job(model_folder: Callable[[str], pathlib.Path]) -> Job:
+    return Job(method="sft", model=str(model_folder("qwen2")), dataset=None)
 
 
 def context_length(job: Job) -> Callable[[Worker], int | None]:

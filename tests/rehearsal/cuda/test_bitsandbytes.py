@@ -1,19 +1,16 @@
-"""Quantized bases: a rehearsal gives them what bitsandbytes gives them, and training on them allocates alike."""
+"""Quantized bases: a rehearsal gives them what bitsandbytes gives them; ``test_parity`` trains on them."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import bitsandbytes
 import pytest
 import torch
 from bitsandbytes import functional
-from object_trainer import rehearsed, sft_trainer, trained
-from real_run import births, first_difference
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
 
@@ -122,23 +119,18 @@ def linear_4bit(inputs: int, outputs: int, nested: bool) -> Any:
     return layer.to("cpu")
 
 
-def births_of(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
+def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
     """Sizes of what one pass allocates, beside the layer and its input."""
     recorder = Recorder()
     recorder.adopt_model(layer)
     for name, tensor in (*statistics(layer), ("input", x)):
         recorder.mark(tensor, Owner.WEIGHTS, name)
     before = len(recorder.trace().blocks)
-    with recorder.recording():
+    with cuda_bitsandbytes(), recorder.recording():
         out = layer(x)
         if backward:
             out.sum().backward()
     return sizes(recorder.trace())[before:]
-
-
-def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
-    with cuda_bitsandbytes():
-        return births_of(layer, x, backward)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -184,18 +176,6 @@ def test_an_8bit_product_holds_int32_and_float16_results() -> None:
         assert expected in births
 
 
-def test_the_rules_give_everything_back_and_may_be_nested() -> None:
-    layer, x = linear_4bit(128, 256, nested=False), torch.randn(8, 128, dtype=torch.bfloat16)
-    before, matmul = births_of(layer, x), bitsandbytes.matmul
-    with cuda_bitsandbytes():
-        assert bitsandbytes.matmul is not matmul
-        once, twice = births_of(layer, x), births_on_cuda(layer, x)
-        assert once == twice != before
-        assert births_of(layer, x) == once, "the inner rules ended"
-    assert bitsandbytes.matmul is matmul
-    assert births_of(layer, x) == before
-
-
 def state_sizes(model: Any, embedding_bits: int | None) -> list[dict[str, int]]:
     """Bytes of the state of every parameter after one step."""
     if embedding_bits is not None:
@@ -224,37 +204,3 @@ def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     assert {"state1": gate, "state2": gate, **scales} in fake
     with cuda_bitsandbytes():  # it remembers by position what keeps 32 bits; a worker rehearses many runs
         assert state_sizes(load(model_folder("qwen2")), embedding_bits=None)[0]["state1"] == embedding
-
-
-def build_trainer(folder: pathlib.Path, name: str, output_dir: pathlib.Path, **config: Any) -> Any:
-    from peft import LoraConfig
-
-    adapter = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    beside = {"peft_config": adapter, "quantization_config": quantization(name)}
-    dtype = config.pop("dtype", "bfloat16")
-    return sft_trainer(str(folder), output_dir, beside, model_init_kwargs={"dtype": dtype}, **config)
-
-
-CASES = {
-    "nf4": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
-    "nf4-float32-base": ("qwen2", "nf4-double", {"bf16": True, "gradient_checkpointing": True, "dtype": "float32"}),
-    "nf4-no-checkpointing": ("qwen2", "nf4-bf16-storage", {"bf16": True, "gradient_checkpointing": False}),
-    "fp4-no-autocast": ("qwen2", "fp4", {"bf16": False, "gradient_checkpointing": True}),
-    "int8": ("qwen2", "int8", {"bf16": True, "gradient_checkpointing": True}),
-    "int8-no-checkpointing": ("qwen2", "int8", {"bf16": True, "gradient_checkpointing": False}),
-    "int8-8bit-optimizer": ("qwen2", "int8", {"bf16": True, "optim": "adamw_8bit"}),
-    "gpt2-nf4": ("gpt2", "nf4-double", {"bf16": True, "gradient_checkpointing": True}),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_training_lora_on_a_quantized_base_allocates_what_the_real_run_allocates(
-    case: str, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
-    family, name, config = CASES[case]
-    build = partial(build_trainer, model_folder(family), name, tmp_path, **config)
-    fake, (real, _) = rehearsed(build), trained(build)
-    assert not first_difference(fake, real)
-    assert len(births(fake)) > 100
-    if case in ("nf4", "int8"):
-        assert 64 * 192 * 2 in [size for phase, _, size, _ in births(fake) if phase == "backward"], "a whole weight"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from real_run import peak
 from torch.profiler import ProfilerActivity, profile
-from trace_reading import peak_bytes
 
 from autotrain_mem.rehearsal.cuda import inplace_accumulation
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -78,7 +78,7 @@ def test_a_backward_pass_peaks_where_torch_says_and_its_gradients_are_the_same(
 ) -> None:
     with Recorder() as recorder:
         gradient = run(graph)
-    assert abs(peak_bytes(recorder.trace()) - peak_by_torch(graph)) <= SLACK_BYTES
+    assert abs(peak(recorder.trace()) - peak_by_torch(graph)) <= SLACK_BYTES
     assert torch.equal(gradient, run(graph))
 
 

@@ -39,12 +39,6 @@ def tensors(model: Any) -> list[tuple[str, tuple[int, ...], torch.dtype, bool]]:
     return [(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in named]
 
 
-def assert_alike(made: Any, real: Any) -> None:
-    assert tensors(made) == tensors(real)
-    assert facts(made) == facts(real)
-    assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
-
-
 def facts(model: Any) -> dict[str, Any]:
     return {
         "class": type(model),
@@ -57,27 +51,26 @@ def facts(model: Any) -> dict[str, Any]:
     }
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "auto": {"dtype": "auto"},
-    "bfloat16": {"dtype": torch.bfloat16},
-    "float16-by-name": {"dtype": "float16"},
-    "eager": {"attn_implementation": "eager"},
-    "config-fields": {"use_cache": False, "revision": "main"},
+OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "default": (AutoModelForCausalLM, {}),
+    "auto": (AutoModelForCausalLM, {"dtype": "auto"}),
+    "bfloat16": (AutoModelForCausalLM, {"dtype": torch.bfloat16}),
+    "float16-by-name": (AutoModelForCausalLM, {"dtype": "float16"}),
+    "eager": (AutoModelForCausalLM, {"attn_implementation": "eager"}),
+    "config-fields": (AutoModelForCausalLM, {"use_cache": False, "revision": "main"}),
+    "reward": (AutoModelForSequenceClassification, {"num_labels": 1}),
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_is_the_one_that_is_loaded_with_weights(family: str, options: str, model_folder: Folder) -> None:
-    real = AutoModelForCausalLM.from_pretrained(model_folder(family), **OPTIONS[options])
-    assert_alike(fake(AutoModelForCausalLM, model_folder(family), **OPTIONS[options]), real)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_reward_model_has_the_head_that_is_asked_for(family: str, model_folder: Folder) -> None:
-    real = AutoModelForSequenceClassification.from_pretrained(model_folder(family), num_labels=1)
-    assert_alike(fake(AutoModelForSequenceClassification, model_folder(family), num_labels=1), real)
+    auto, given = OPTIONS[options]
+    real = auto.from_pretrained(model_folder(family), **given)
+    made = fake(auto, model_folder(family), **given)
+    assert tensors(made) == tensors(real)
+    assert facts(made) == facts(real)
+    assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
 
 
 def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(

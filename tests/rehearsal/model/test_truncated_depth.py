@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from object_trainer import rehearsed as rehearsed_trainer
-from object_trainer import sft_trainer
-from real_run import Case, case, rehearsal_of
+from object_trainer import sft_trainer, with_lora
+from real_run import case, rehearsal_of, rehearsed
 from story import story
 from tiny import tiny_config
 
@@ -50,10 +50,6 @@ def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(path)
     return path
-
-
-def rehearsed(one: Case, **options: Any) -> Trace:
-    return rehearsal_of(one.job, one.knobs, one.length, **options)
 
 
 def assert_same(told: Trace | None, whole: Trace) -> None:
@@ -159,12 +155,6 @@ def deep_model(family: str) -> Any:
     return AutoModelForCausalLM.from_config(deep_config(family))
 
 
-def with_lora(model: Any, **options: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
-
-
 class Own(torch.nn.Module):
     """A module of the user's own, around another."""
 
@@ -195,33 +185,22 @@ def test_a_model_object_has_the_pattern_of_its_layers(kind: str) -> None:
     assert model_pattern(unpack(pack(made()))) == LayerPattern(layers=DEPTH, period=period)
 
 
-def first_frozen(model: Any) -> Any:
-    model.model.layers[0].requires_grad_(False)
-    return model
+def changed(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a model to whose layers something was done."""
 
+    def made(model: Any) -> Any:
+        change(model.model.layers)
+        return model
 
-def one_owned(model: Any) -> Any:
-    model.model.layers[4].mlp = Own(model.model.layers[4].mlp)
-    return model
-
-
-def one_watched(model: Any) -> Any:
-    model.model.layers[4].register_forward_hook(lambda *_: None)
-    return model
-
-
-def one_for_all(model: Any) -> Any:
-    for index in range(1, DEPTH):
-        model.model.layers[index].mlp = model.model.layers[0].mlp
-    return model
+    return made
 
 
 WHOLE: dict[str, Callable[[Any], Any]] = {
-    "the first layer is frozen": first_frozen,
-    "one layer has a module of the user's own": one_owned,
-    "one layer has a hook": one_watched,
+    "the first layer is frozen": changed(lambda layers: layers[0].requires_grad_(False)),
+    "one layer has a module of the user's own": changed(lambda layers: setattr(layers[4], "mlp", Own(layers[4].mlp))),
+    "one layer has a hook": changed(lambda layers: layers[4].register_forward_hook(lambda *_: None)),
     "a rank of its own in one layer": lambda model: with_lora(model, rank_pattern={"layers.4.mlp.up_proj": 16}),
-    "layers share weights": one_for_all,
+    "layers share weights": changed(lambda layers: [setattr(layer, "mlp", layers[0].mlp) for layer in layers[1:]]),
     "code of the user's own is around the layers": Own,
 }
 

@@ -140,9 +140,6 @@ def test_what_is_wrong_with_evaluation_data_is_said_of_these(
         profile(job, str(tmp_path / "scratch"))
 
 
-# -- images --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("column", ["image", "images"])
 def test_rows_with_images_are_refused_with_the_cure(column: str, make_job: Make, tmp_path: pathlib.Path) -> None:
     seen = rows(text=["a few words"], **{column: [["file.png"]]})
@@ -165,9 +162,6 @@ def test_a_formatting_function_that_fails_is_named(make_job: Make, tmp_path: pat
     with pytest.raises(DatasetFormatError, match="TRL cannot prepare train_dataset") as raised:
         profile(job, str(tmp_path / "scratch"))
     assert "formatting_func" in str(raised.value.hint)
-
-
-# -- an adapter for some layers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,9 +189,6 @@ def test_layers_repeat_where_the_adapter_is_for_all_of_them(
     in_python = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
     assert (in_python is not None) is repeats
     assert [pattern_of(job, config) is not None for job in by_flags] == [True, False]
-
-
-# -- the file ------------------------------------------------------------------------------------------------------
 
 
 def call_with(**keywords: Any) -> Call:

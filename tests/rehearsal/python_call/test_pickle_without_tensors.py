@@ -11,12 +11,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from object_trainer import rehearsed, sft_trainer, trained
+from object_trainer import rehearsed, sft_trainer, trained, with_lora
 from real_run import births, first_difference
 from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,8 +24,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
-
-ROOT = pathlib.Path(__file__).parents[3]
+from tests.forked import Forge
 
 
 def model_of(family: str) -> Any:
@@ -34,12 +32,6 @@ def model_of(family: str) -> Any:
 
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(tiny_config(family))
-
-
-def with_lora(model: Any, **options: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
 
 
 def quantized(folder: pathlib.Path, **options: Any) -> Any:
@@ -79,12 +71,6 @@ def facts(model: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def there(value: Any) -> Any:
-    """As it is in a rehearsal."""
-    with fake_run.fake_tensors():
-        return unpack(pack(value))
-
-
 class Gate(torch.nn.Module):
     """A layer of the user's own, with a buffer that is not saved."""
 
@@ -111,17 +97,22 @@ def half_frozen() -> Any:
     return model
 
 
-MODELS: dict[str, Callable[[], Any]] = {
-    **{family: lambda family=family: model_of(family) for family in FAMILIES},
-    "lora": lambda: with_lora(model_of("qwen3"), modules_to_save=["lm_head"]),
-    "a layer of the user's own": gated,
-    "half frozen, bfloat16, evaluating": half_frozen,
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+FP4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "bfloat16"}
+MODELS: dict[str, Callable[[pathlib.Path], Any]] = {
+    **{family: lambda _, family=family: model_of(family) for family in FAMILIES},
+    "lora": lambda _: with_lora(model_of("qwen3"), modules_to_save=["lm_head"]),
+    "a layer of the user's own": lambda _: gated(),
+    "half frozen, bfloat16, evaluating": lambda _: half_frozen(),
+    "nf4": lambda folder: with_lora(quantized(folder, **NF4)),
+    "fp4": lambda folder: with_lora(quantized(folder, **FP4)),
+    "int8": lambda folder: with_lora(quantized(folder, load_in_8bit=True)),
 }
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_is_the_same_in_all_but_its_values(kind: str) -> None:
-    model = MODELS[kind]()
+def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Callable[[str], pathlib.Path]) -> None:
+    model = MODELS[kind](model_folder("qwen2"))
     packed = pack(model)
     with fake_run.fake_tensors():
         fake = unpack(packed)
@@ -134,31 +125,13 @@ def test_a_model_is_the_same_in_all_but_its_values(kind: str) -> None:
     assert len({id(module.config) for module in fake.modules() if hasattr(module, "config")}) == 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "bfloat16"},
-        {"load_in_8bit": True},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
-def test_a_quantized_model_keeps_its_bytes(
-    options: dict[str, Any], model_folder: Callable[[str], pathlib.Path]
-) -> None:
-    model = with_lora(quantized(model_folder("qwen2"), **options))
-    fake = there(model)
-    assert facts(fake) == facts(model)
-    weight = fake.base_model.model.model.layers[1].mlp.up_proj.base_layer.weight
-    held = weight.quant_state.absmax if "load_in_4bit" in options else weight.SCB
-    assert isinstance(held, FakeTensor)
-
-
 def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Callable[[str], pathlib.Path]) -> None:
     model = quantized(model_folder("qwen2"), load_in_8bit=True)
     with torch.no_grad():
         model(torch.ones(1, 4, dtype=torch.int64))
-    layer = there(model).model.layers[0].mlp.up_proj
+    packed = pack(model)
+    with fake_run.fake_tensors():
+        layer = unpack(packed).model.layers[0].mlp.up_proj
     assert layer.weight.CB is None
     assert layer.state.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
 
@@ -222,10 +195,8 @@ SCRIPT = """
 
     import torch
     from datasets import Dataset
-    from peft import LoraConfig
-    from torch.optim import AdamW
-    from transformers import AutoTokenizer, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
-    from trl import SFTConfig, SFTTrainer
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+    from trl import SFTConfig
 
     import beside
     from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack
@@ -251,16 +222,6 @@ SCRIPT = """
         return outputs.logits.float().mean() * WEIGHTS.sum()
 
 
-    class MyTrainer(SFTTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return loss * WEIGHTS.sum()
-
-        def create_optimizer(self, *args):
-            self.optimizer = AdamW(self.model.parameters(), lr=1e-3)
-            return self.optimizer
-
-
     class Scale(enum.Enum):
         SMALL = 1
         LARGE = 2
@@ -275,13 +236,10 @@ SCRIPT = """
 
 
     handed = {
-        "trainer": MyTrainer,
         "model": MyModel.from_pretrained(folder, dtype=torch.bfloat16),
         "args": MyConfig(output_dir=out + ".d", use_cpu=True, report_to="none", save_strategy="no", max_steps=2),
         "train_dataset": Dataset.from_list([{"input_ids": [5] * 48}] * 8),
         "processing_class": AutoTokenizer.from_pretrained(folder),
-        "peft_config": LoraConfig(r=8),
-        "quantization_config": BitsAndBytesConfig(load_in_4bit=True),
         "compute_loss_func": weighted,
         "callback": beside.Callback(),
         "module": beside,
@@ -301,60 +259,37 @@ BESIDE = """
 """
 
 
-@pytest.fixture(scope="module")
-def handed(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What a user's script packed, with a module beside it that this process does not know."""
-    folder = tmp_path_factory.mktemp("script")
-    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    (folder / "beside.py").write_text(textwrap.dedent(BESIDE))
-    command = [sys.executable, str(folder / "train.py"), str(model_folder("qwen2")), str(folder / "packed")]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder)
-    return (folder / "packed").read_bytes()
+def test_what_a_script_defines_itself_arrives_with_what_it_uses(
+    model_folder: Callable[[str], pathlib.Path],
+    tmp_path: pathlib.Path,
+    forge: Forge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The module beside the script is one that this process does not know."""
+    from trl import SFTConfig
 
-
-@pytest.fixture
-def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unpacking is left without effect on the other tests."""
+    script, packed = tmp_path / "train.py", tmp_path / "packed"
+    script.write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "beside.py").write_text(textwrap.dedent(BESIDE))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with forge.commands(sys.modules[__name__]):
+        command = [sys.executable, str(script), str(model_folder("qwen2")), str(packed)]
+        done = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "beside", raising=False)
-
-
-@pytest.mark.usefixtures("search_path")
-def test_what_a_script_defines_itself_arrives_with_what_it_uses(handed: bytes) -> None:
-    from trl import SFTConfig, SFTTrainer
-
-    there = unpack(handed)
-    assert issubclass(there["trainer"], SFTTrainer)
-    assert there["trainer"].__qualname__ == "MyTrainer"
+    there = unpack(packed.read_bytes())
     assert type(there["model"]).__qualname__ == "MyModel"
     assert isinstance(there["args"], SFTConfig)
     assert there["args"].max_steps == 2
     assert [scale.doubled() for scale in there["args"].scales] == [4]
     assert there["train_dataset"][0]["input_ids"] == [5] * 48
-    assert there["peft_config"].r == 8
-    assert there["quantization_config"].load_in_4bit
     assert there["processing_class"]("2+2").input_ids
     assert there["compute_loss_func"].__globals__["WEIGHTS"].device.type == "meta"
     assert "huge" not in there["compute_loss_func"].__globals__
     assert type(there["callback"]) is sys.modules["beside"].Callback
     assert there["module"] is sys.modules["beside"]
     assert all(lock.acquire(timeout=1) for lock in there["locks"])
-
-
-@pytest.mark.usefixtures("search_path")
-def test_a_trainer_of_the_users_own_rehearses_with_a_model_of_the_users_own(
-    handed: bytes, tmp_path: pathlib.Path
-) -> None:
-    def build(kind: Any) -> Any:
-        there = unpack(handed)
-        there["args"].output_dir = str(tmp_path)
-        names = ("model", "args", "train_dataset", "processing_class", "peft_config")
-        return (kind or there["trainer"])(**{name: there[name] for name in names})
-
-    from trl import SFTTrainer
-
-    own, trls = (births(rehearsed(partial(build, kind))) for kind in (None, SFTTrainer))
-    assert len(own) > len(trls) > 100, "the loss is scaled by a tensor more"
 
 
 def test_a_class_that_a_function_made_arrives_with_all_that_is_in_it() -> None:
@@ -398,18 +333,14 @@ def test_what_cannot_be_sent_is_named_with_what_holds_it() -> None:
     assert raised.value.hint
 
 
-def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus() -> None:
-    there = unpack(pack([torch.Generator(), torch.device("cuda:1")]))
-    assert isinstance(there[0], torch.Generator)
-    assert there[1] == torch.device("cpu")
-
-
-def test_torchs_optimizers_are_its_own_there() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer, (kind, options) = unpack(pack([torch.optim.AdamW(model.parameters()), (torch.optim.SGD, {"lr": 1.0})]))
+def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus_and_optimizers_as_torchs_own() -> None:
+    adamw = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    sent = [torch.Generator(), torch.device("cuda:1"), adamw, (torch.optim.SGD, {"lr": 1.0})]
+    generator, device, optimizer, rest = unpack(pack(sent))
+    assert isinstance(generator, torch.Generator)
+    assert device == torch.device("cpu")
     assert type(optimizer) is torch.optim.AdamW
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    assert (kind, options) == (torch.optim.SGD, {"lr": 1.0})
+    assert rest == (torch.optim.SGD, {"lr": 1.0})
 
 
 def test_where_a_model_was_placed_is_left_out() -> None:

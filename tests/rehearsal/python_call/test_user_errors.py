@@ -75,9 +75,6 @@ def test_a_command_reads_of_flags_and_a_script_of_arguments_where_the_libraries_
     assert "argument" in script.hint
 
 
-# -- passed on -----------------------------------------------------------------------------------------------------
-
-
 class Unmatched(ValueError):
     """As PEFT's NoMatchingPeftModuleError."""
 
