@@ -63,13 +63,10 @@ def test_a_container_has_its_limit_less_what_it_uses(
     assert ("container" in memory.source) is (total < 64)
 
 
-def test_a_limit_of_a_group_above_counts_too(tmp_path: pathlib.Path) -> None:
-    group(tmp_path, "0::/user.slice/job", "sys/fs/cgroup/user.slice/job", v2("max", GIB))
-    limited(tmp_path, "sys/fs/cgroup/user.slice", v2(4 * GIB, 2 * GIB))
-    assert host_memory(tmp_path).available_bytes == 2 * GIB
-
-
-def test_version_1_is_read_beside_version_2(tmp_path: pathlib.Path) -> None:
+def test_groups_above_count_and_version_1_is_read_beside_version_2(tmp_path: pathlib.Path) -> None:
+    group(tmp_path / "2", "0::/user.slice/job", "sys/fs/cgroup/user.slice/job", v2("max", GIB))
+    limited(tmp_path / "2", "sys/fs/cgroup/user.slice", v2(4 * GIB, 2 * GIB))
+    assert host_memory(tmp_path / "2").available_bytes == 2 * GIB
     group(tmp_path, "0::/", "sys/fs/cgroup/unified", {"cgroup.procs": 1})
     group(tmp_path, "4:cpu,memory:/docker/x", "sys/fs/cgroup/memory/docker/x", v1(UNLIMITED_V1, 2 * GIB))
     assert host_memory(tmp_path).source == "memory: psutil"

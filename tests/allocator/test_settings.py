@@ -23,13 +23,11 @@ from autotrain_mem.units import GIB, MIB
 DEFAULTS = AllocatorSettings()
 
 
-def test_nothing_set_is_torchs_default() -> None:
-    assert parse_settings("") == parse_settings(" , ") == DEFAULTS
-
-
 @pytest.mark.parametrize(
     ("text", "changed"),
     [
+        ("", {}),
+        (" , ", {}),
         ("expandable_segments:True", {"expandable_segments": True}),
         ("expandable_segments:False", {}),
         ("max_split_size_mb:64", {"max_split_bytes": 64 * MIB}),
@@ -44,15 +42,16 @@ def test_nothing_set_is_torchs_default() -> None:
         ("per_process_memory_fraction:0", {"per_process_memory_fraction": 0.0}),
         ("roundup_power2_divisions:8", {"roundup_power2_divisions": (8,) * 16}),
         ("backend:native", {}),
+        (",".join(f"{name}:1" for name in sorted(_PLACES_NOTHING)), {}),
+        ("max_split_size_mb:64,max_split_size_mb:128", {"max_split_bytes": 128 * MIB}),  # the last counts
+        (
+            " roundup_power2_divisions:[1:2,>:4],, max_split_size_mb : 64\n,",
+            {"roundup_power2_divisions": (2,) + (4,) * 15, "max_split_bytes": 64 * MIB},
+        ),
     ],
 )
 def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
     assert parse_settings(text) == replace(DEFAULTS, **changed)
-
-
-@pytest.mark.parametrize("name", sorted(_PLACES_NOTHING))
-def test_an_option_that_places_no_block_is_accepted(name: str) -> None:
-    assert parse_settings(f"{name}:1") == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -75,18 +74,6 @@ def test_a_size_belongs_to_the_power_of_two_below_it() -> None:
     assert [settings.divisions_for(size) for size in (512, MIB, 2 * MIB - 1, 2 * MIB, 4 * MIB, 8 * MIB, 99 * GIB)] == [
         *(2, 2, 2, 4, 8, 16, 16)
     ]
-
-
-def test_commas_in_brackets_and_white_space_and_empty_options_do_not_count() -> None:
-    settings = parse_settings(
-        " roundup_power2_divisions:[1:2,>:4],, max_split_size_mb : 64\n,expandable_segments:True,"
-    )
-    changed: dict[str, Any] = {"roundup_power2_divisions": (2,) + (4,) * 15, "max_split_bytes": 64 * MIB}
-    assert settings == replace(DEFAULTS, expandable_segments=True, **changed)
-
-
-def test_of_an_option_named_twice_the_last_counts() -> None:
-    assert parse_settings("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
 
 
 @pytest.mark.parametrize(
@@ -123,9 +110,6 @@ def test_of_the_two_variables_the_older_counts_where_it_is_set() -> None:
     assert settings_of(both) == AllocatorSettings(max_split_bytes=64 * MIB)
     assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(expandable_segments=True)
     assert settings_of({"PATH": "/bin"}) == DEFAULTS
-
-
-# -- roundup_power2_divisions ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pickle
 import pickletools
 import re
 import time
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
-from traces import traces
+from traces import block, trace, traces
 
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
-from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.trace import StreamUse
 from autotrain_mem.units import MIB
 
@@ -66,26 +65,16 @@ WEIGHT, KEPT, BRIEF = 1, 2, 3
 LAYER = "model.layers.0.self_attn.q_proj"
 
 
-def block(size_bytes: int, owner: Owner = Owner.TEMPORARY, module: str = LAYER) -> Block:
-    return Block(size_bytes=size_bytes, owner=owner, module=module)
-
-
-def run_of(blocks: list[Block], events: list[int], starts: tuple[tuple[int, Phase], ...] = ((0, Phase.LOAD),)) -> Trace:
-    return Trace(
-        blocks=tuple(blocks), events=array("q", events), phase_starts=starts, operators=len(events), seconds=1.0
-    )
-
-
 def a_step(activation_bytes: int = 30 * MIB) -> Trace:
     """A weight stays; an activation goes from forward to backward; a temporary is born and dies in backward."""
-    return run_of(
+    return trace(
         [
             block(3 * MIB + 1, Owner.WEIGHTS, f"{LAYER}.weight"),
-            block(activation_bytes, Owner.ACTIVATIONS),
+            block(activation_bytes, Owner.ACTIVATIONS, LAYER),
             block(700, Owner.TEMPORARY, ""),
         ],
         [WEIGHT, KEPT, BRIEF, -BRIEF, -KEPT, 0],
-        ((0, Phase.LOAD), (1, Phase.FORWARD), (2, Phase.BACKWARD), (5, Phase.OPTIMIZER_STEP)),
+        [(0, Phase.LOAD), (1, Phase.FORWARD), (2, Phase.BACKWARD), (5, Phase.OPTIMIZER_STEP)],
     )
 
 
@@ -98,9 +87,6 @@ def lines(entry: dict[str, Any]) -> list[str]:
     return [f"{frame['filename']}: {frame['name']}" for frame in entry["frames"]]
 
 
-# -- the form ------------------------------------------------------------------------------------------------------
-
-
 @BOTH_MODES
 def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
     tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
@@ -108,6 +94,10 @@ def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
     assert snapshot.keys() == SNAPSHOT
     *trace, end = snapshot["device_traces"][0]
     assert {entry["action"] for entry in trace} > {"alloc", "free_requested", "free_completed", "oom"}
+    (refused,) = entries(snapshot, "oom")
+    assert (refused["size"], refused["device_free"]) == (30 * MIB, 4 * MIB)
+    assert lines(refused)[0] == f"activations: {LAYER}"
+    assert [entry["size"] for entry in entries(snapshot, "alloc")] == [3 * MIB + 1, 30 * MIB, 700]
     for entry in trace:
         assert entry.keys() == (OOM if entry["action"] == "oom" else ENTRY)
         assert all(frame.keys() == FRAME for frame in entry["frames"])
@@ -118,9 +108,10 @@ def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
     assert all(each.keys() == BLOCK for segment in snapshot["segments"] for each in segment["blocks"])
 
 
-def test_settings_are_as_torch_writes_them() -> None:
+def test_settings_are_as_torch_writes_them_and_the_page_can_read_the_pickle() -> None:
     snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
     assert snapshot["allocator_settings"] == SETTINGS
+    assert {opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(snapshot, 4))} <= OPCODES
     text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True"
     room = Room(capacity_bytes=1 << 40, settings=parse_settings(text))
     changed = make_snapshot(a_step(), room, expandable_segments=True, setting=text)["allocator_settings"]
@@ -130,14 +121,6 @@ def test_settings_are_as_torch_writes_them() -> None:
         "garbage_collection_threshold": 0.5,
         "expandable_segments": True,
     }
-
-
-def test_the_page_can_read_the_pickle() -> None:
-    written = pickle.dumps(make_snapshot(a_step(), ROOMY, expandable_segments=False), 4)
-    assert {opcode.name for opcode, _, _ in pickletools.genops(written)} <= OPCODES
-
-
-# -- frames --------------------------------------------------------------------------------------------------------
 
 
 def test_frames_lead_from_the_module_outwards_to_the_phase() -> None:
@@ -162,10 +145,10 @@ def test_frames_lead_from_the_module_outwards_to_the_phase() -> None:
 
 
 def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_last() -> None:
-    run = run_of(
+    run = trace(
         [block(3 * MIB, Owner.ACTIVATIONS, "used"), block(5 * MIB, Owner.TEMPORARY, "asked")],
         [1, -1, 2],
-        ((0, Phase.FORWARD), (2, Phase.BACKWARD)),
+        [(0, Phase.FORWARD), (2, Phase.BACKWARD)],
     )
     used = replace(run, stream_uses=(StreamUse(event=1, block=1, stream=1),))
     *listed, _ = make_snapshot(used, ROOMY, expandable_segments=False)["device_traces"][0]
@@ -177,9 +160,6 @@ def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_las
         ("free_completed", "used", "backward"),
         ("alloc", "asked", "backward"),
     ]
-
-
-# -- the numbers ---------------------------------------------------------------------------------------------------
 
 
 def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
@@ -251,46 +231,19 @@ def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity:
     assert bool(entries(snapshot, "oom")) == (mode.largest_refused_bytes is not None)
 
 
-@BOTH_MODES
-def test_a_request_that_is_refused_is_an_oom_of_its_module_and_the_history_goes_on(expandable: bool) -> None:
-    tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
-    snapshot = make_snapshot(a_step(), tight, expandable_segments=expandable)
-    (refused,) = entries(snapshot, "oom")
-    assert refused["size"] == 30 * MIB
-    assert refused["device_free"] == 4 * MIB
-    assert lines(refused)[0] == f"activations: {LAYER}"
-    assert [entry["size"] for entry in entries(snapshot, "alloc")] == [3 * MIB + 1, 30 * MIB, 700]
-
-
-# -- torch's own tools ---------------------------------------------------------------------------------------------
-
-
-def kept(expandable: bool = False) -> Snapshot:
-    """A weight and an activation that are alive at the end."""
-    blocks = [block(3 * MIB, Owner.WEIGHTS), block(30 * MIB, Owner.ACTIVATIONS), block(9 * MIB)]
-    return make_snapshot(run_of(blocks, [1, 2, 3, -3]), ROOMY, expandable_segments=expandable)
-
-
-@pytest.mark.parametrize(("expandable", "segments", "reserved"), [(False, 2, "50.0MiB"), (True, 1, "60.0MiB")])
-def test_torchs_tables_say_what_is_reserved_and_allocated(expandable: bool, segments: int, reserved: str) -> None:
-    snapshot = kept(expandable)
+@pytest.mark.parametrize(("expandable", "segments", "reserved_mib"), [(False, 2, 50), (True, 1, 60)])
+def test_torchs_tables_flame_graphs_and_plots_say_the_same(expandable: bool, segments: int, reserved_mib: int) -> None:
+    """A weight and an activation are alive at the end."""
+    blocks = [block(3 * MIB, Owner.WEIGHTS, LAYER), block(30 * MIB, Owner.ACTIVATIONS, LAYER), block(9 * MIB)]
+    snapshot = make_snapshot(trace(blocks, [1, 2, 3, -3]), ROOMY, expandable_segments=expandable)
     table = _memory_viz.segsum(snapshot)
-    assert f"segments: {segments}\ntotal_reserved: {reserved}\ntotal_allocated: 33.0MiB\n" in table
+    assert f"segments: {segments}\ntotal_reserved: {reserved_mib}.0MiB\ntotal_allocated: 33.0MiB\n" in table
     assert _memory_viz.trace(snapshot).count("# free completed for") == 1
-
-
-def test_flame_graphs_group_by_phase_and_module_and_sum_to_what_is_reserved() -> None:
-    snapshot = kept()
     for graph in (_memory_viz.memory, _memory_viz.segments):
         stacks = [line.rpartition(" ") for line in graph(snapshot, format_flamegraph=str).splitlines()]
-        assert sum(int(size) for _, _, size in stacks if size.isdigit()) == 50 * MIB
+        assert sum(int(size) for _, _, size in stacks if size.isdigit()) == reserved_mib * MIB
         around = "module:0:model;module:0:model.layers;module:0:model.layers.0;module:0:model.layers.0.self_attn"
         assert any(stack.endswith(f"phase:0:load;{around};weights:0:{LAYER}") for stack, _, _ in stacks)
-
-
-@BOTH_MODES
-def test_plots_hold_the_snapshot_whole(expandable: bool) -> None:
-    snapshot = kept(expandable)
     for plot in (
         _memory_viz.trace_plot(snapshot),
         _memory_viz.trace_plot(snapshot, plot_segments=True),
@@ -300,20 +253,15 @@ def test_plots_hold_the_snapshot_whole(expandable: bool) -> None:
         assert pickle.loads(base64.b64decode(encoded)) == snapshot
 
 
-# -- size ----------------------------------------------------------------------------------------------------------
-
-
 def test_40_000_events_make_a_file_of_some_megabytes_in_seconds() -> None:
     """An 8B LoRA step has 15,000 to 35,000 events, and makes 3 MiB in 0.3 s; frames that are equal are one object."""
     names = [f"base_model.model.model.layers.{layer}.mlp.{part}" for layer in range(80) for part in "abcd"]
-    count, lasting = 20_000, 100
+    count = 20_000
     blocks = [block(512 + 97 * number, module=names[number % len(names)]) for number in range(count)]
-    events = [*range(1, lasting + 1)]
-    for number in range(lasting + 1, count + 1):
-        events += [number, lasting - number]
-    events += range(-count, lasting - count)
+    events = [*range(1, 101), *(event for number in range(101, count + 1) for event in (number, 100 - number))]
+    long = trace(blocks, [*events, *range(-count, 100 - count)])
     started = time.process_time()
-    written = pickle.dumps(make_snapshot(run_of(blocks, events), ROOMY, expandable_segments=True), 4)
-    assert len(events) == 2 * count
+    written = pickle.dumps(make_snapshot(long, ROOMY, expandable_segments=True), 4)
+    assert len(long.events) == 2 * count
     assert len(written) < 5 * MIB
     assert time.process_time() - started < 2.5

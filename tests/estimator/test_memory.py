@@ -39,6 +39,8 @@ def test_the_first_of_two_equal_peaks_is_the_peak() -> None:
     memory = estimate(trace(blocks, [1, -1, 2], starts))
     assert memory.peak_phase is Phase.FORWARD
     assert memory.owners_at_peak[Owner.ACTIVATIONS] == 512
+    with pytest.raises(ValueError, match="empty"):
+        estimate(trace([], []))
 
 
 def test_phases_have_their_own_peaks_in_the_order_they_were_met() -> None:
@@ -55,14 +57,6 @@ def test_modules_are_listed_by_size_and_only_what_their_forwards_made() -> None:
     blocks += [block(512, Owner.TEMPORARY, "layers.0"), block(99 * 512, Owner.WEIGHTS, "embedding"), block(99 * 512)]
     memory = estimate(trace(blocks, list(range(1, len(blocks) + 1))))
     assert memory.modules_at_peak == tuple((f"layers.{index}", 512 * (index + 1)) for index in (6, 5, 4, 3, 2))
-
-
-def test_an_empty_trace_is_an_error_and_not_a_peak_of_nothing() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        estimate(trace([], []))
-
-
-# -- any run -------------------------------------------------------------------------------------------------------
 
 
 @given(traces(largest=48 * MIB, empties=True))
@@ -107,16 +101,12 @@ def test_walking_a_trace_meets_every_birth_and_death_with_its_block_and_its_phas
         assert phase is [started for start, started in run.phase_starts if start <= index][-1]
 
 
-# -- an engine on the same card ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "share_gib"),
     [
         ({"use_vllm": True}, 7.2),
         ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}, 12),
         ({}, 0),
-        ({"use_vllm": False, "vllm_gpu_memory_utilization": 0.5}, 0),
         ({"use_vllm": True, "vllm_mode": "server"}, 0),
     ],
 )

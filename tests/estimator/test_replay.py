@@ -30,9 +30,6 @@ native = partial(reserve, expandable_segments=False)
 expandable = partial(reserve, expandable_segments=True)
 
 
-# -- without an end ------------------------------------------------------------------------------------------------
-
-
 @given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20", "roundup_power2_divisions:4")))
 def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, grows: bool, text: str) -> None:
     allocator = CachingAllocator(None, replace(parse_settings(text), expandable_segments=grows))
@@ -56,35 +53,6 @@ def test_slack_is_what_was_not_allocated_when_the_peak_was_first_reached() -> No
     assert reserved.peak_reserved_bytes == (40 + 20 + 60 + 90) * MIB
     assert reserved.slack_bytes == (40 + 20 + 60) * MIB
     assert native(run_of([40, 4], [1, -1, 2]), room()).slack_bytes == 0  # the 40 were, though they serve the 4 later
-
-
-def test_an_emptied_cache_gives_back_what_a_later_request_would_stack_upon() -> None:
-    cached = run_of([40, 60], [1, -1, 2])
-    emptied = run_of([40, 60], [1, -1, CACHE_EMPTIED, 2])
-    assert native(cached, room()).peak_reserved_bytes == 100 * MIB
-    assert native(emptied, room()).peak_reserved_bytes == 60 * MIB
-    assert expandable(cached, room()).peak_reserved_bytes == 60 * MIB
-
-
-def test_fragmentation_that_native_segments_suffer_and_expandable_ones_do_not() -> None:
-    """Each tensor is a little larger than the one before, which is freed first: no cached segment serves it."""
-    run = run_of([30, 34, 38, 42, 46], [1, -1, 2, -2, 3, -3, 4, -4, 5, -5])
-    modes = native(run, room(100)), expandable(run, room(100))
-    assert [(mode.peak_reserved_bytes // MIB, mode.fits) for mode in modes] == [(190, False), (60, True)]
-
-
-# -- near the end, and beyond --------------------------------------------------------------------------------------
-
-
-def test_a_run_that_gets_by_with_retries_does_not_fit_and_needs_what_it_would_reserve() -> None:
-    run = run_of([60, 80], [1, -1, 2])
-    reserved = native(run, room(100))
-    assert (reserved.num_alloc_retries, reserved.largest_refused_bytes) == (1, None)
-    assert reserved.peak_limited_bytes < reserved.peak_reserved_bytes
-    assert reserved.peak_reserved_bytes == 140 * MIB
-    assert not reserved.fits
-    assert native(run, room(140)).fits
-    assert not native(run, room(139)).fits
 
 
 HALF = "per_process_memory_fraction:0.5"
@@ -143,9 +111,6 @@ def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: i
     within = Room(capacity_bytes=capacity_mib * MIB, total_bytes=(capacity_mib + 9) * MIB, settings=settings)
     replayed = reserve(run, within, expandable_segments=grows)
     assert replayed.fits == (replayed.num_alloc_retries == 0)
-
-
-# -- the room ------------------------------------------------------------------------------------------------------
 
 
 def test_a_host_reserves_what_is_allocated() -> None:

@@ -110,13 +110,3 @@ def test_a_card_with_a_rate_unknown_is_ranked_by_another_card_and_says_so(name: 
     time = step_time(load(work(flops=312 * 10**12)), unknown, gradient_accumulation_steps=1, tokens=1.0)
     assert time.assumed == "a100-80gb"
     assert time.step_seconds == pytest.approx(1 / module.MATMUL_EFFICIENCY)
-
-
-def test_work_that_is_extrapolated_takes_as_long_as_the_whole() -> None:
-    def layers(count: int) -> Workload:
-        update = work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, fixed_bytes=10**9 * count, launches=count)
-        return load(work(flops=10**12, launches=1, count=float(count)), update)
-
-    whole, made = (layers(32), layers(2).extrapolated(layers(4), 15.0))
-    times = [step_time(each, CARD, gradient_accumulation_steps=4, tokens=1.0) for each in (whole, made)]
-    assert times[1].step_seconds == pytest.approx(times[0].step_seconds)

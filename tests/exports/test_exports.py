@@ -15,9 +15,8 @@ import pytest
 import yaml
 from export_examples import FULL, HOST, QLORA, job, plan
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
-from autotrain_mem.exports.tools import EXPORTERS, check_method, export
+from autotrain_mem.exports.tools import EXPORTERS, export
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.knobs import OWN_KNOBS
@@ -46,8 +45,6 @@ def notes(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("# - ")]
 
 
-# -- the texts -----------------------------------------------------------------------------------------------------
-
 GRPO = job("grpo", arguments={"reward_funcs": ["accuracy_reward", "mine.score"], "use_vllm": True, "epsilon": 0.1})
 PPO = job("ppo", arguments={"reward_model_path": "org/judge", "kl_coef": 0.1})
 TEXTS = {
@@ -67,9 +64,6 @@ TEXTS = {
 def test_text_is_the_golden_one(name: str) -> None:
     text = TEXTS[name]()
     assert text == kept(GOLDEN / f"{name}.yaml", text)
-
-
-# -- every key exists ----------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -121,8 +115,6 @@ def told(method: str) -> dict[str, Any]:
     }
 
 
-# -- nothing is lost -----------------------------------------------------------------------------------------------
-
 MEANS_NOTHING = {
     "bf16": "it is true or false, which another test tries",
     "do_train": "there is nothing else to do",
@@ -171,29 +163,15 @@ def test_a_line_break_in_a_value_does_not_end_the_comment() -> None:
     assert yaml.safe_load(text).keys() == keys("axolotl", job()).keys()
 
 
-# -- the same settings, read by those who know ---------------------------------------------------------------------
-
-
-def rewritten(tmp_path: Path, name: str, made_for: Job, knobs: Knobs) -> str:
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(written(name, made_for, knobs), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
-def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's parser sets what ``env`` holds."""
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-
-
-@pytest.mark.usefixtures("unchanged_environment")
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
-def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> None:
+def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotrain_mem.methods.interface import method_of
 
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # TRL's parser sets what ``env`` holds
     made_for = job(method, arguments={"use_cpu": True, "bf16": False, "learning_rate": 1e-5})
-    path = rewritten(tmp_path, "trl", made_for, QLORA)
-    script, training, model, _ = method_of(method).make_parser().parse_args_and_config(["--config", path])
+    path = tmp_path / "trl.yaml"
+    path.write_text(written("trl", made_for), encoding="utf-8")
+    script, training, model, _ = method_of(method).make_parser().parse_args_and_config(["--config", str(path)])
     read = {**vars(model), **vars(training)}
     knobs = codec.to_json(plan(made_for).knobs)
     expected = {name: value for name, value in knobs.items() if name not in OWN_KNOBS and name in read}
@@ -201,6 +179,7 @@ def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path) -> No
     assert read["learning_rate"] == 1e-5
     assert script.dataset_name == "org/data"
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert keys("trl", job(dataset="a/b.jsonl"))["datasets"] == [{"path": "json", "data_files": "a/b.jsonl"}]
 
 
 def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
@@ -213,22 +192,15 @@ def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
 
 
 @pytest.mark.parametrize(("card", "kind"), [(None, "0"), (HOST, None)])
-def test_accelerate_reads_its_file(tmp_path: Path, card: Any, kind: str | None) -> None:
+def test_accelerate_reads_its_file_and_mixes_as_the_trainer_does(tmp_path: Path, card: Any, kind: str | None) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
     path = tmp_path / "accelerate.yaml"
     path.write_text(written("accelerate", job(), **({"card": card} if card else {})), encoding="utf-8")
     read = load_config_from_file(str(path))
     assert (read.num_processes, read.mixed_precision, read.use_cpu, read.gpu_ids) == (1, "bf16", card is not None, kind)
-
-
-def test_mixed_precision_is_what_the_trainer_takes() -> None:
     assert keys("accelerate", job(arguments={"bf16": False}))["mixed_precision"] == "no"
     assert keys("accelerate", job(), dataclasses.replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
-
-
-def test_a_files_rows_are_a_mixture_to_trl() -> None:
-    assert keys("trl", job(dataset="a/b.jsonl"))["datasets"] == [{"path": "json", "data_files": "a/b.jsonl"}]
 
 
 @pytest.mark.parametrize("knobs", [FULL, QLORA])
@@ -262,9 +234,6 @@ def test_weights_are_held_in_what_the_plan_says_or_a_note_says_in_what(knobs: Kn
     assert any("dtype float32" in note for note in notes(written("axolotl", job(), knobs))) is rounded
 
 
-# -- what other tools take otherwise -------------------------------------------------------------------------------
-
-
 @pytest.mark.newest
 def test_trls_defaults_are_those_that_are_written_out() -> None:
     import trl
@@ -281,23 +250,11 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
             for field in fields
         }
 
-    of_trl = {
-        name: defaults(getattr(trl, f"{row.title}Config")) for name, row in METHODS.items() if row.has_trl_command
-    }
+    installed = {name: row.title for name, row in METHODS.items() if row.has_trl_command}
+    of_trl = {name: defaults(getattr(trl, f"{title}Config")) for name, title in installed.items()}
     for name, found in of_trl.items():
         assert METHODS[name].defaults.items() <= found.items()
         assert TRAINER_DEFAULTS.items() <= found.items()
     assert {**VLLM_DEFAULTS, **VLLM_SHARE}.items() <= of_trl["grpo"].items()
     assert LORA_DEFAULTS.items() <= defaults(trl.ModelConfig).items()
     assert set(TRAINER_ARGUMENTS) <= defaults(TrainingArguments).keys()
-
-
-# -- what a tool does not have -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "method"), [("axolotl", "rloo"), ("llamafactory", "grpo"), ("accelerate", "ppo")])
-def test_a_method_that_a_tool_lacks_is_an_error_with_what_there_is(name: str, method: str) -> None:
-    with pytest.raises(UsageError, match=method.upper()) as caught:
-        check_method(name, method)
-    assert f"--export {name} writes " in caught.value.hint
-    assert "--export trl" in caught.value.hint

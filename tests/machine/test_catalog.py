@@ -21,26 +21,19 @@ def test_every_card_has_all_its_figures_and_says_where_they_are_from() -> None:
         rates = (card.fp16_flops_per_second, card.fp32_flops_per_second, card.host_link_bytes_per_second)
         assert all(rate is not None and rate > 0 for rate in (*rates, card.bandwidth_bytes_per_second))
         assert card.bf16_flops_per_second in (None, card.fp16_flops_per_second)
-
-
-def test_ordinary_cores_do_a_round_share_of_what_tensor_cores_do() -> None:
-    """A half on GeForce, a quarter on workstation cards, an eighth before Ampere, a 16th on A100 and H100."""
-    for card in catalog():
+        # Ordinary cores do a half of it on GeForce, a quarter on workstation cards, an eighth before Ampere, a 16th on
+        # A100 and H100.
         share = (card.fp16_flops_per_second or 0) / (card.fp32_flops_per_second or 1)
         nearest = min((2, 4, 8, 16, 32), key=lambda round_share, share=share: abs(share - round_share))  # type: ignore[misc]
         # 8 %: the sheets round, and quote tensor cores at another clock than ordinary ones (H100 SXM: 14.8 for 16)
         assert share == pytest.approx(nearest, rel=0.14 if card.name.startswith("h") else 0.08), card.name
 
 
-def test_torch_sees_less_than_the_box_says_but_not_much_less() -> None:
-    # L4 and A10G lose 8 % to ECC kept in the same memory and to the driver; B200 is sold as 180 GB in decimal units.
-    for row in module._cards():
-        assert 0.91 * row.marketed_gib * GIB < row.hardware.total_bytes < row.marketed_gib * GIB, row.hardware.name
-
-
-def test_a_figure_derived_from_a_sibling_follows_its_own_arithmetic() -> None:
+def test_torch_sees_a_little_less_than_the_box_says_and_figures_follow_their_own_arithmetic() -> None:
     totals = {row.hardware.name: row.hardware.total_bytes // MIB for row in module._cards()}
     for row in module._cards():
+        # L4 and A10G lose 8 % to ECC kept in the same memory and to the driver; B200 is sold as 180 GB, decimal.
+        assert 0.91 * row.marketed_gib * GIB < row.hardware.total_bytes < row.marketed_gib * GIB, row.hardware.name
         rule, _, text = row.hardware.source.removeprefix("memory ").partition(": ")
         words = text.split(";")[0].split()
         if rule == "derived" and words[0] == "as":

@@ -30,19 +30,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
-def test_the_first_gpu_that_cuda_shows_is_chosen_and_measured(machine: list[Hardware]) -> None:
+def test_the_first_gpu_that_cuda_shows_is_measured_unless_another_card_a_size_or_the_cpu_is_chosen(
+    machine: list[Hardware],
+) -> None:
     assert choose(None, use_cpu=False) == replace(machine[0], source="measured")
-
-
-def test_another_card_a_size_or_the_cpu_is_chosen_over_the_gpu_that_is_here(machine: list[Hardware]) -> None:
     assert choose("RTX 3060", use_cpu=False) == named("rtx3060")
     assert choose("300MiB", use_cpu=False).origin == "imagined"
     assert choose(None, use_cpu=True).origin == "cpu"
     with pytest.raises(UnknownGpuError):
         choose("rtx4099", use_cpu=False)
-
-
-def test_all_cards_or_several_may_be_named() -> None:
     assert several("all") == catalog()
     assert several("rtx3060,rtx4090") == (named("rtx3060"), named("rtx4090"))
     assert several("rtx3060") == ()

@@ -40,13 +40,6 @@ def indices() -> list[int | None]:
     return [device.index for device in detect()]
 
 
-def test_every_card_is_found_in_nvml_order_when_nothing_is_hidden(nvml: FakeNvml) -> None:
-    nvml.gpus.pop()
-    assert indices() == [0, 1]
-    assert {device.origin for device in detect()} == {"detected"}
-    assert nvml.started == 0
-
-
 def test_without_cards_a_driver_or_its_library_there_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.gpus.clear()
     assert detect() == ()
@@ -59,6 +52,7 @@ def test_without_cards_a_driver_or_its_library_there_is_no_gpu(nvml: FakeNvml, m
 @pytest.mark.parametrize(
     ("wanted", "shown"),
     [
+        (None, [0, 1, 2]),
         ("1", [1]),
         ("2,0", [2, 0]),
         (" 2 , 0 ", [2, 0]),
@@ -81,33 +75,28 @@ def test_without_cards_a_driver_or_its_library_there_is_no_gpu(nvml: FakeNvml, m
     ],
 )
 def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, wanted: str, shown: list[int]
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, wanted: str | None, shown: list[int]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    if wanted is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
     assert indices() == shown
+    assert {device.origin for device in detect()} <= {"detected"}
+    assert nvml.started == 0
 
 
-def slow_then_fast() -> list[FakeGpu]:
+def test_unlike_cards_are_counted_from_the_fastest_but_by_the_bus_where_that_is_asked_for_or_speed_is_not_told(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = FakeGpu(A, "Tesla T4", total_mib=15360, reserved_mib=448, capability=(7, 5), cores=2560, clock=1590)
-    return [slow, FakeGpu(B)]
-
-
-def test_unlike_cards_are_counted_from_the_fastest(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.gpus = slow_then_fast()
+    nvml.gpus = [slow, FakeGpu(B)]
     assert indices() == [1, 0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert indices() == [1]
-
-
-@pytest.mark.parametrize("tells_speed", [True, False])
-def test_unlike_cards_keep_the_bus_order_where_that_is_asked_for_or_their_speed_is_not_told(
-    tells_speed: bool, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml.gpus = slow_then_fast()
-    if tells_speed:
-        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    else:
-        nvml.gpus[1].cores = None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        assert indices() == [0, 1]
+    nvml.gpus[1].cores = None
     assert indices() == [0, 1]
 
 
@@ -131,7 +120,7 @@ def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_t
     assert device.compute_capability == (8, 6)
 
 
-def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_follows_its_size(
+def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_follows_its_size_if_it_tells_it(
     nvml: FakeNvml,
 ) -> None:
     nvml.gpus = [FakeGpu(A, "NVIDIA GeForce RTX 4090 Laptop GPU", total_mib=16376, capability=(8, 9), cores=9728)]
@@ -139,9 +128,6 @@ def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_
     assert device.bandwidth_bytes_per_second is None
     assert device.bf16_flops_per_second is None
     assert device.non_torch_bytes == overhead(9728 // 128, (8, 9))
-
-
-def test_an_unknown_card_that_tells_no_size_gets_the_largest_figure_and_says_so(nvml: FakeNvml) -> None:
     nvml.gpus = [FakeGpu(A, "NVIDIA Something New", capability=(99, 0), cores=None)]
     (device,) = detect()
     assert device.non_torch_bytes == max(card.non_torch_bytes for card in catalog())

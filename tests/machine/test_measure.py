@@ -75,14 +75,6 @@ def nvml(child: Child, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
-def test_nvmls_figure_for_the_process_is_taken_less_what_torch_reserved(
-    nvml: FakeNvml, child: Child, tmp_path: pathlib.Path
-) -> None:
-    found = measured(CARD, Store(tmp_path), child.run)
-    assert found == replace(CARD, non_torch_bytes=OUTSIDE, source="memory: NVML; outside torch: measured")
-    assert nvml.started == 0
-
-
 @pytest.mark.parametrize("hidden", ["bytes", "processes", "the child's number", "a stranger has the child's number"])
 def test_free_memory_before_and_after_stands_in_where_nvml_does_not_tell(
     nvml: FakeNvml, child: Child, tmp_path: pathlib.Path, hidden: str
@@ -111,17 +103,15 @@ def test_free_memory_counts_only_while_nobody_else_takes_any(
     assert list(tmp_path.iterdir()) == []
 
 
-# -- the kept results ----------------------------------------------------------------------------------------------
-
-
 def test_a_card_is_measured_once_and_so_are_two_of_one_kind(
     nvml: FakeNvml, child: Child, tmp_path: pathlib.Path
 ) -> None:
-    folder = tmp_path / "not" / "there"
-    first, second = measured(CARD, Store(folder), child.run), measured(CARD, Store(folder), child.run)
-    other = measured(replace(CARD, uuid="GPU-bbbb", index=1), Store(folder), child.run)
-    assert first == second
-    assert other.non_torch_bytes == OUTSIDE
+    store = Store(tmp_path / "not" / "there")
+    first = measured(CARD, store, child.run)
+    assert first == replace(CARD, non_torch_bytes=OUTSIDE, source="memory: NVML; outside torch: measured")
+    assert nvml.started == 0
+    assert measured(CARD, store, child.run) == first
+    assert measured(replace(CARD, uuid="GPU-bbbb", index=1), store, child.run).non_torch_bytes == OUTSIDE
     assert child.runs == 1
 
 
@@ -148,9 +138,6 @@ def test_a_kept_figure_that_cannot_be_is_measured_anew(
     Store(tmp_path).put(measure.KIND, json.loads(path.read_bytes().split(b"\n", 1)[1])["key"], figure)
     assert measured(CARD, Store(tmp_path), child.run).non_torch_bytes == OUTSIDE
     assert child.runs == 2
-
-
-# -- when it cannot be measured ------------------------------------------------------------------------------------
 
 
 def assert_falls_back(found: Hardware, reason: str) -> None:
@@ -194,9 +181,6 @@ def test_a_child_without_an_answer_leaves_the_tables_figure(
         CARD, Store(tmp_path / "kept"), lambda hardware: run_child(hardware, "some_measured_child", limit_seconds)
     )
     assert_falls_back(found, reason)
-
-
-# -- the child -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -57,20 +57,16 @@ def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvm
     assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
     nvml.has_second_memory_query, gpu.computing = False, {STRANGER: GIB}  # the driver's own is not known
     assert [other.pid for other in others_on(CARD)] == [STRANGER]
-
-
-def test_what_one_process_holds_is_told(nvml: FakeNvml, gpu: FakeGpu) -> None:
     gpu.computing = {STRANGER: GIB, STRANGER + 1: None}
     assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
 
 
-def test_a_card_that_is_not_here_has_nobody_on_it(nvml: FakeNvml, gpu: FakeGpu) -> None:
+def test_without_nvml_and_of_a_card_that_is_not_here_nobody_is_known(
+    nvml: FakeNvml, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu.computing = {STRANGER: GIB}
     named = Hardware(name="rtx", origin="named", total_bytes=GIB, free_bytes=GIB, non_torch_bytes=0)
     assert (others_on(named), held_by(named, STRANGER)) == ((), None)
-
-
-def test_without_nvml_nobody_is_known(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.driver = None
     assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
     monkeypatch.setitem(sys.modules, "pynvml", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import pathlib
 import statistics
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -17,13 +17,10 @@ ROUNDING_BYTES = 16 * MIB
 """Three sizes of an OOM message, each rounded to 0.01 GiB."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One public figure."""
-
+class Figure(NamedTuple):
     doing: str
     found_bytes: int
-    """Outside torch. Messages round to 0.01 GiB, so this may be off by 10 MiB, or 15 with all three in GiB."""
+    """Outside torch."""
     predicted_bytes: int
 
 

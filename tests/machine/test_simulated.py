@@ -57,20 +57,14 @@ def test_its_room_is_what_is_free_less_what_lies_outside_the_allocator() -> None
         full.allocate(1, 1)
 
 
-def test_a_block_that_was_refused_or_is_unknown_may_be_freed() -> None:
+def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_one_in_use_on_another_stream_waits() -> None:
     gpu = SimulatedGpu(CARD)
     with pytest.raises(torch.OutOfMemoryError):
         gpu.allocate(1, 101 * MIB)
-    gpu.allocate(2, MIB)
+    gpu.allocate(2, 30 * MIB)
+    gpu.record_stream(2, 1)
     for number in (1, 2, 2, 3):
         gpu.free(number)
     assert gpu.reading().allocated_bytes == 0
-
-
-def test_a_block_in_use_on_another_stream_is_not_given_out_again() -> None:
-    gpu = SimulatedGpu(CARD)
-    gpu.allocate(1, 30 * MIB)
-    gpu.record_stream(1, 1)
-    gpu.free(1)
-    gpu.allocate(2, 30 * MIB)
+    gpu.allocate(4, 30 * MIB)
     assert gpu.reading().reserved_bytes == 60 * MIB

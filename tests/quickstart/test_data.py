@@ -6,7 +6,6 @@ import pytest
 
 from autotrain_mem.quickstart import data
 
-SEEDS = range(2)
 NUMBER = re.compile(r"\d+")
 SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
 EVENTS = (
@@ -42,7 +41,7 @@ def conversation(problem):
     return user["content"], assistant["content"]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(2))
 def test_every_answer_follows_from_the_question_and_every_line_of_reasoning_from_the_last(seed):
     for problem in data.problems(300, seed):
         question, solution = conversation(problem)

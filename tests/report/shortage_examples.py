@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from report_examples import PLAN, RTX3060
+from report_examples import OWNERS, PLAN, RTX3060
 
 from autotrain_mem.report.console import error_view
 from autotrain_mem.report.shortage import explained
@@ -12,14 +12,7 @@ from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.units import GIB, MIB
 
-OWNED = {
-    Owner.WEIGHTS: 3_087_428_608,
-    Owner.GRADIENTS: 36_929_536,
-    Owner.OPTIMIZER_STATE: 73_860_096,
-    Owner.ACTIVATIONS: 5_905_374_720,
-    Owner.TEMPORARY: 1_100_000_256,
-    Owner.OTHER: 139_776,
-}
+OWNED = {**OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
 ALLOCATED = sum(OWNED.values())
 
 SIMULATED = Shortage(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 
 import pytest
 from card_examples import NO_FLASH, NONE, SHORTER, TEN
-from report_examples import CHOSEN
-from rich.console import Console
 from test_console import rendered
 
-from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
-from autotrain_mem.spec import Candidate
+from autotrain_mem.report.gpu_comparison import cards_view
 from autotrain_mem.spec.gpu_comparison import Cards
-from autotrain_mem.units import GIB
 
 
 def table(cards: Cards, width: int) -> list[str]:
@@ -51,17 +46,3 @@ def test_every_sign_in_the_table_is_explained_and_no_other() -> None:
         used = set("".join(re.findall(r"\d+ x \d+ ([*h+]+)", "\n".join(table(cards, 80)))))
         legend = rendered(cards_view(cards), 80).partition("\n\n")[2].partition("\n\n")[2]
         assert set(re.findall(r"^([*h+])  ", legend, re.MULTILINE)) == used
-
-
-def heard(*, terminal: bool) -> str:
-    file = io.StringIO()
-    attempt = Candidate(knobs=CHOSEN, required_bytes=GIB, budget_bytes=GIB, tokens_per_second=1.0)
-    with CardsProgress(Console(file=file, width=80, force_terminal=terminal), 2) as progress:
-        progress.tried(TEN.verdicts[2].hardware, attempt)
-        progress.tried(TEN.verdicts[3].hardware, attempt)
-    return file.getvalue()
-
-
-def test_progress_names_the_card_on_a_terminal_and_says_nothing_in_a_pipe() -> None:
-    assert "card 2 of 2: t4, 4 x 16" in heard(terminal=True)
-    assert heard(terminal=False) == ""

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from report_examples import attempt, crowded, estimate, memory, reserved, sampling
 from rich.console import Console, RenderableType
 from shortage_examples import VIEWS as SHORTAGES
+from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import TrainingError
@@ -28,9 +29,11 @@ from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import error_view, gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.gpu_comparison import CardsProgress
 from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import COUNTING_COLUMNS, SearchProgress, TrainingProgress
+from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.spec import Counting, Estimate, Owner, ReservedByMode
 from autotrain_mem.units import GIB, MIB
 from tests.golden import kept
@@ -100,9 +103,6 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces_and_colour_adds_not
             assert line == line.rstrip()
     without_escapes = re.sub(r"\x1b\[[0-9;]*m", "", rendered(VIEWS[name], color=True))
     assert without_escapes == rendered(VIEWS[name])
-
-
-# The columns add up to their totals.
 
 
 def shown_sums(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
@@ -186,9 +186,6 @@ def test_bars_are_ascii_where_the_output_is() -> None:
     assert b"backward        7.42 GiB  ########" in raw.getvalue()
 
 
-# What is reserved.
-
-
 def test_only_what_would_fit_but_for_the_allocator_is_told_of_it() -> None:
     assert "largest request that fails: 1.20 GiB" in rendered(VIEWS["estimate_refused"])
     assert "its cache back 7 times" in rendered(VIEWS["estimate_retried"])
@@ -197,21 +194,6 @@ def test_only_what_would_fit_but_for_the_allocator_is_told_of_it() -> None:
     assert "largest request that fails" not in rendered(estimate_view(full))
     expanded = replace(crowded(fits_expanded=False), knobs=examples.EXPANDED)
     assert "expandable segments would need" not in rendered(estimate_view(expanded))
-
-
-def test_a_share_of_the_card_that_is_too_small_does_not_fit_though_the_sum_would() -> None:
-    """``per_process_memory_fraction``: requests are refused below the budget."""
-    fits = estimate()
-    modes = fits.memory.reserved
-    stumbling = replace(modes.native, num_alloc_retries=1, largest_refused_bytes=MIB)
-    refused = replace(fits.memory, reserved=replace(modes, native=stumbling))
-    text = rendered(estimate_view(replace(fits, memory=refused)))
-    assert text.startswith("does not fit")
-    assert "the largest request that fails: 1.00 MiB" in text
-    assert_adds_up(text)
-
-
-# The plan.
 
 
 def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
@@ -227,9 +209,6 @@ def test_expandable_segments_that_the_user_asked_for_are_no_mark() -> None:
     assert "expandable segments" in text.split("\nas asked for  ")[1]
 
 
-# Errors and the report.
-
-
 def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_name() -> None:
     error = TrainingError("no such file: runs/[bold]x[/bold]", hint="[red]flag[/red]")
     assert "runs/[bold]x[/bold]" in rendered(error_view(error))
@@ -238,12 +217,9 @@ def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_nam
     assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
 
 
-# Progress.
-
-
-def plain_console() -> tuple[Console, io.StringIO]:
+def console_of(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
     file = io.StringIO()
-    return Console(file=file, width=80, no_color=True, force_terminal=False), file
+    return Console(file=file, width=width, no_color=True, force_terminal=terminal), file
 
 
 def train(console: Console, steps: int) -> None:
@@ -255,7 +231,7 @@ def train(console: Console, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 10, 37, 100])
 def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> None:
-    console, file = plain_console()
+    console, file = console_of()
     train(console, steps)
     lines = file.getvalue().splitlines()
     assert "\x1b" not in file.getvalue()
@@ -274,7 +250,7 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> No
     ],
 )
 def test_a_line_shows_what_is_known_of_this_process(steps: int, events: list[tuple[Any, ...]], last: str) -> None:
-    console, file = plain_console()
+    console, file = console_of()
     with TrainingProgress(console, budget_bytes=GIB) as progress:
         progress.start(steps)
         for event in events:
@@ -283,7 +259,7 @@ def test_a_line_shows_what_is_known_of_this_process(steps: int, events: list[tup
 
 
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
-    console, file = plain_console()
+    console, file = console_of()
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=10, rows=7473, doing="Tokenizing train dataset"))
         for attempt in examples.PLAN.attempts:
@@ -297,27 +273,33 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
 @pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    file = io.StringIO()
-    console = Console(file=file, width=width, no_color=True, force_terminal=True)
+    console, file = console_of(width, terminal=True)
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
         progress._line.refresh()  # type: ignore[union-attr]
         progress.tried(examples.PLAN.attempts[0])
         progress.tried(examples.PLAN.attempts[2])
+    with CardsProgress(console, 2) as cards:
+        for card in (examples.V100, examples.RTX3060):
+            cards.tried(card, examples.PLAN.attempts[3])
+    with SweepProgress(console, LIST.axes) as sweep:
+        for point in LIST.points:
+            sweep.done(point)
     train(console, 1000)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
     counted = next(line for line in lines if line.endswith("150,000 of 200,000 rows"))
     assert "counting tokens, tokenizing train" in counted
     assert counted.count("━") == 0.75 * COUNTING_COLUMNS
     assert any(line.endswith("... needs 14.7 GiB, does not fit") for line in lines)
+    assert any("card 2 of 2: rtx3060, 4 x 16" in line for line in lines)
+    assert any("5/5" in line and "refused: max_length 65536" in line for line in lines)
     assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
     assert max(map(len, lines)) <= width
 
 
 def test_an_interrupted_run_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    file = io.StringIO()
-    console = Console(file=file, width=80, force_terminal=True)
+    console, file = console_of(terminal=True)
     with contextlib.suppress(KeyboardInterrupt), TrainingProgress(console, budget_bytes=GIB) as progress:
         progress.start(10)
         raise KeyboardInterrupt

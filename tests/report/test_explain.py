@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import attempt, estimate, memory, reserved
 from test_console import rendered
+from test_contract import SLOW_TO_IMPORT, loaded_by
 
 from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
@@ -30,9 +29,6 @@ def bound(plan: Plan, name: str) -> str:
     """A line under ``what binds``."""
     (said,) = re.findall(rf"^  {name} +(.*)$", text_of(plan), re.MULTILINE)
     return str(said)
-
-
-# The budget, line by line.
 
 
 def ledger(text: str) -> list[tuple[str, str, int]]:
@@ -52,13 +48,6 @@ def assert_comes_down_to_what_is_left(text: str) -> None:
             assert number == (-running if name == "missing" else running)
 
 
-@pytest.mark.parametrize("plan", examples.PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
-def test_the_budget_comes_down_to_what_is_left_line_by_line(plan: Plan) -> None:
-    text = text_of(plan)
-    assert [name for _, name, _ in ledger(text)][-1] == ("missing" if plan is examples.AS_GIVEN else "free")
-    assert_comes_down_to_what_is_left(text)
-
-
 @given(
     sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
     cached=st.integers(0, 5 * GIB),
@@ -75,9 +64,6 @@ def test_any_budget_comes_down_to_what_is_left(
         estimate(), hardware=hardware, memory=needed, vllm_share_bytes=outside[1], budget_bytes=hardware.budget_bytes()
     )
     assert_comes_down_to_what_is_left(text_of(replace(examples.PLAN, estimate=tried)))
-
-
-# What binds.
 
 
 OTHERS = tuple(each for each in examples.PLAN.attempts if each.knobs != examples.TWICE)
@@ -115,9 +101,6 @@ def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
     assert bound(plan, "less harm").startswith(said)
 
 
-# The rest.
-
-
 def test_shares_of_a_step_sum_to_the_whole() -> None:
     block = text_of(examples.PLAN).split("the time of a step\n")[1].split("\n\n")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", block))) == pytest.approx(100, abs=0.2)  # each has one digit
@@ -130,16 +113,8 @@ def test_shares_of_a_step_sum_to_the_whole() -> None:
 def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
     """Nothing but the standard library and rich, so that it answers at once."""
     write_json(tmp_path / PLAN_NAME, codec.to_json(examples.PLAN))
-    program = (
-        "import sys\n"
-        "from autotrain_mem.cli import main\n"
-        "code = main.run(['explain', sys.argv[1]])\n"
-        "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))\n"
-        "sys.exit(code)\n"
+    loaded, said = loaded_by(
+        f"from autotrain_mem.cli import main\nassert main.run(['explain', {str(tmp_path)!r}]) == 0"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    said, _, loaded = ended.stdout.partition("LOADED ")
     assert said.startswith("autofit sft --model Qwen/Qwen2.5-1.5B\nfits rtx3060")
-    heavy = {"torch", "transformers", "trl", "peft", "datasets", "numpy", "yaml", "pynvml", "psutil"}
-    assert not set(loaded.split()) & heavy
+    assert not loaded & (SLOW_TO_IMPORT | {"yaml", "pynvml", "psutil"})

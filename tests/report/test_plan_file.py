@@ -45,33 +45,19 @@ def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> No
     assert read(json.loads(json.dumps(whole_run))) == plan
 
 
-def test_another_version_is_named_with_the_command_that_plans_again() -> None:
-    with pytest.raises(PlanFileError, match=r"made by another version of autofit: it is autofit\.plan/2") as raised:
-        read({**WRITTEN, "schema": "autofit.plan/2"})
-    assert "autofit plan sft --model Qwen/Qwen2.5-1.5B --gpu NAME --out plan.json" in raised.value.hint
-
-
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.9999])
-def test_a_file_that_was_cut_short_says_so(share: float) -> None:
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9999])
+def test_a_file_that_was_cut_short_says_so_and_one_with_garbage_within_says_where(share: float) -> None:
     text = json.dumps(WRITTEN, indent=2)
+    end = int(len(text) * share)
     with pytest.raises(PlanFileError, match="was cut short: it ends at line"):
-        read_plan(text[: int(len(text) * share)].encode(), "plan.json")
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_a_file_with_garbage_within_is_not_called_cut_short(share: float) -> None:
-    text = json.dumps(WRITTEN, indent=2)
-    comma = text.index(",\n", int(len(text) * share))
+        read_plan(text[:end].encode(), "plan.json")
+    comma = text.rindex(",\n", 0, end)
     with pytest.raises(PlanFileError, match="is not JSON, at line"):
         read_plan(f"{text[:comma]} oops{text[comma:]}".encode(), "plan.json")
 
 
-DEEP = b"[" * 100_000
-LARGE = b'{"schema": ' + b"9" * 5000 + b"}"
-
-
 @pytest.mark.parametrize(
-    "content", [DEEP, LARGE, b"NaN", b"null", b'"plan"', b"7", b"[1, 2]", b"words", b'{"a": "\xff"}']
+    "content", [b"[" * 100_000, b'{"schema": ' + b"9" * 5000 + b"}", b"NaN", b"null", b"[1, 2]", b'{"a": "\xff"}']
 )
 def test_what_is_no_plan_gets_a_message(content: bytes) -> None:
     with pytest.raises(PlanFileError, match=r"plan\.json"):

@@ -28,12 +28,6 @@ def test_both_columns_add_up_to_what_the_run_held() -> None:
         assert [round(sum(row[column] for row in parts), 2) for column in (2, 3)] == list(total[2:])
 
 
-def test_owners_that_a_real_card_does_not_tell_apart_stand_together() -> None:
-    names = [name for _, name, _, _ in columns(shortage_text(ON_A_CARD, PLAN))]
-    assert "activations, temporary, other" in names
-    assert "activations" not in names
-
-
 def test_the_figures_go_with_the_error_to_another_process() -> None:
     sent = codec.to_json(explained(SIMULATED, PLAN, None))
     received = errors.from_json(sent)

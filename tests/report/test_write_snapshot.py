@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import stat
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,3 @@ def test_a_target_that_cannot_be_written_is_refused_before_there_is_a_snapshot(
             refuse()
         assert refused.value.hint
     assert sorted(os.listdir(tmp_path)) == ["fifo", "file", "folder"]
-
-
-def test_a_device_is_never_replaced_by_a_file() -> None:
-    with pytest.raises(OutputFolderError, match="it is no file"):
-        write_snapshot(Path("/dev/null"), SNAPSHOT)
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

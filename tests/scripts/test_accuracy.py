@@ -17,25 +17,21 @@ def result(family: str = "a family", **errors: Any) -> Result:
     return Result(case=case, **chosen)
 
 
-def test_rows_within_every_bar_and_rows_that_do_not_count_pass() -> None:
-    assert report([result(allocated=0.01, reserved=-0.02, smi=0.04)], BARS)
-    assert report([result(counted=False, allocated=9.0, reserved=9.0, smi=9.0)], BARS)
+SMI_BY_FAMILY = [*(result("large", smi=0.5) for _ in range(9)), result("small", smi=0.01), result("other", smi=-0.01)]
 
 
 @pytest.mark.parametrize(
-    "errors",
+    ("rows", "passes"),
     [
-        [{"allocated": -0.05}, {"allocated": 0.0}, {"allocated": 0.0}],
-        [{"allocated": 0.02}],
-        [{"reserved": 0.07}, {"reserved": 0.0}, {"reserved": 0.0}],
-        [{"reserved": -0.04}],
-        [{"smi": 0.06}],
+        ([result(allocated=0.01, reserved=-0.02, smi=0.04)], True),
+        ([result(counted=False, allocated=9.0, reserved=9.0, smi=9.0)], True),
+        (SMI_BY_FAMILY, True),  # the median over families
+        ([result(allocated=-0.05), result(), result()], False),
+        ([result(allocated=0.02)], False),
+        ([result(reserved=0.07), result(reserved=0.0), result(reserved=0.0)], False),
+        ([result(reserved=-0.04)], False),
+        ([result(smi=0.06)], False),
     ],
 )
-def test_one_bar_that_is_broken_fails(errors: list[dict[str, float]]) -> None:
-    assert not report([result(**each) for each in errors], BARS)
-
-
-def test_nvidia_smi_is_judged_by_the_median_over_families() -> None:
-    rows = [*(result("large", smi=0.5) for _ in range(9)), result("small", smi=0.01), result("other", smi=-0.01)]
-    assert report(rows, BARS)
+def test_one_bar_that_is_broken_fails(rows: list[Result], passes: bool) -> None:
+    assert report(rows, BARS) is passes

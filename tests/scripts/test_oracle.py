@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +12,11 @@ import pytest
 from oracle_cases.differences import case_lines, compare
 from oracle_cases.digest import columns, settled
 from oracle_cases.execute import printed, warm
+from script_runner import Script
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace
 from tests.forked import Forge
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "oracle"
 TRACE = Trace(
     blocks=tuple(Block(size_bytes=size, owner=Owner.WEIGHTS, module="lm_head") for size in (512, 1024)),
     events=array("q", [1, 2, -1]),
@@ -28,23 +26,18 @@ TRACE = Trace(
 )
 
 
-def oracle(*argv: str | pathlib.Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, argv)], capture_output=True, text=True)
-
-
-def test_two_runs_are_equal_and_a_change_is_named(tmp_path: pathlib.Path) -> None:
-    old, new = tmp_path / "old.json", tmp_path / "new.json"
+def test_two_runs_are_equal_and_a_change_is_named(script: Callable[[str], Script], tmp_path: pathlib.Path) -> None:
+    oracle, old, new = script("oracle"), tmp_path / "old.json", tmp_path / "new.json"
     for path in (old, new):
-        done = oracle("--out", path, "--only", "allocator: default")
-        assert done.returncode == 0, done.stderr
-    same = oracle("--compare", old, new)
-    assert (same.returncode, same.stdout) == (0, "0 of 1 cases differ\n")
+        assert oracle.run("--out", path, "--only", "allocator: default").code == 0
+    same = oracle.run("--compare", old, new)
+    assert (same.code, same.out) == (0, "0 of 1 cases differ\n")
     changed = json.loads(new.read_text())
     changed["cases"]["allocator: default"]["at_the_end"]["num_ooms"] += 1
     new.write_text(json.dumps(changed))
-    other = oracle("--compare", old, new)
-    assert other.returncode == 1
-    assert other.stdout.startswith("allocator: default: 1 differ, the first at_the_end.num_ooms: ")
+    other = oracle.run("--compare", old, new)
+    assert other.code == 1
+    assert other.out.startswith("allocator: default: 1 differ, the first at_the_end.num_ooms: ")
 
 
 @pytest.mark.slow

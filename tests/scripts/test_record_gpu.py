@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import pathlib
 from typing import Any
 
 import pytest
-from gpu_records import child, wheels
+from gpu_records import wheels
 from gpu_records.card import CudaCard
-from gpu_records.cases import WEIGHTS, GpuCase, cases, make, small
-from gpu_records.history import ACTIONS, History
-from gpu_records.models import model_folder
-from gpu_records.record import (
-    Record,
-    read_failures,
-    read_records,
-    record_path,
-    write,
-)
+from gpu_records.cases import WEIGHTS, GpuCase, cases, make
+from gpu_records.history import History
+from gpu_records.record import read_failures, read_records, record_path, write
 from gpu_records.replay import replay
 from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, differences, summary
 from recorded_run import LARGER, MIB, TRACE, Cuda, a_record, entry
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import codec
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-# -- cases -----------------------------------------------------------------------------------------------------------
 
 
 def test_all_cases_hold_every_trainer_with_every_kind_of_weights_in_both_allocator_modes() -> None:
-    found = {
-        (case.method, case.knobs.use_peft, case.knobs.load_in_4bit, checkpointing, case.knobs.expandable_segments)
-        for case in cases()
-        for checkpointing in [case.knobs.gradient_checkpointing]
-    }
+    every = list(cases())
+    assert len({case.name for case in every}) == len(every)
+    names = ("use_peft", "load_in_4bit", "gradient_checkpointing", "expandable_segments")
+    found = {(case.method, *(getattr(case.knobs, name) for name in names)) for case in every}
     kinds = [(bool(kind.get("use_peft")), bool(kind.get("load_in_4bit"))) for kind in WEIGHTS.values()]
-    assert len({case.name for case in cases()}) == len(list(cases()))
-    wanted = {
-        (method, *kind, checkpointing, expandable)
-        for method in METHODS
-        for kind in kinds
-        for checkpointing in (False, True)
-        for expandable in (False, True)
-    }
+    switches = (False, True)
+    wanted = {(row[0], *row[1], *row[2:]) for row in itertools.product(METHODS, kinds, switches, switches)}
     assert not wanted - found
 
 
@@ -59,25 +40,15 @@ def test_the_allocator_is_set_by_the_case_alone(monkeypatch: pytest.MonkeyPatch)
     assert expandable["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
-# -- history ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_no_request_and_no_segment_is_left_out_and_the_rest_survives_its_packing() -> None:
+def test_what_is_no_request_and_no_segment_is_left_out_of_a_history() -> None:
     history = History.of_trace([*TRACE, entry("snapshot", 0, 0)])
-    assert len(history) == len(TRACE)
-    assert {event.action for event in history} <= set(ACTIONS)
-    again = codec.from_json(History, json.loads(json.dumps(codec.to_json(history))))
-    assert list(again) == list(history)
-    assert [(event.action, event.address) for event in again] == [(line["action"], line["addr"]) for line in TRACE]
+    assert [(event.action, event.address) for event in history] == [(line["action"], line["addr"]) for line in TRACE]
 
 
 def test_events_of_other_threads_are_loading_first_and_backward_later() -> None:
     lines = [entry("alloc", 1, 1, label) for label in ("load", "", "forward", "", "optimizer_step", "")]
     labels = [event.label for event in History.of_trace(lines)]
     assert labels == ["load", "load", "forward", "backward", "optimizer_step", "backward"]
-
-
-# -- replay ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_replay_reserves_what_was_worked_out_by_hand() -> None:
@@ -88,42 +59,24 @@ def test_a_replay_reserves_what_was_worked_out_by_hand() -> None:
     assert played.strangers == 0
     assert replay(History.of_trace([entry("free_completed", 7, 512), *TRACE]), "").strangers == 1
     assert replay(History.of_trace(TRACE), "expandable_segments:True").divergence
-
-
-def test_a_replay_names_the_first_segment_that_is_not_the_same() -> None:
     wrong = [*TRACE[:-2], entry("segment_alloc", LARGER, 40 * MIB), TRACE[-1]]
-    played = replay(History.of_trace(wrong), "")
-    assert played.divergence == f"change 3: recorded {40 * MIB:+,} at event 8, simulated {32 * MIB:+,} at event 8"
+    divergence = replay(History.of_trace(wrong), "").divergence
+    assert divergence == f"change 3: recorded {40 * MIB:+,} at event 8, simulated {32 * MIB:+,} at event 8"
 
 
-# -- alignment -------------------------------------------------------------------------------------------------------
-
-
-def births(sizes: list[int], label: str = "forward model.layers.3.mlp") -> list[Birth]:
-    return [Birth(size, label) for size in sizes]
-
-
-SIZES = [512 * (1 + index * index % 97) for index in range(300)]
-
-
-def test_an_inserted_allocation_is_named_with_its_module() -> None:
+def test_an_inserted_allocation_is_named_with_its_module_and_sequences_that_never_meet_again_are_ended() -> None:
+    sizes = [512 * (1 + index * index % 97) for index in range(300)]
+    first = [Birth(size, "forward model.layers.3.mlp") for size in sizes]
     extra = Birth(7 * MIB, "backward model.layers.5.self_attn")
-    first = births(SIZES)
     assert differences(first, first) == []
     (found,) = differences([*first[:100], extra, *first[100:]], first)
     assert (found.place, found.first, found.second) == (100, (extra,), ())
     (line,) = summary([found], ("recorded", "rehearsed"))
     assert line.strip() == "1 x only recorded: 7,340,032 in backward model.layers.*.self_attn"
-
-
-def test_sequences_that_never_meet_again_say_so() -> None:
-    longer = 3 * SIZES
-    (found,) = differences(births(longer), births([size + 256 for size in longer]))
-    assert found.is_end
-    assert "never meet again" in summary([found], ("a", "b"))[0]
-
-
-# -- records ---------------------------------------------------------------------------------------------------------
+    other = [Birth(birth.size_bytes + 256, birth.label) for birth in 3 * first]
+    (end,) = differences(3 * first, other)
+    assert end.is_end
+    assert "never meet again" in summary([end], ("a", "b"))[0]
 
 
 def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
@@ -133,60 +86,39 @@ def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["dpo-4bit-512-checkpointing-expandable.record.json"]
 
 
-# -- rounds ----------------------------------------------------------------------------------------------------------
-
 THREE = [make("sft", kind, 512, True) for kind in WEIGHTS]
 
 
 class FakeProcess:
     """Writes a record, or fails as it is told."""
 
-    def __init__(self, case: GpuCase, out: pathlib.Path, errors: dict[str, str], began: list[str]) -> None:
-        self.case, self.out, self.error, self.began = case, out, errors.get(case.name, ""), began
-        self.stopped = False
+    def __init__(self, case: GpuCase, out: pathlib.Path, error: str) -> None:
+        self.case, self.out, self.error = case, out, error
 
     def go(self, limit_seconds: float) -> str:
-        self.began.append(self.case.name)
         if not self.error:
             write(self.out, a_record(self.case))
         return self.error
 
     def stop(self) -> None:
-        self.stopped = True
+        pass
 
 
-class Round:
-    """Runs the three cases with processes of our own."""
+def run_three(out: pathlib.Path, error_of_the_first: str, budget_seconds: float = 1e9) -> Any:
+    def start(case: GpuCase) -> FakeProcess:
+        return FakeProcess(case, out, error_of_the_first if case is THREE[0] else "")
 
-    def __init__(self, out: pathlib.Path, **errors: str) -> None:
-        self.out, self.began, self.made = out, [], []
-        self.errors = {f"sft-{kind}-512-checkpointing": error for kind, error in errors.items()}
-
-    def run(self, budget_seconds: float = 1e9) -> Any:
-        return run_cases(self.out, THREE, self.start, budget_seconds, told=lambda line: None)
-
-    def start(self, case: GpuCase) -> FakeProcess:
-        self.made.append(FakeProcess(case, self.out, self.errors, self.began))
-        return self.made[-1]
+    return run_cases(out, THREE, start, budget_seconds, told=lambda line: None)
 
 
-def test_what_is_recorded_is_not_run_again(tmp_path: pathlib.Path) -> None:
+def test_a_failing_case_leaves_its_error_and_the_others_and_is_tried_again(tmp_path: pathlib.Path) -> None:
     write(tmp_path, a_record(THREE[1]))
-    first = Round(tmp_path)
-    assert first.run().recorded == first.began == [THREE[0].name, THREE[2].name]
-    again = Round(tmp_path)
-    again.run()
-    assert again.made == []
-
-
-def test_a_failing_case_leaves_its_error_and_the_others(tmp_path: pathlib.Path) -> None:
-    outcome = Round(tmp_path, full="Traceback\nRuntimeError: no kernel").run()
-    assert outcome.failed == [THREE[0].name]
-    assert open_cases(tmp_path, THREE) == [THREE[0]], "which is tried again, and when it is recorded no failure is left"
-    assert outcome.recorded == [THREE[1].name, THREE[2].name]
+    outcome = run_three(tmp_path, "Traceback\nRuntimeError: no kernel")
+    assert (outcome.failed, outcome.recorded) == ([THREE[0].name], [THREE[2].name])
+    assert open_cases(tmp_path, THREE) == [THREE[0]]
     assert read_failures(tmp_path) == {THREE[0].name: "Traceback\nRuntimeError: no kernel"}
     assert not record_path(tmp_path, THREE[0].name).exists()
-    write(tmp_path, a_record(THREE[0]))
+    assert run_three(tmp_path, "").recorded == [THREE[0].name]
     assert read_failures(tmp_path) == {}
 
 
@@ -195,13 +127,10 @@ def test_a_case_that_the_end_of_time_stopped_is_left_and_no_failure(
 ) -> None:
     clock = iter([0, 0, 0, 100, 100, 100, 100])  # the budget is over when the first case ends
     monkeypatch.setattr("gpu_records.runs.time.monotonic", lambda: next(clock, 100))
-    outcome = Round(tmp_path, full="stopped").run(budget_seconds=60)
+    outcome = run_three(tmp_path, "stopped", budget_seconds=60)
     assert outcome.left == [case.name for case in THREE]
     assert not outcome.failed
     assert not read_failures(tmp_path)
-
-
-# -- the card --------------------------------------------------------------------------------------------------------
 
 
 class FakeNvml:
@@ -227,22 +156,6 @@ def test_what_lies_outside_torch_is_what_remains(
     outside = card.outside()
     assert outside.non_torch_bytes == expected
     assert outside.source
-
-
-@pytest.mark.slow
-def test_a_case_is_trained_and_labelled_as_on_a_card(
-    cuda: Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that a process of its own does on a card, but for the card's memory: the trainer stays on the CPU."""
-    monkeypatch.setattr(CudaCard, "on_host", True)
-    case = small(make("sft", "lora", 512, True))
-    record = child.record(case, CudaCard(), model_folder(tmp_path, case.model), str(tmp_path))
-    assert codec.from_json(Record, json.loads(json.dumps(codec.to_json(record)))) == record
-    assert {label.partition(" ")[0] for label in cuda.labels} == {"load", "forward", "backward", "optimizer_step"}
-    assert "backward base_model.model.model.layers.1.mlp" in cuda.labels  # recomputed there
-
-
-# -- packages --------------------------------------------------------------------------------------------------------
 
 
 def test_wheels_of_other_versions_are_taken_and_torch_never(tmp_path: pathlib.Path) -> None:

@@ -43,9 +43,6 @@ def ended(folder: pathlib.Path, *, losses: dict[int, float], code: int = 0, **ch
     return Ended(code=code, seconds=1.0, told=told, error=error, folder=folder, first_step_seconds=0.5)
 
 
-# -- what is trained -----------------------------------------------------------------------------------------------
-
-
 def test_each_fault_falls_on_twenty_moments_of_the_undisturbed_run_the_same_each_time() -> None:
     cases = faults.cases(QUIET)
     assert Counter(case.fault for case in cases) == dict.fromkeys(faults.FAULTS, faults.MOMENTS)
@@ -56,18 +53,17 @@ def test_each_fault_falls_on_twenty_moments_of_the_undisturbed_run_the_same_each
     assert all(1 <= int(mishap.rpartition(":")[2]) <= 3000 for mishap in backward)
 
 
-# -- how it is judged ----------------------------------------------------------------------------------------------
-
-
 def test_a_run_with_another_batch_and_one_that_died_are_missed(tmp_path: pathlib.Path) -> None:
-    finished = runs.judged(runs.cases()[0], ended(tmp_path / "finished", losses={}))
-    changed = runs.judged(runs.cases()[0], ended(tmp_path / "changed", losses={}, gradient_accumulation_steps=3))
-    died = runs.judged(runs.cases()[0], ended(tmp_path / "died", losses={}, code=61))
-    assert (finished["outcome"], finished["fill"], finished["incidents"]) == ("finished", 0.9, 1)
-    assert not runs.missed({"one": finished})
-    assert (changed["outcome"], died["outcome"]) == ("changed", "died")
-    assert runs.missed({"one": changed})
-    assert runs.missed({"one": died})
+    ways: dict[str, dict[str, Any]] = {
+        "finished": {},
+        "changed": {"gradient_accumulation_steps": 3},
+        "died": {"code": 61},
+    }
+    for outcome, way in ways.items():
+        row = runs.judged(runs.cases()[0], ended(tmp_path / outcome, losses={}, **way))
+        assert row["outcome"] == outcome
+        assert runs.missed({"one": row}) is (outcome != "finished")
+        assert outcome != "finished" or (row["fill"], row["incidents"]) == (0.9, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from autotrain_mem.spec import Estimate, Hardware, codec
+from autotrain_mem.spec import Estimate, Hardware
 from autotrain_mem.spec.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.units import GIB
 
 
-class Speed:
-    """As much of an estimate as is looked at."""
-
-    def __init__(self, tokens_per_second: float) -> None:
-        self.tokens_per_second = tokens_per_second
-
-
 def verdict(name: str, gib: int, level: str, speed: float = 1.0) -> CardVerdict:
     card = Hardware(name=name, origin="named", total_bytes=gib * GIB, free_bytes=gib * GIB, non_torch_bytes=0)
-    return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, Speed(speed)))
+    return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, SimpleNamespace(tokens_per_second=speed)))
 
 
-def refused(name: str, gib: int, why: str = NOTHING_FITS) -> CardVerdict:
-    return replace(verdict(name, gib, ""), level=None, estimate=None, refusal=why)
-
-
+REFUSED = replace(verdict("a", 8, ""), level=None, estimate=None, refusal=NOTHING_FITS)
 OFFLOADING = verdict("small", 12, "lossless, offloading")
 
 
 @pytest.mark.parametrize(
     ("verdicts", "expected"),
     [
-        (
-            [refused("a", 8), verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")],
-            "c",
-        ),
+        ([REFUSED, verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")], "c"),
         # Of cards as small the fastest.
         ([verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)], "fast"),
         # One that must offload counts only where none does without.
         ([OFFLOADING, verdict("large", 24, "lossless")], "large"),
         ([OFFLOADING, verdict("large", 24, "rounding")], "small"),
-        ([refused("a", 8), verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
+        ([REFUSED, verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
     ],
 )
 def test_the_smallest_card_that_changes_nothing_is_marked(verdicts: list[CardVerdict], expected: str | None) -> None:
     smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless
     assert (None if smallest is None else smallest.hardware.name) == expected
-
-
-def test_a_refused_card_is_written_without_figures() -> None:
-    written = codec.to_json(Cards(verdicts=(refused("t4", 15, "It has no such kernel."),)))
-    assert (written["schema"], written["smallest_lossless"]) == ("autofit.cards/1", None)
-    (card,) = written["cards"]
-    assert (card["gpu"], card["refusal"]) == ("t4", "It has no such kernel.")
-    assert {card[name] for name in ("level", "knobs", "required_bytes", "tokens_per_second")} == {None}
 
 
 @pytest.mark.parametrize("level", LOSSLESS)

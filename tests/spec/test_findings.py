@@ -12,12 +12,8 @@ USAGE = Finding(kind="error", message="Both.", cure="Give one.\nOr none.")
 TOKENS = Finding(kind="error", error="TokenizerError", message="No end.", cure="Give --end.")
 
 
-def test_warnings_come_back() -> None:
+def test_warnings_come_back_and_a_single_error_is_raised_as_it_is() -> None:
     assert settle([WARNING, WARNING]) == (WARNING,)
-    assert settle([]) == ()
-
-
-def test_a_single_error_is_raised_as_it_is() -> None:
     with pytest.raises(TokenizerError) as raised:
         settle([WARNING, Finding.of(TokenizerError("No end.", hint="Give --end."))])
     assert (raised.value.message, raised.value.hint) == ("No end.", "Give --end.")

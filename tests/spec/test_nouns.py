@@ -3,64 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.methods.table import METHODS, methods_where
+from autotrain_mem.methods.table import methods_where
 from autotrain_mem.spec import (
     Candidate,
     Estimate,
-    Hardware,
     Job,
-    MemoryEstimate,
-    Owner,
     Phase,
-    Plan,
-    Report,
     ReservedByMode,
     ReservedEstimate,
     StepTime,
     codec,
 )
-from autotrain_mem.spec.job import is_wish, read_length, wished_share, without_wish
-from autotrain_mem.spec.knobs import knob_names
+from autotrain_mem.spec.job import read_length, wished_share, without_wish
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
+from tests.report import report_examples
 
 
 def reserved(peak_bytes: int) -> ReservedEstimate:
-    return ReservedEstimate(
-        peak_allocated_bytes=3 * GIB,
-        peak_reserved_bytes=peak_bytes,
-        peak_limited_bytes=peak_bytes,
-        slack_bytes=peak_bytes - 3 * GIB,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
-    )
+    return report_examples.reserved(peak_bytes, slack_bytes=peak_bytes - 3 * GIB)
 
 
 KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-HARDWARE = Hardware(
-    name="rtx4090",
-    origin="named",
-    total_bytes=24 * GIB,
-    free_bytes=24 * GIB,
-    non_torch_bytes=500 * MIB,
-    compute_capability=(8, 9),
-    source="the card's data sheet",
+HARDWARE = dataclasses.replace(
+    report_examples.RTX3060, total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=500 * MIB
 )
-MEMORY = MemoryEstimate(
+MEMORY = dataclasses.replace(
+    report_examples.memory(),
     peak_allocated_bytes=3 * GIB,
-    peak_phase=Phase.BACKWARD,
-    phases={Phase.LOAD: GIB, Phase.BACKWARD: 3 * GIB},
-    owners_at_peak={**dict.fromkeys(Owner, 0), Owner.WEIGHTS: GIB, Owner.ACTIVATIONS: 2 * GIB},
-    modules_at_peak=(("lm_head", GIB),),
     reserved=ReservedByMode(native=reserved(4 * GIB), expandable_segments=reserved(3 * GIB + MIB)),
-    not_counted=("the workspace of cuBLAS",),
-    rehearsal_seconds=1.235,
 )
 TIME = StepTime(tokens=300.0, phases={Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5})
 ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB, time=TIME)
@@ -70,31 +46,6 @@ def test_a_knob_that_does_not_apply_overlays_nothing() -> None:
     """TRL's configs would take the null for a value; a max_length of null is one."""
     unlimited = dataclasses.replace(KNOBS, max_length=None)
     assert [name for name, value in codec.to_json(unlimited).items() if value is None] == ["max_length"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_knobs_told_are_the_methods_own_and_what_is_on(method: str) -> None:
-    told = knob_names(method, KNOBS)
-    assert len(told) == len(set(told))
-    assert "per_device_eval_batch_size" not in told
-    switched = dataclasses.replace(KNOBS, load_in_4bit=True, optimizer_offload=True, per_device_eval_batch_size=1)
-    assert set(knob_names(method, switched)) - set(told) == {
-        *("load_in_4bit", "optimizer_offload", "per_device_eval_batch_size")
-    }
-
-
-# -- what scripts read ---------------------------------------------------------------------------------------------
-
-
-def test_an_estimate_says_what_it_knows_and_null_where_it_does_not() -> None:
-    written = json.loads(json.dumps(codec.to_json(ESTIMATE)))
-    assert written["schema"] == "autofit.estimate/1"
-    assert (written["gpu"], written["knobs"]) == ("rtx4090", codec.to_json(KNOBS))
-    assert written["reserved"]["native"]["largest_refused_bytes"] is None
-    assert written["phases"] == [{"phase": "load", "peak_bytes": GIB}, {"phase": "backward", "peak_bytes": 3 * GIB}]
-    assert set(written["owners_at_peak"]) == {owner.value for owner in Owner}
-    assert sum(written["owners_at_peak"].values()) == written["peak_allocated_bytes"]
-    assert written["modules_at_peak"] == [{"module": "lm_head", "bytes": GIB}]
 
 
 def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch() -> None:
@@ -132,17 +83,12 @@ def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
         assert Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
-PLAN = Plan(
+PLAN = dataclasses.replace(
+    report_examples.PLAN,
     job=Job(method="grpo", model="tiny", dataset=None),
-    level="lossless",
     estimate=ESTIMATE,
-    defaults=TRL_DEFAULTS,
-    levers=(),
-    attempts=(),
-    seconds=1.235,
+    optimizer_steps=None,
     row_tokens=77,
-    versions={"python": "3.11.7", "autotrain_mem": "5eab", "torch": "2.13.0", "transformers": "5", "trl": "1.12.0"},
-    model_digest="0f1e",
 )
 
 
@@ -152,33 +98,22 @@ def test_a_plan_says_how_fast_it_is_and_how_long_the_run_takes() -> None:
     assert (written["optimizer_steps"], written["run_seconds"]) == (40, 30.0)
     assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert codec.to_json(PLAN)["run_seconds"] is None
-
-
-def test_seconds_by_another_cards_rates_are_null() -> None:
-    assumed = dataclasses.replace(ESTIMATE, time=dataclasses.replace(TIME, assumed="a100-80gb"))
-    written = codec.to_json(dataclasses.replace(PLAN, estimate=assumed, optimizer_steps=40))
-    assert (written["step_seconds"], written["tokens_per_second"], written["run_seconds"]) == (None, None, None)
-    assert written["estimate"]["time"]["assumed"] == "a100-80gb"
+    by_another_card = dataclasses.replace(ESTIMATE, time=dataclasses.replace(TIME, assumed="a100-80gb"))
+    assumed = codec.to_json(dataclasses.replace(PLAN, estimate=by_another_card, optimizer_steps=40))
+    assert (assumed["step_seconds"], assumed["tokens_per_second"], assumed["run_seconds"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(("measured", "error"), [(100, 0.1), (None, None), (0, None), (220, -0.5)])
 def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | None, error: float | None) -> None:
     names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
-    report = Report(
-        output_dir="run",
-        steps=3,
-        first_loss=2.0,
-        last_loss=1.0,
+    report = dataclasses.replace(
+        report_examples.REPORT,
         predicted_peak_bytes=110,
         predicted_peak_reserved_bytes=110,
         measured=None if measured is None else MemoryReading.from_stats(dict.fromkeys(names, measured)),
-        seconds=1.0,
     )
     expected = None if error is None else pytest.approx(error)
     assert (report.prediction_error, report.reserved_prediction_error) == (expected, expected)
-
-
-# -- the budget ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,49 +131,38 @@ def test_the_budget_is_what_is_free_less_the_headroom(origin: Any, total_bytes: 
 
 
 @pytest.mark.parametrize(("length", "pinned"), [("auto", False), ("p99.9", False), (9, True), (None, True)])
-def test_a_length_is_pinned_by_a_number_only(length: object, pinned: bool) -> None:
+def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag(length: object, pinned: bool) -> None:
     job = Job(method="sft", model="m", dataset=None)
     assert not job.pins_length
     assert dataclasses.replace(job, arguments={"max_length": length}).pins_length is pinned
-
-
-@pytest.mark.parametrize("method", sorted(methods_where(lambda method: method.is_online)))
-def test_a_prompts_length_is_pinned_by_its_own_flag(method: str) -> None:
-    job = Job(method=method, model="m", dataset=None, arguments={"max_length": 9})
-    assert not job.pins_length
-    assert dataclasses.replace(job, prompt_length=9).pins_length
-
-
-@pytest.mark.parametrize(("strategy", "evaluated"), [({}, False), ("no", False), ("steps", True), ("epoch", True)])
-def test_a_job_is_evaluated_where_a_strategy_says_when(strategy: object, evaluated: bool) -> None:
-    arguments = {"eval_strategy": strategy} if strategy else {}
-    assert Job(method="sft", model="m", dataset=None, arguments=arguments).is_evaluated is evaluated
-
-
-# -- lengths in the user's words -----------------------------------------------------------------------------------
+    for method in methods_where(lambda method: method.is_online):
+        online = Job(method=method, model="m", dataset=None, arguments={"max_length": length})
+        assert not online.pins_length
+        assert dataclasses.replace(online, prompt_length=9).pins_length
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("512", 512), (" Auto", "auto"), ("none", None), ("p99", "p99"), ("P99.9", "p99.9"), ("p100", "p100")],
+    ("text", "value", "share"),
+    [
+        (" Auto", "auto", 1.0),
+        ("none", None, 1.0),
+        ("p50", "p50", 0.5),
+        ("P99.9", "p99.9", 0.999),
+        ("p100", "p100", 1.0),
+    ],
 )
-def test_a_length_is_a_number_a_wish_or_none(text: str, value: object) -> None:
+def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
+    text: str, value: object, share: float
+) -> None:
+    assert read_length("512") == 512
     assert read_length(text) == value
+    assert wished_share(value) == pytest.approx(share)
+    kept = {} if value else {"max_length": None}
+    assert without_wish({"max_length": value, "dtype": "auto"}) == {"dtype": "auto", **kept}
+    assert without_wish({"max_length": 9}) == {"max_length": 9}
 
 
 @pytest.mark.parametrize("text", ["p0", "p101", "p100.1", "pfoo", "p", "99%", "-1", "0", "1.5", "p-1", "pauto"])
 def test_anything_else_is_refused_with_its_own_words(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read_length(text)
-
-
-@pytest.mark.parametrize(("value", "share"), [("auto", 1.0), (None, 1.0), ("p99.9", 0.999), ("p50", 0.5)])
-def test_a_percentile_is_a_share_of_the_rows(value: object, share: float) -> None:
-    assert wished_share(value) == pytest.approx(share)
-
-
-def test_only_a_wish_is_kept_from_trl() -> None:
-    assert without_wish({"max_length": "p99", "dtype": "auto"}) == {"dtype": "auto"}
-    assert without_wish({"max_length": 9}) == {"max_length": 9}
-    assert without_wish({"max_length": None}) == {"max_length": None}
-    assert not is_wish(None)

@@ -54,9 +54,19 @@ def test_few_layers_tell_every_event_of_the_whole_run(model: Model, depths: Dept
     assert story(told(expanded(model, depths))) == story(run(model, depths.whole))
 
 
-def test_layers_of_two_kinds_are_told_by_pairs() -> None:
-    model, depths = replace(PLAIN, other_layers=(72,)), Depths(short=2, long=6, whole=10, period=2)
-    assert story(told(expanded(model, depths))) == story(run(model, 10))
+@pytest.mark.parametrize(
+    ("model", "depths", "how"),
+    [
+        (replace(PLAIN, other_layers=(72,)), Depths(short=2, long=6, whole=10, period=2), {}),  # layers of two kinds
+        (PLAIN, Depths(short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3, whole=12), {"stream": 1}),
+    ],
+)
+def test_layers_of_two_kinds_and_uses_on_other_streams_are_told(
+    model: Model, depths: Depths, how: dict[str, int]
+) -> None:
+    whole = told(expanded(model, depths, **how))
+    assert bool(whole.stream_uses) is bool(how)
+    assert story(whole) == story(run(model, depths.whole, **how))
 
 
 HELD_BACK = Depths(short=LAYERS_HELD_BACK, long=LAYERS_HELD_BACK + 2, whole=12)
@@ -90,12 +100,6 @@ def test_runs_that_do_or_leave_out_different_things_are_not_told(long: Trace) ->
     assert expand(run(PLAIN, 1), long, DEPTHS) is None
 
 
-def test_uses_on_other_streams_are_told() -> None:
-    deep = Depths(short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3, whole=12)
-    assert told(expanded(PLAIN, deep, stream=1)).stream_uses
-    assert story(told(expanded(PLAIN, deep, stream=1))) == story(run(PLAIN, 12, stream=1))
-
-
 def test_a_block_that_was_born_again_is_born_again_in_every_layer() -> None:
     """As in a generation, whose skipped steps are repetitions of one that is rehearsed."""
 
@@ -124,9 +128,6 @@ def test_operators_and_work_grow_by_the_layer_and_seconds_are_those_of_both() ->
     assert [work.count for work in whole.work.work] == [2.0 + 4 * 12]
 
 
-# -- which depths --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("pattern", "held_back", "depths"),
     [
@@ -145,21 +146,12 @@ def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(
     assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
 
 
-# -- chunks of the loss --------------------------------------------------------------------------------------------
-
-
-def test_a_loss_of_few_chunks_is_told_as_layers_are() -> None:
+def test_a_loss_of_few_chunks_is_told_as_layers_are_and_losses_of_different_numbers_are_not() -> None:
     few, more = (replace(run(PLAIN, chunks), loss_chunks=(12,)) for chunks in (3, 5))
     whole = told(expand_loss(few, more, short=3, long=5))
     assert story(whole) == story(run(PLAIN, 12))
     assert whole.loss_chunks == ()
-
-
-def test_losses_with_different_numbers_of_chunks_are_not_told() -> None:
-    few, more = (replace(run(PLAIN, chunks), loss_chunks=(12, 16)) for chunks in (3, 5))
-    assert expand_loss(few, more, short=3, long=5) is None
-
-
-def test_layers_told_without_all_chunks_still_say_so() -> None:
-    few, more = (replace(run(PLAIN, layers), loss_chunks=(64,)) for layers in (1, 3))
-    assert told(expand(few, more, DEPTHS)).loss_chunks == (64,)
+    one, other = (replace(each, loss_chunks=(12, 16)) for each in (few, more))
+    assert expand_loss(one, other, short=3, long=5) is None
+    layers = (replace(run(PLAIN, layers), loss_chunks=(64,)) for layers in (1, 3))
+    assert told(expand(*layers, DEPTHS)).loss_chunks == (64,), "without all chunks it still says so"
