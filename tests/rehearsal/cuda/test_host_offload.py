@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from object_trainer import rehearsed, sft_trainer, trained
-from real_run import births, peak
+from real_run import Case, assert_alike, case, peak, rehearsed, trained
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -21,45 +20,34 @@ from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner, Phase, Trace
 from autotrain_mem.spec.work import Kind
-from autotrain_mem.trainers.host_optimizer import offload_to_host
-
-Build = Callable[[], Any]
 
 
 @pytest.fixture
-def building(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[..., Build]:
-    """``building(activation_offloading=True)``: what builds a trainer with these settings."""
-    from peft import LoraConfig
-
-    folder = str(model_folder("qwen2"))  # written before anything is fake
-
-    def build(*, peft: bool = False, optimizer_on_host: bool = False, **arguments: Any) -> Any:
-        beside = {"peft_config": LoraConfig(task_type="CAUSAL_LM")} if peft else {}
-        trainer = sft_trainer(folder, tmp_path, beside, **arguments)
-        if optimizer_on_host:
-            offload_to_host(trainer)
-        return trainer
-
-    return lambda **settings: partial(build, **settings)
+def training(model_folder: Callable[[str], pathlib.Path]) -> Callable[..., Case]:
+    """``training(activation_offloading=True)``: a small one with these knobs."""
+    return partial(case, "sft", model_folder("qwen2"))
 
 
-@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no-checkpointing"])
-def test_a_rehearsal_with_offloaded_activations_allocates_what_the_real_run_allocates(
-    checkpointing: bool, peft: bool, building: Callable[..., Build]
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"activation_offloading": True, "gradient_checkpointing": True},
+        {"activation_offloading": True, "gradient_checkpointing": False},
+        {"activation_offloading": True, "gradient_checkpointing": True, "use_peft": True},
+        {"activation_offloading": True, "gradient_checkpointing": False, "use_peft": True},
+        {"optimizer_offload": True, "optim": "adamw_torch"},
+        {"optimizer_offload": True, "optim": "adagrad"},  # it starts with state
+    ],
+    ids=str,
+)
+def test_a_rehearsal_allocates_what_the_real_run_allocates(
+    knobs: dict[str, Any], training: Callable[..., Case], tmp_path: pathlib.Path
 ) -> None:
-    build = building(activation_offloading=True, gradient_checkpointing=checkpointing, peft=peft)
-    fake, (true, _) = rehearsed(build), trained(build)
-    assert_same_births(fake, true)
+    fake, true, _ = assert_alike(training(**knobs), tmp_path)
     assert [block.stream for block in fake.blocks] == [block.stream for block in true.blocks]
-    assert {block.stream for block in fake.blocks} == {0, 1}
+    assert {block.stream for block in fake.blocks} == ({0, 1} if "activation_offloading" in knobs else {0})
     assert [use[1:] for use in fake.stream_uses] == [use[1:] for use in true.stream_uses]
     assert peak(fake, Owner.ACTIVATIONS) == peak(true, Owner.ACTIVATIONS)
-
-
-def assert_same_births(fake: Trace, true: Trace) -> None:
-    assert [birth[:3] for birth in births(fake)] == [birth[:3] for birth in births(true)]
-    assert peak(fake) == peak(true)
 
 
 def copied(trace: Trace, kind: Kind) -> dict[Phase, float]:
@@ -71,19 +59,38 @@ def copied(trace: Trace, kind: Kind) -> dict[Phase, float]:
     return found
 
 
-def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(building: Callable[..., Build]) -> None:
-    trace = rehearsed(building(activation_offloading=True, gradient_checkpointing=False))
+def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(training: Callable[..., Case]) -> None:
+    trace = rehearsed(training(activation_offloading=True, gradient_checkpointing=False))
     gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     # The last to leave may come back before their copy is done, and are then taken from where they were.
     assert 0.9 * gone < back <= gone
 
 
-def test_offloaded_activations_train_the_same_weights_in_less_memory(building: Callable[..., Build]) -> None:
-    less, changed = trained(building(activation_offloading=True, gradient_checkpointing=False))
-    more, expected = trained(building(gradient_checkpointing=False))
+def test_offloaded_activations_train_the_same_weights_in_less_memory(
+    training: Callable[..., Case], tmp_path: pathlib.Path
+) -> None:
+    (less, changed), (more, expected) = (
+        trained(training(activation_offloading=offloads, gradient_checkpointing=False), tmp_path / str(offloads))
+        for offloads in (True, False)
+    )
     assert peak(less, Owner.ACTIVATIONS) < peak(more, Owner.ACTIVATIONS)
     weights = dict(expected.model.named_parameters())
     assert all(torch.equal(parameter, weights[name]) for name, parameter in changed.model.named_parameters())
+
+
+def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
+    training: Callable[..., Case],
+) -> None:
+    on_host, on_device = (rehearsed(training(optimizer_offload=there)) for there in (True, False))
+    gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
+    weights = sum(gradients.values())
+    assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
+    assert copied(on_host, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
+    assert peak(on_host, Owner.OPTIMIZER_STATE) == 0
+    for owner in (Owner.WEIGHTS, Owner.GRADIENTS):
+        assert peak(on_host, owner) == peak(on_device, owner)
+    saved = peak(on_device) - peak(on_host)
+    assert saved > 0.99 * peak(on_device, Owner.OPTIMIZER_STATE) > 0, "all, or the peak moves into the backward pass"
 
 
 REAL_OR_FAKE = pytest.mark.parametrize("tensors", [nullcontext, fake_tensors], ids=["real", "fake"])
@@ -257,26 +264,3 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         _Scale.met = known_value(ctx.saved_tensors[0])
         return grad, None
-
-
-@pytest.mark.parametrize("optim", ["adamw_torch", "adagrad"])  # adagrad starts with state
-def test_a_rehearsal_with_the_optimizer_on_the_host_allocates_what_the_real_run_allocates(
-    optim: str, building: Callable[..., Build]
-) -> None:
-    build = building(optimizer_on_host=True, optim=optim)
-    assert_same_births(rehearsed(build), trained(build)[0])
-
-
-def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
-    building: Callable[..., Build],
-) -> None:
-    on_host, on_device = (rehearsed(building(optimizer_on_host=there)) for there in (True, False))
-    gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
-    weights = sum(gradients.values())
-    assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
-    assert copied(on_host, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
-    assert peak(on_host, Owner.OPTIMIZER_STATE) == 0
-    for owner in (Owner.WEIGHTS, Owner.GRADIENTS):
-        assert peak(on_host, owner) == peak(on_device, owner)
-    saved = peak(on_device) - peak(on_host)
-    assert saved > 0.99 * peak(on_device, Owner.OPTIMIZER_STATE) > 0, "all, or the peak moves into the backward pass"
