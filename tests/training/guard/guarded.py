@@ -52,3 +52,8 @@ def failing(method: Any, faults: Faults) -> Any:
         return method(*args, **kwargs)
 
     return called
+
+
+def numbers(made: Any, *names: str) -> list[float]:
+    """As logged, step by step."""
+    return [entry[name] for entry in made.state.log_history for name in names if name in entry]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from guarded import Faults, Told, blocks, failing
+from guarded import Faults, Told, blocks, failing, numbers
 from tiny_trainers import rows, trainer
 
 from autotrain_mem.spec import Learned, Phase
@@ -36,10 +35,6 @@ def run(
     disturb(made)
     made.train(resume_from_checkpoint=resume)
     return made, told
-
-
-def numbers(made: Any, *names: str) -> list[float]:
-    return [entry[name] for entry in made.state.log_history for name in names if name in entry]
 
 
 def weights(made: Any) -> torch.Tensor:
@@ -138,47 +133,11 @@ def fail_in_generation(at: list[int]) -> Disturb:
     return fail_in_layer(at, lambda _, hidden: hidden.shape[1] == 1)
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_generating_again_draws_the_same_samples(method: str, qwen: Path, tmp_path: Path) -> None:
-    undisturbed, _ = run(method, qwen, tmp_path)
-    survived, told = run(method, qwen, tmp_path, fail_in_generation([1]))
-    assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
-    assert torch.equal(weights(survived), weights(undisturbed))
-    assert told.remedies == ["repeated after the cache was emptied"]
-    assert told.learned[0].generate_rows is None
-
-
 def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp_path: Path) -> None:
     survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1, 3]))
     assert told.remedies == ["answered in 2 + 2 prompts, which draw other samples than all at once"]
     assert told.learned[0].generate_rows == 2
     assert survived.state.global_step == 3
-
-
-def test_scores_in_smaller_batches_are_the_same_numbers(qwen: Path, tmp_path: Path) -> None:
-    undisturbed, _ = run("rloo", qwen, tmp_path)
-    survived, told = run("rloo", qwen, tmp_path, fail_in_scores([0, 1]))
-    assert_same_run(survived, undisturbed)
-    assert told.remedies == ["judged 2 completions at a time", "judged 1 completions at a time"]
-    assert told.incidents[0].phase is Phase.SCORE
-
-
-def test_a_reward_model_is_asked_again(qwen: Path, tmp_path: Path) -> None:
-    import transformers
-
-    torch.manual_seed(0)
-    judge = transformers.AutoModelForSequenceClassification.from_pretrained(qwen, num_labels=1)
-
-    def disturb(made: Any) -> None:
-        faults = Faults([1])
-        made.reward_funcs[0].model.register_forward_pre_hook(lambda *_: faults())
-
-    undisturbed, _ = run("grpo", qwen, tmp_path, reward=copy.deepcopy(judge))
-    survived, told = run("grpo", qwen, tmp_path, disturb, reward=copy.deepcopy(judge))
-    assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
-    assert [(incident.phase, incident.remedy) for incident in told.incidents] == [
-        (Phase.SCORE, "repeated after the cache was emptied")
-    ]
 
 
 def fail_in_step(at: list[int], name: str) -> Disturb:
@@ -227,11 +186,48 @@ def fail_in_clipping(made: Any) -> None:
     made.accelerator.clip_grad_norm_ = failing(made.accelerator.clip_grad_norm_, Faults([1]))
 
 
-def test_clipping_that_had_not_begun_to_write_is_repeated(qwen: Path, tmp_path: Path) -> None:
-    undisturbed, _ = run("sft", qwen, tmp_path)
-    survived, told = run("sft", qwen, tmp_path, fail_in_clipping)
-    assert torch.equal(weights(survived), weights(undisturbed))
-    assert told.remedies == ["repeated after the cache was emptied"]
+def fail_in_reward_model(made: Any) -> None:
+    faults = Faults([1])
+    made.reward_funcs[0].model.register_forward_pre_hook(lambda *_: faults())
+
+
+REPEATED = "repeated after the cache was emptied"
+SURVIVED: dict[str, tuple[str, Disturb, Phase, list[str]]] = {
+    "generation of grpo": ("grpo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
+    "generation of rloo": ("rloo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
+    "a reward model": ("grpo", fail_in_reward_model, Phase.SCORE, [REPEATED]),
+    "clipping that had not begun to write": ("sft", fail_in_clipping, Phase.OPTIMIZER_STEP, [REPEATED]),
+    "scores": (
+        "rloo",
+        fail_in_scores([0, 1]),
+        Phase.SCORE,
+        ["judged 2 completions at a time", "judged 1 completions at a time"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_what_is_done_again_gives_the_same_run(name: str, qwen: Path, tmp_path: Path) -> None:
+    """To the bit, and with the same samples, where it is done as a whole."""
+    method, disturb, phase, remedies = SURVIVED[name]
+    runs = []
+    for before in (lambda made: None, disturb):
+        judged = {"reward": judge(qwen)} if disturb is fail_in_reward_model else {}
+        runs.append(run(method, qwen, tmp_path, before, **judged))
+    (undisturbed, _), (survived, told) = runs
+    assert_same_run(survived, undisturbed)
+    if remedies == [REPEATED]:
+        assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
+        assert torch.equal(weights(survived), weights(undisturbed))
+        assert told.learned == [Learned()]
+    assert [(incident.phase, incident.remedy) for incident in told.incidents] == [(phase, each) for each in remedies]
+
+
+def judge(model: Path) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    return transformers.AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
 
 
 def test_clipping_that_took_off_the_scale_of_fp16_is_not_begun_again(qwen: Path, tmp_path: Path) -> None:

@@ -119,9 +119,6 @@ def test_optimizer_state_stands_in_as_adam_keeps_it_where_it_is_not_there_yet() 
     weights[0].grad = torch.ones_like(weights[0])
     stepped.step()
     assert _kept_by_adam(stepped) == []
-
-
-def test_eight_bit_state_stands_in_as_bitsandbytes_keeps_it() -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
     weights = [torch.nn.Parameter(torch.zeros(4096)), torch.nn.Parameter(torch.zeros(4095))]
     kept = _kept_by_adam(bitsandbytes.optim.AdamW8bit(weights))

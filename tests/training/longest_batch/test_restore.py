@@ -93,6 +93,19 @@ def test_gradients_are_gone_inside_and_back_afterwards() -> None:
     assert made.model[0].bias.grad is None
 
 
+def test_metrics_that_are_added_to_names_that_are_new_and_accelerates_switches_are_put_back() -> None:
+    metrics = {"train": {"loss": [1.0]}}
+    made = trainer(_metrics=metrics)
+    with untouched(made):
+        made._metrics["train"]["loss"].append(2.0)
+        made._entropy_window_stats = torch.ones(2)
+        made.accelerator.gradient_state._shared_state["sync_gradients"] = True
+    assert made._metrics is metrics
+    assert metrics == {"train": {"loss": [1.0]}}
+    assert not hasattr(made, "_entropy_window_stats")
+    assert made.accelerator.gradient_state._shared_state == {"sync_gradients": False}
+
+
 def test_a_scaler_has_the_scale_that_it_had() -> None:
     made = trainer()
     made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

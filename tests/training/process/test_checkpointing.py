@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,16 +117,6 @@ def test_another_error_while_saving_is_not_swallowed(gpt2: Path, tmp_path: Path)
     assert newest_whole(tmp_path) is None
 
 
-class _Unsaved:
-    """A trainer whose disk is full when all is done."""
-
-    def __init__(self, step: int) -> None:
-        self.state = type("State", (), {"global_step": step})
-
-    def save_model(self, folder: str) -> None:
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
-
-
 @pytest.mark.parametrize(
     ("step", "hint"),
     [
@@ -134,5 +125,9 @@ class _Unsaved:
     ],
 )
 def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(calm: Any, step: int, hint: str) -> None:
+    def full(folder: str) -> None:
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    unsaved = SimpleNamespace(state=SimpleNamespace(global_step=step), save_model=full)
     with pytest.raises(OutputFolderError, match=hint):
-        save_trained(_Unsaved(step), calm.args.output_dir)
+        save_trained(unsaved, calm.args.output_dir)

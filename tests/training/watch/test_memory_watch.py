@@ -17,7 +17,6 @@ from autotrain_mem import MemoryWatch, Phase, PhasePeak, Sign
 from autotrain_mem.host import HostMemory
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch import callback as module
-from autotrain_mem.training.watch.callback import MemoryWatch as Watch
 from autotrain_mem.training.watch.row_lengths import Batches, Rows
 from autotrain_mem.units import GIB, MIB
 
@@ -107,11 +106,14 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     trainer = tiny_trainers.trainer(
         "sft", gpt2, tmp_path, build={"callbacks": [callback]}, gradient_accumulation_steps=2, **evaluates
     )
+    last = Tracker()
+    trainer.add_callback(last)
     trainer.train()
+    assert trainer.callback_handler.callbacks[1] is callback
+    assert (tracker.steps, last.steps) == (103, 103), "it moved before them, and none was skipped or called twice"
     logged, of_evaluation = [got for got in tracker.got if "loss" in got], tracker.got[2]
-    assert [figures(got) for got in logged] == [
-        figures(entry) for entry in trainer.state.log_history if "loss" in entry
-    ]
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [figures(got) for got in logged] == [figures(entry) for entry in history]
     assert figures(logged[0]) == {
         "memory/allocated_gib": 2.0,
         "memory/peak_allocated_gib": 3.0,
@@ -135,22 +137,6 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     assert lines(tmp_path)[1]["device"]["peak_allocated_bytes"] == 3 * GIB
     assert lines(tmp_path)[-1]["phases"]["save"] == {"allocated_bytes": GIB // 2, "reserved_bytes": 2 * GIB}
     assert not warned
-
-
-def test_it_comes_before_the_trackers_and_no_callback_is_skipped_or_called_twice(
-    tmp_path: Path, tracker: Tracker
-) -> None:
-    last = Tracker()
-    trainer = toy_trainer(tmp_path, watch())
-    trainer.add_callback(last)
-    before = trainer.callback_handler.callbacks[:]
-    trainer.train()
-    after = trainer.callback_handler.callbacks
-    assert [type(each).__name__ for each in after[:2]] == ["DefaultFlowCallback", "MemoryWatch"]
-    assert [each for each in after if not isinstance(each, Watch)] == [
-        each for each in before if not isinstance(each, Watch)
-    ]
-    assert (tracker.steps, last.steps) == (103, 103)
 
 
 def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_none(tmp_path: Path) -> None:
@@ -189,16 +175,6 @@ def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: Path, tra
     assert not trainer.model.embedding._forward_pre_hooks, "the model is left as it was"
 
 
-def test_a_model_that_will_be_compiled_and_one_without_tokens_are_left_alone(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True)
-    args.torch_compile = True
-    toy = Toy()
-    watch().on_train_begin(args, TrainerState(), TrainerControl(), model=toy)
-    assert not toy.embedding._forward_pre_hooks
-    args.torch_compile = False
-    watch().on_train_begin(args, TrainerState(), TrainerControl(), model=torch.nn.Linear(2, 2))
-
-
 def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged_and_the_host_is_read_seldom(
     tmp_path: Path, tracker: Tracker
 ) -> None:
@@ -209,9 +185,13 @@ def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged_and_the_h
     assert len(tracker.got) > len(read) == 1
 
 
-def test_a_model_that_its_user_compiled_is_compiled_once() -> None:
+def test_a_model_that_its_user_compiled_is_compiled_once_and_one_that_will_be_is_left_alone(tmp_path: Path) -> None:
     from torch._dynamo.testing import CompileCounter
 
+    args, other = TrainingArguments(str(tmp_path), use_cpu=True), Toy()
+    args.torch_compile = True
+    watch().on_train_begin(args, TrainerState(), TrainerControl(), model=other)
+    assert not other.embedding._forward_pre_hooks
     torch._dynamo.reset()
     rows, toy, counted = Rows(), Toy(), CompileCounter()
     rows.follow(toy)
@@ -225,6 +205,7 @@ def test_a_model_that_its_user_compiled_is_compiled_once() -> None:
 def test_a_batch_that_is_not_of_tokens_is_not_counted() -> None:
     rows, toy, both = Rows(), Toy(), torch.nn.Module()
     both.policy, both.value_model = toy, Toy()  # as PPO has them
+    rows.follow(torch.nn.Linear(2, 2))  # reads no tokens
     rows.follow(both)
     for ids in (torch.zeros(3, dtype=torch.long), torch.zeros(2, 3, 4, dtype=torch.long)):
         toy(ids)
