@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import enum
 import inspect
 import os
 import signal
@@ -72,10 +73,13 @@ def nouns_of(name: str) -> set[type]:
     return set().union(*(mentioned(kind) for each in hints for kind in each.values()))
 
 
-def test_every_noun_that_a_public_name_takes_or_gives_is_public_too() -> None:
+def test_every_noun_that_a_public_name_takes_or_gives_is_public_too_and_frozen() -> None:
     """But what a trainer hands to its planning, which lives no longer than that, and our own table of methods."""
     nouns = set().union(*map(nouns_of, COLD)) - {PythonCall, MethodFacts}
     assert {kind.__name__ for kind in nouns} - set(autotrain_mem.__all__) == set()
+    classes = [noun for noun in map(public, COLD) if inspect.isclass(noun)]
+    values = [noun for noun in classes if not issubclass(noun, enum.Enum | Exception)]
+    assert [noun for noun in values if not noun.__dataclass_params__.frozen] == []
 
 
 # -- examples ------------------------------------------------------------------------------------------------------

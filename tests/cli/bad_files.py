@@ -9,11 +9,8 @@ from typing import Any
 
 from autotrain_mem.quickstart import data
 
-Row = dict[str, Any]
-
 DATASETS = {
     "empty.jsonl": b"",
-    "blank.jsonl": b"\n\n  \n",
     "not_json.jsonl": b'{"text": "a"}\n\n{"text": b}\n',
     "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
     "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
@@ -26,7 +23,6 @@ DATASETS = {
     "ids_empty.jsonl": b'{"input_ids": [5, 6]}\n{"input_ids": []}\n',
     "cut_short.json": b'[{"text": "a"},',
     "open_quote.csv": b'a,b\n1,2,3\n"x\n',
-    "header_only.csv": b"text\n",
     "not_parquet.parquet": b"hello",
     "notes.txt": b"hello\n",
 }
@@ -36,6 +32,7 @@ CONFIGS = {
     "not_utf8.yaml": b"\xff\xfe\x00a: 1",
     "a_list.yaml": b"- a\n- b\n",
     "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
+    "fixed_segments.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: expandable_segments:False\n",
     "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
@@ -48,7 +45,6 @@ PLANS = {
     "old_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
     "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
     "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',
-    "bare_plan.json": b'{"schema": "autofit.plan/5", "method": "sft", "model": "my model"}',
 }
 
 REWARDS = """
@@ -74,7 +70,7 @@ MODELS = {
 }
 
 
-def write(folder: Path, rows: list[Row]) -> None:
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write them all beside ``tiny`` and the good rows of ``data.jsonl``, and good data of the other kinds too."""
     for name, content in {**DATASETS, **CONFIGS, **PLANS}.items():
         (folder / name).write_bytes(content)
@@ -85,43 +81,30 @@ def write(folder: Path, rows: list[Row]) -> None:
         (folder / name).mkdir()
     (folder / "my_rewards.py").write_text(REWARDS)
     (folder / "broken_rewards.py").write_text("import a_package_that_nobody_has\n")
-    _write_models(folder)
-    _write_good(folder, rows)
-    _write_methods_data(folder)
-
-
-def _write_models(folder: Path) -> None:
-    """The tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded."""
+    # the tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded
     config = json.loads((folder / "tiny" / "config.json").read_text())
     for name in ("no_template", "same_pad", "judge", "small_vocabulary"):
         shutil.copytree(folder / "tiny", folder / name)
     (folder / "no_template" / "chat_template.jinja").unlink()
-    judge = config | {"architectures": ["Qwen2ForSequenceClassification"]}
     four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    made = {"no_tokenizer": config, "judge": judge, "quantized": config | {"quantization_config": four_bits}}
-    for name, changed in made.items():
+    changes = {
+        "no_tokenizer": {},
+        "judge": {"architectures": ["Qwen2ForSequenceClassification"]},
+        "quantized": {"quantization_config": four_bits},
+        "small_vocabulary": {"vocab_size": 300},
+    }
+    for name, changed in changes.items():
         (folder / name).mkdir(exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(changed))
+        (folder / name / "config.json").write_text(json.dumps(config | changed))
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
-    (folder / "small_vocabulary" / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     settings = folder / "same_pad" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<|im_end|>"}))
-
-
-def _write_methods_data(folder: Path) -> None:
-    """Pairs and prompts, among them a prompt beyond the model's context."""
+    # good data of other kinds, and rows of pairs and prompts that are not
+    (folder / "splits").mkdir()
+    texts = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
+    for path, some in {"splits/train": rows, "splits/test": rows[:8], "text": texts}.items():
+        data.write_rows(folder / f"{path}.jsonl", some)
     data.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
     data.write_rows(folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in data.preferences(4, seed=0)])
     data.write_rows(folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}])
-
-
-def _write_good(folder: Path, rows: list[Row]) -> None:
-    (folder / "splits").mkdir()
-    for name, some in {"train.jsonl": rows, "test.jsonl": rows[:8]}.items():
-        (folder / "splits" / name).write_text("".join(json.dumps(row) + "\n" for row in some))
-    fixed = "model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: expandable_segments:False\n"
-    (folder / "fixed_segments.yaml").write_text(fixed)
-    (folder / "data.json").write_text(json.dumps(rows))
-    texts = [" ".join(message["content"] for message in row["messages"]) for row in rows]
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -21,8 +21,11 @@ FLASH = "--attn_implementation flash_attention_2"
 TEN = "--effective_batch_size 10 --per_device_train_batch_size 4"
 PARTS = "--steps_per_generation 2"
 JUDGED = f"{PPO} --reward_model_path judge"
+_WRITES_ONE = "'autofit plan METHOD --model MODEL --gpu NAME --out plan.json'"
+MANY = f"max_length={','.join(map(str, range(1, 30)))} --sweep seed=1,2,3,4,5,6,7,8,9 --sweep lora_r=8,16"
 
-TYPED = {
+MISTAKES: dict[str, tuple[int, str, str]] = {
+    # -- what is typed
     "unknown_flags": (
         2,
         f"sft {TINY} --max_lenght 5 --batchsize=4 --gpus t4 --zzzzqq 1",
@@ -55,9 +58,7 @@ TYPED = {
     "no_checkpoint_folder": (2, f"{DATA} --resume_from_checkpoint nowhere", "nowhere --output_dir"),
     "trl_refuses": (2, f"{DATA} --loss_type nll --accelerator_config nowhere.json", "nowhere.json --help"),
     "streaming": (2, f"{DATA} --dataset_streaming", "--dataset_streaming"),
-}
-
-CONFIG = {
+    # -- config files
     "config_missing": (2, "sft --config nowhere.yaml", "nowhere.yaml --config"),
     "config_not_yaml": (2, "sft --config=not_yaml.yaml", "not_yaml.yaml 'line 2, column 2'"),
     "config_not_utf8": (2, "sft --config=not_utf8.yaml", "not_utf8.yaml UTF-8"),
@@ -66,19 +67,13 @@ CONFIG = {
     "config_autofit_number": (2, "sft --config autofit_number.yaml", "autofit:"),
     "config_autofit_unknown": (2, "sft --config autofit_unknown.yaml", "gppu gpu forbidd forbid max_slowdown"),
     "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size int abc"),
-}
-
-DEVICE = {
+    # -- cards
     "no_gpu": (10, "sft --model tiny", "CUDA_VISIBLE_DEVICES --plan_only --simulate --use_cpu"),
     "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", "rtx3060 --plan_only --simulate"),
     "unknown_gpu": (11, "plan sft --model tiny --gpu rtx309", "rtx309 rtx3090 12GiB 'autofit gpus'"),
     "simulate_without_gpu": (2, "sft --model tiny --simulate", "--simulate '--gpu NAME' 6GiB"),
     "cards_to_train_on": (2, "sft --model tiny --gpu all --dataset data.jsonl", "'--gpu all' 'autofit plan METHOD'"),
-    "cards_unknown_name": (11, "plan sft --model tiny --gpu rtx3060,rtx309 --max_length 16", "rtx309 rtx3090"),
-    "cards_beyond_context": (22, "plan sft --model tiny --gpu rtx3060,l4 --max_length 100000", "100000 2048 auto"),
-}
-
-MODEL = {
+    # -- models
     "model_no_config": (20, f"{ESTIMATE} --model no_config", "no_config config.json --model"),
     "model_is_a_file": (20, f"{ESTIMATE} --model tiny/config.json", "tiny/config.json '--model tiny'"),
     "model_unreachable": (20, f"{ESTIMATE} --model no-such-org/no-such-model", "no-such-org/no-such-model config.json"),
@@ -95,16 +90,12 @@ MODEL = {
     "vocabulary_too_small": (24, DATA.replace("tiny", "small_vocabulary"), "300 240 resize_token_embeddings(540)"),
     "quantized_twice": (21, f"{SHORT} --model quantized --load_in_8bit --use_peft", "bitsandbytes --load_in_8bit"),
     "quantized_full": (21, f"{SHORT} --model quantized", "--use_peft"),
-}
-
-FILES = {
+    # -- files of data
     "data_no_file": (30, f"{PLAN} --dataset nowhere.jsonl", "nowhere.jsonl --dataset"),
     "data_no_path": (30, f"{PLAN} --dataset ./nowhere", "./nowhere --dataset"),
     "data_unreachable": (30, f"{PLAN} --dataset no-such-org/no-such-data", "no-such-org/no-such-data --dataset .jsonl"),
     "data_no_files": (30, f"{PLAN} --dataset no_files", "FILES/no_files --dataset .parquet"),
     "data_empty": (31, f"{PLAN} --dataset empty.jsonl", "empty.jsonl --dataset"),
-    "data_blank": (31, f"{PLAN} --dataset blank.jsonl", "blank.jsonl --dataset"),
-    "data_no_rows_csv": (31, f"{PLAN} --dataset header_only.csv", "header_only.csv --dataset"),
     "data_kind": (32, f"{PLAN} --dataset notes.txt", "notes.txt .json .jsonl .parquet .csv"),
     "data_not_json": (32, f"{PLAN} --dataset not_json.jsonl", "not_json.jsonl 'line 3, column 10'"),
     "data_not_an_object": (32, f"{PLAN} --dataset not_an_object.jsonl", "not_an_object.jsonl 'line 2'"),
@@ -114,9 +105,7 @@ FILES = {
     "data_not_parquet": (32, f"{PLAN} --dataset not_parquet.parquet", "not_parquet.parquet '5 bytes'"),
     "data_no_split": (33, f"{DATA} --dataset_train_split nowhere", "nowhere --dataset_train_split train"),
     "data_no_test_split": (33, f"{DATA} --eval_strategy steps --eval_steps 5", "--dataset_test_split --eval_strategy"),
-}
-
-ROWS = {
+    # -- rows
     "data_other_columns": (33, f"{PLAN} --dataset other_columns.jsonl", "question messages --dataset_text_field"),
     "data_other_text_field": (33, f"{PLAN} --dataset text.jsonl --dataset_text_field body", "text body"),
     "data_dpo_prompts": (33, f"plan dpo {TINY} --dataset prompts.jsonl", "DPOTrainer 'prompt, chosen, rejected'"),
@@ -131,12 +120,9 @@ ROWS = {
     "data_prompt_is_empty": (33, f"plan grpo {TINY} --dataset prompt_is_empty.jsonl", "'line 1' prompt"),
     "data_every_pair_dropped": (31, f"plan reward {TINY} --dataset pairs.jsonl --max_length 16", "16 67 1097 auto"),
     "data_no_template": (33, DATA.replace("tiny", "no_template"), "no_template --chat_template_path"),
-    "data_no_template_dpo": (33, f"plan dpo --model no_template {CARD} --dataset pairs.jsonl", "no_template"),
     "prompt_beyond_context": (22, f"plan rloo {TINY} --dataset long_prompt.jsonl", "2402 2048"),
     "completion_beyond_context": (22, f"{GRPO} --max_completion_length 2000", "429 2048 1619"),
-}
-
-REWARDS = {
+    # -- rewards
     "reward_missing": (2, f"rloo {TINY} --simulate", "--reward_funcs --reward_model_name_or_path"),
     "reward_raises": (35, f"{GRPO} --reward_funcs my_rewards.raises", "my_rewards.raises TypeError completion_ids"),
     "reward_no_function": (2, f"{GRPO} --reward_funcs my_rewards.shorter", "shorter my_rewards.short accuracy_reward"),
@@ -147,9 +133,7 @@ REWARDS = {
     "reward_model_adapter": (20, f"{PPO} --reward_model_path adapter", "adapter --reward_model_path merge_and_unload"),
     "ppo_no_reward_model": (2, PPO, "--reward_model_path 'autofit reward'"),
     "ppo_pad_is_end": (2, JUDGED.replace("tiny", "same_pad"), "<|im_end|> 2"),
-}
-
-SETTINGS = {
+    # -- settings
     "contradictions": (
         2,
         f"{TRAIN} --gpu t4 --use_cpu --bf16 true --fp16 --load_in_4bit --load_in_8bit --forbid gradient_checkpointing "
@@ -201,18 +185,13 @@ SETTINGS = {
         "--fit lossless",
         "tiny 56MiB needs budget '8 x 1' '--effective_batch_size 8' --per_device_train_batch_size rtx5060ti-8gb",
     ),
-}
-
-OUTPUT = {
+    # -- output folders
     "output_below_a_file": (62, f"{SIMULATED} --output_dir data.jsonl/run", "FILES/data.jsonl --output_dir"),
     "output_holds_a_run": (62, f"{SIMULATED} --output_dir tiny", "model.safetensors --overwrite_output_dir"),
     "quickstart_folder_exists": (2, "quickstart --folder tiny", "tiny --folder"),
     "quickstart_unknown_flag": (2, "quickstart --foo", "--foo '[--folder FOLDER]'"),
     "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run", "data.jsonl/run '--folder FOLDER'"),
-}
-
-_WRITES_ONE = "'autofit plan METHOD --model MODEL --gpu NAME --out plan.json'"
-PLANS = {
+    # -- plans, snapshots and exports
     "plan_missing": (42, "explain nowhere.json", f"nowhere.json {_WRITES_ONE}"),
     "plan_folder_without": (42, "explain tiny", f"tiny plan.json {_WRITES_ONE}"),
     "plan_empty": (42, "explain empty_plan.json", f"empty_plan.json {_WRITES_ONE}"),
@@ -224,10 +203,8 @@ PLANS = {
     ),
     "plan_of_another_version_in_a_run": (42, "explain old_fit.json", "autofit.plan/1 'autofit plan dpo --model MODEL'"),
     "plan_an_estimate": (42, "explain an_estimate.json", "an_estimate.json autofit.estimate/1"),
-    "plan_without_its_keys": (42, "explain bare_plan.json", "bare_plan.json \"--model 'my model' --gpu NAME\""),
     "plan_not_given": (2, "explain", "'autofit explain plan.json' OUTPUT_FOLDER"),
     "plan_as_json": (2, "explain a.json --json", "--json JSON"),
-    "plan_to_follow_old": (42, "plan sft --plan old_plan.json --gpu rtx3060", "old_plan.json autofit.plan/2"),
     "plan_to_estimate": (2, "estimate sft --plan old_plan.json", "--plan 'autofit explain FILE'"),
     "plan_for_all_cards": (2, "plan sft --plan old_plan.json --gpu all", "--plan '--gpu all'"),
     "plan_is_stdin": (2, "sft --plan -", "--plan 'autofit explain -'"),
@@ -237,7 +214,6 @@ PLANS = {
     "snapshot_is_a_folder": (62, "estimate sft --model not-there --snapshot tiny", "--snapshot"),
     "snapshot_of_a_cpu": (2, "estimate sft --model tiny --max_length 64 --use_cpu --snapshot x", "--gpu"),
     "snapshot_of_a_plan": (2, f"{PLAN} --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
-    "snapshot_of_gpus": (2, "gpus --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
     "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'No file for Axolotl is written yet for PPO'"),
     "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
     "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),
@@ -245,10 +221,7 @@ PLANS = {
     "export_to_nobody": (2, "plan sft --model none --export torchtune", "trl accelerate axolotl llamafactory"),
     "export_of_an_estimate": (2, "estimate sft --model none --export trl", "'autofit plan METHOD ... --export TOOL'"),
     "out_folder_missing": (62, f"{PLAN} --out nowhere/plan.json", "nowhere/plan.json --out"),
-}
-
-MANY = f"max_length={','.join(map(str, range(1, 30)))} --sweep seed=1,2,3,4,5,6,7,8,9 --sweep lora_r=8,16"
-SWEEPS = {
+    # -- sweeps
     "sweep_unknown_name": (2, f"{SWEEP} max_lenght=4,32", "--max_lenght --max_length"),
     "sweep_empty_value": (2, f"{SWEEP} max_length=4,,32", "max_length=4,,32 max_length=512,1024"),
     "sweep_wrong_types": (
@@ -257,7 +230,6 @@ SWEEPS = {
         "--max_length abc --gradient_checkpointing maybe --optimizer_offload '1'",
     ),
     "sweep_ours_of_wrong_type": (2, f"{SWEEP} effective_batch_size=4,x --sweep headroom=8%,some", "int x some 500MiB"),
-    "sweep_unknown_gpu": (11, "estimate sft --model tiny --max_length 16 --sweep gpu=rtx3060,rtx309", "rtx309 rtx3090"),
     "sweep_twice": (2, f"{SWEEP} max_length=4,32 --sweep max-length=64", "'--sweep max_length'"),
     "sweep_given": (2, f"{SWEEP} max_length=4,32 --max-length 64", "--max-length max_length"),
     "sweep_model_by_two_names": (2, f"{SWEEP} model_name_or_path=tiny,other", "--model model_name_or_path"),
@@ -267,9 +239,7 @@ SWEEPS = {
     "sweep_csv_and_json": (2, f"{SWEEP} max_length=4,32 --csv --json", "--csv --json"),
     "sweep_all_refused": (22, f"{SWEEP} max_length=100000,200000", "100000 2048"),
     "csv_of_a_plan": (2, f"{PLAN} --csv", "--csv 'autofit estimate METHOD' --json"),
-}
-
-ENVIRONMENT = {
+    # -- the environment
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16", "expandable_segments:yes True PYTORCH_ALLOC_CONF"),
     "allocator_of_env_block": (
         2,
@@ -278,23 +248,9 @@ ENVIRONMENT = {
     ),
     "mishaps_unknown": (2, f"{SIMULATED} --output_dir nowhere", "AUTOFIT_MISHAPS oom:sometimes oom:PHASE:N kill:N"),
 }
+
 SHELL = {
     "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
     "mishaps_unknown": ("AUTOFIT_MISHAPS", "oom:sometimes"),
 }
 """What the shell sets, where that is the mistake."""
-
-MISTAKES: dict[str, tuple[int, str, str]] = {
-    **TYPED,
-    **CONFIG,
-    **DEVICE,
-    **MODEL,
-    **FILES,
-    **ROWS,
-    **REWARDS,
-    **SETTINGS,
-    **OUTPUT,
-    **PLANS,
-    **SWEEPS,
-    **ENVIRONMENT,
-}

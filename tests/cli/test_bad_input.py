@@ -6,22 +6,16 @@ file that is put beside them for one more message.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 from mistakes import MISTAKES, SHELL
 
 from autotrain_mem import api, errors
-from autotrain_mem.worker.client import Worker
-from autotrain_mem.worker.pool import Workers
 from tests.golden import kept
-from tests.place import Autofit, Ran
+from tests.place import Autofit
 
 GOLDEN = Path(__file__).parent / "golden"
 WHOLE = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -41,37 +35,23 @@ def test_every_mistake_has_one_clear_message(
         monkeypatch.setenv(*SHELL[name])
         typed = f"{'='.join(SHELL[name])} {typed}"
     ran = autofit(*shlex.split(line))
-    message = _normal(_message(ran), files, name)
-    _is_one_message(ran, code)
+    assert ran.code == code
+    assert len(re.findall("^error: ", ran.err, re.MULTILINE)) == 1
+    assert "Traceback" not in ran.out + ran.err
+    assert ran.out.strip() == "" or ran.out.strip().startswith("1. A tiny model")  # quickstart's first chapter
+    message = ran.err[ran.err.index("error: ") :].replace(str(files), "FILES")  # before it stands what was rehearsed
+    first, *hints = message.rstrip().splitlines()
+    assert len(first) > len("error: ") + 10
+    assert hints, "what to do about it is missing"
+    assert all(hint.startswith("  ") for hint in hints)
+    if name.startswith("does_not_fit"):  # sizes differ with the installed libraries
+        message = re.sub(r"[\d.]+ (B|KiB|MiB)\b", "SIZE", message)
     on_one_line = " ".join(message.split())
     absent = [word for word in shlex.split(words) if not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", on_one_line)]
     assert not absent, message
     if name in WHOLE:
         text = f"$ {typed}\nexit code {ran.code}\n{message}"
         assert text == kept(GOLDEN / f"{name}.txt", text)
-
-
-def _message(ran: Ran) -> str:
-    """From the error on: before it stands what was rehearsed."""
-    return ran.err[ran.err.index("error: ") :]
-
-
-def _normal(text: str, files: Path, name: str) -> str:
-    """Without what differs from one machine to the next, or with the installed libraries."""
-    text = text.replace(str(files), "FILES")
-    return re.sub(r"[\d.]+ (B|KiB|MiB)\b", "SIZE", text) if name.startswith("does_not_fit") else text
-
-
-def _is_one_message(ran: Ran, code: int) -> None:
-    """The invariants beside the words."""
-    assert ran.code == code
-    assert len(re.findall("^error: ", ran.err, re.MULTILINE)) == 1
-    assert "Traceback" not in ran.out + ran.err
-    first, *hints = _message(ran).rstrip().splitlines()
-    assert len(first) > len("error: ") + 10
-    assert hints, "what to do about it is missing"
-    assert all(hint.startswith("  ") for hint in hints)
-    assert ran.out.strip() == "" or ran.out.strip().startswith("1. A tiny model")  # quickstart's first chapter
 
 
 def test_every_golden_text_is_of_a_mistake_and_every_exit_code_is_met() -> None:
@@ -98,30 +78,3 @@ def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeyp
     assert (unforeseen.code, unforeseen.out) == (1, "")
     assert "--debug" in unforeseen.err
     assert "Traceback" not in unforeseen.err
-
-
-def test_the_suggested_flags_fit(autofit: Autofit) -> None:
-    """The error does the user's next sum: its flags, typed as they stand, make a plan."""
-    line = MISTAKES["does_not_fit_pinned"][1]
-    refused = _message(autofit(*shlex.split(line)))
-    sizes = re.search(r"needs +([\d.]+) MiB.*budget +([\d.]+) MiB", refused, re.DOTALL)
-    assert sizes is not None
-    assert float(sizes[1]) > float(sizes[2])
-    nearest = re.search(r"nearest that fits: (--.*?)(?:, without (--.*?))?  \(", refused)
-    assert nearest is not None, refused
-    given = line
-    for flag in re.findall(r"--\w+", nearest[2] or ""):
-        given = re.sub(rf"{flag} \S+", "", given)
-    ran = autofit(*shlex.split(f"{given} {nearest[1]} --json"))
-    assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["estimate"]["fits"]
-
-
-def test_a_killed_worker_is_named_with_its_signal(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Worker() as own:
-        monkeypatch.setattr(api, "Workers", lambda count=None: Workers.holding(own))
-        # It imports TRL for seconds before it answers the first question.
-        threading.Timer(0.5, os.kill, (own.pid, signal.SIGKILL)).start()
-        ran = autofit("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
-    _is_one_message(ran, errors.WorkerDiedError.exit_code)
-    assert "killed by signal 9" in ran.err

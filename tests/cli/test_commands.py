@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,13 +48,11 @@ def test_a_plan_is_one_object_on_stdout_and_its_rehearsals_are_told_on_stderr(au
     assert 0 < found["data"]["truncated_tokens_fraction"] < 1
 
 
-@pytest.mark.parametrize("data", ["data.json", "splits", "text.jsonl", "data.jsonl --max_length 64"])
-def test_data_of_every_kind_are_planned_for_without_a_tokenizer_at_a_given_length(data: str, autofit: Autofit) -> None:
-    model = "no_tokenizer" if "--max_length" in data else "tiny"
-    ran = autofit(*shlex.split(f"plan sft --model {model} --gpu 300MiB --json --dataset {data}"), *ONE_REHEARSAL)
+def test_at_a_given_length_no_tokenizer_is_needed(autofit: Autofit) -> None:
+    given = "--gpu 300MiB --json --dataset data.jsonl --max_length 64"
+    ran = autofit("plan", "sft", "--model", "no_tokenizer", *given.split(), *ONE_REHEARSAL)
     assert ran.code == 0, ran.err
-    counted = json.loads(ran.out)["data"]
-    assert counted is None if "--max_length" in data else counted["truncated_tokens_fraction"] == 0
+    assert json.loads(ran.out)["data"] is None
 
 
 def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> None:
@@ -152,17 +149,11 @@ def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytes
         assert card["knobs"]["max_length"] == 16
 
 
-def test_a_card_of_the_table_has_the_settings_of_its_own_plan_and_one_on_which_nothing_fits_says_so(
-    autofit: Autofit,
-) -> None:
+def test_a_card_on_which_nothing_fits_says_so(autofit: Autofit) -> None:
     line = (*TINY, "--gpu", "2MiB,300MiB", "--fit", "lossless")
     cards = cards_of(autofit(*line, "--json"))
     none = [cards["2MiB"][name] for name in ("level", "knobs", "tokens_per_second")]
     assert (cards["2MiB"]["refusal"], none) == ("nothing fits", [None] * 3)
-    alone = json.loads(autofit(*TINY, "--gpu", "300MiB", "--json").out)
-    assert cards["300MiB"]["level"] == alone["level"]
-    assert cards["300MiB"]["knobs"] == alone["estimate"]["knobs"]
-    assert cards["300MiB"]["required_bytes"] == alone["estimate"]["required_bytes"]
     ran = autofit(*line)
     assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
     small, large = ran.out.splitlines()[3:5]
@@ -170,31 +161,12 @@ def test_a_card_of_the_table_has_the_settings_of_its_own_plan_and_one_on_which_n
     assert large.startswith(">  300MiB")
 
 
-# -- the predicted history ----------------------------------------------------------------------------------------
-
-
-def peaks(snapshot: dict[str, Any]) -> tuple[int, int]:
-    """(reserved, allocated bytes): the largest sums on the way, the latter in whole blocks of 512 bytes."""
-    reserved, allocated, largest = 0, 0, (0, 0)
-    segments = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    for entry in snapshot["device_traces"][0]:
-        reserved += segments.get(entry["action"], 0) * entry["size"]
-        allocated += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * -(-entry["size"] // 512) * 512
-        largest = (max(largest[0], reserved), max(largest[1], allocated))
-    return largest
-
-
-@pytest.mark.parametrize("mode", [(), ("--expandable_segments",)], ids=["native", "expandable"])
-def test_the_history_has_the_peaks_of_the_estimate(autofit: Autofit, tmp_path: Path, mode: tuple[str, ...]) -> None:
+def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autofit: Autofit, tmp_path: Path) -> None:
     path = tmp_path / "run.pickle"
-    ran = autofit(*ESTIMATE, "--dtype", "bfloat16", *mode, "--snapshot", str(path))
-    found = json.loads(ran.out)
+    ran = autofit(*ESTIMATE, "--dtype", "bfloat16", "--expandable_segments", "--snapshot", str(path))
     assert ran.code == 0
     snapshot = pickle.loads(path.read_bytes())
-    assert peaks(snapshot) == (found["peak_reserved_bytes"], found["peak_allocated_bytes"])
-    settings = snapshot["allocator_settings"]
-    assert settings["expandable_segments"] == bool(mode)
-    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == ("expandable_segments:True" if mode else "")
+    assert snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     names = {frame["name"] for entry in snapshot["device_traces"][0][:-1] for frame in entry["frames"]}
     assert names >= {"model.layers.1.self_attn.q_proj", "load", "forward", "backward", "optimizer_step"}
     assert f"Wrote the predicted history to {path} (" in ran.err

@@ -45,9 +45,8 @@ autofit:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(YAML)
-    return path
+    (tmp_path / "recipe.yaml").write_text(YAML)
+    return tmp_path / "recipe.yaml"
 
 
 def _given(worker: Worker, *argv: str) -> dict[str, object]:
@@ -87,13 +86,6 @@ def test_a_block_that_is_mistyped_is_told_which_was_meant(key: str, meant: str, 
     assert raised.value.hint.endswith(f": did you mean {meant}?")
 
 
-def test_a_flag_wins_over_the_recipe(recipe: Path, worker: Worker) -> None:
-    argv = ["--config", str(recipe), "--gpu", "t4", "--per_device_train_batch_size", "2", "--use_peft", "false"]
-    assert flags.read("autofit sft", argv)[0].autofit.gpu == "t4"
-    given = _given(worker, *argv)
-    assert (given["per_device_train_batch_size"], given["use_peft"]) == (2, False)
-
-
 def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recipe: Path, worker: Worker) -> None:
     as_flags = (
         "--model_name_or_path tiny --per_device_train_batch_size 4 --learning_rate 1e-4 --gradient_checkpointing false "
@@ -101,6 +93,10 @@ def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recip
     )
     no_flags = {"max_steps": None, "datasets": [{"path": "json", "data_files": "data.jsonl"}]}
     assert _given(worker, "--config", str(recipe)) == _given(worker, *as_flags.split()) | no_flags
+    argv = ["--config", str(recipe), "--gpu", "t4", "--per_device_train_batch_size", "2", "--use_peft", "false"]
+    assert flags.read("autofit sft", argv)[0].autofit.gpu == "t4", "a flag wins over the recipe"
+    given = _given(worker, *argv)
+    assert (given["per_device_train_batch_size"], given["use_peft"]) == (2, False)
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if HAS_PPO or method != "ppo"])

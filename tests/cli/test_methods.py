@@ -10,7 +10,6 @@ import functools
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +48,8 @@ SEGMENT_BYTES = 20 * MIB
 """What requests from 1 to 10 MiB share: where a block comes to lie may take one more or less."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a command printed on stdout, what its trainer printed, and where its files are."""
-
-    told: dict[str, Any]
-    log: str
-    folder: Path
-
-
-Train = Callable[[str], Run]
+Train = Callable[[str], tuple[dict[str, Any], Path]]
+"""Returns what the command printed on stdout, and where the run's files are."""
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +59,13 @@ def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
     with a_user_in(files, workers, forge):
 
         @functools.cache
-        def trained(method: str) -> Run:
+        def trained(method: str) -> tuple[dict[str, Any], Path]:
             if "trained/reward" in OWN[method]:
                 trained("reward")
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
                 commands.train(method, f"{SHARED.format(method=method)} {OWN[method]}".split())
-            folder = files / "trained" / method
-            return Run(json.loads(said.getvalue()), (folder / "train.log").read_text(), folder)
+            return json.loads(said.getvalue()), files / "trained" / method
 
         yield trained
 
@@ -97,23 +87,28 @@ def _write_alike(folder: Path) -> None:
 def test_a_method_trains_with_the_peak_that_was_predicted_and_is_saved(method: str, train: Train, files: Path) -> None:
     from safetensors.torch import load_file
 
-    ran = train(method)
-    run, estimate = ran.told["run"], ran.told["plan"]["estimate"]
+    told, folder = train(method)
+    run = told["run"]
+    assert told.keys() == {"schema", "plan", "run"}
+    assert json.loads((folder / "plan.json").read_text()) == told["plan"]
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["measured"], record["job"]["model"]) == (run["measured"], "tiny")
     assert run["steps"] == STEPS
     assert isinstance(run["last_loss"], float)
-    assert f"'{LOGGED.get(method, 'loss')}'" in ran.log
+    assert f"'{LOGGED.get(method, 'loss')}'" in (folder / "train.log").read_text()
     measured, reserved_bytes = run["measured"], run["predicted_peak_reserved_bytes"]
     assert measured["peak_allocated_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
     assert measured["peak_reserved_bytes"] == pytest.approx(reserved_bytes, abs=SEGMENT_BYTES)
-    saved = load_file(ran.folder / FILES[method])
-    assert (ran.folder / "tokenizer.json").is_file()
+    assert measured["num_alloc_retries"] == 0
+    saved = load_file(folder / FILES[method])
+    assert (folder / "tokenizer.json").is_file()
     if method in ("sft", "dpo"):  # an adapter's second factor is zero before its first step
         assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name)
     else:
         before = load_file(files / "tiny" / "model.safetensors")
         assert any(not tensor.equal(before[name]) for name, tensor in saved.items() if name in before)
     if method == "ppo":
-        value_model = json.loads((ran.folder / "value_model" / "config.json").read_text())
+        value_model = json.loads((folder / "value_model" / "config.json").read_text())
         assert value_model["architectures"] == ["Qwen2ForSequenceClassification"]
     if "--optimizer_offload" in OWN[method]:
-        assert estimate["owners_at_peak"].get("optimizer_state", 0) == 0
+        assert told["plan"]["estimate"]["owners_at_peak"].get("optimizer_state", 0) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from nouns import TRL_DEFAULTS
@@ -18,22 +19,20 @@ CPU = replace(CARD, name="cpu", origin="cpu", uuid=None)
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def _environment(
-    card: Hardware = CARD, given: Mapping[str, str] | None = None, *, expandable: bool = True, simulate: bool = False
-) -> dict[str, str]:
-    knobs = replace(TRL_DEFAULTS, expandable_segments=expandable)
+def _environment(card: Hardware = CARD, given: Mapping[str, str] | None = None, *, simulate: bool = False) -> Any:
+    knobs = replace(TRL_DEFAULTS, expandable_segments=True)
     return process_environment(card, knobs, given or {}, simulate=simulate)
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "MALLOC_MMAP_THRESHOLD_"):
+    for name in (*NAMES, "MALLOC_MMAP_THRESHOLD_", "OMP_WAIT_POLICY", "WANDB_RUN_ID", "WANDB_RESUME"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_expandable_segments_reach_the_allocator_of_a_real_card_which_is_left_alone_unless_asked() -> None:
     assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert _environment(expandable=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert process_environment(CARD, TRL_DEFAULTS, {}, simulate=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,8 +46,7 @@ def test_what_the_shell_sets_for_the_allocator_stays_and_the_env_block_wins(
     assert environment["SOME"] == "1"
 
 
-def test_without_a_card_none_is_seen_and_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+def test_without_a_card_none_is_seen_and_threads_sleep() -> None:
     for card in (CARD, CPU):
         environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=card is CARD)
         assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_WAIT_POLICY"]) == ("", "PASSIVE")
@@ -68,8 +66,6 @@ def test_only_where_the_cpu_is_the_device_freed_tensors_go_back_unless_the_user_
 def test_all_processes_of_a_run_are_one_run_of_its_tracker_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
     assert one_tracked_run("4711", {}) == {"WANDB_RUN_ID": "4711", "WANDB_RESUME": "allow"}
     assert one_tracked_run("4711", {"WANDB_RESUME": "never"}) == {}
     monkeypatch.setenv("WANDB_RUN_ID", "mine")

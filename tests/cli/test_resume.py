@@ -19,7 +19,8 @@ from tests.place import Autofit, Ran
 
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 --fit lossless "
-    "--per_device_train_batch_size 4 --gradient_checkpointing false --logging_steps 1 --save_steps 2"
+    "--per_device_train_batch_size 4 --gradient_checkpointing false --logging_steps 1 --save_steps 2 "
+    "--eval_strategy steps --eval_steps 2"
 )
 
 
@@ -43,7 +44,9 @@ def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Pa
 
 
 @pytest.mark.slow
-def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, autofit_once: Autofit) -> None:
+def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(
+    survived: Ran, autofit_once: Autofit, files: Path
+) -> None:
     assert survived.code == 0, survived.err
     argv = shlex.split("sft --output_dir survived --simulate --no_probe --max_steps 7 --resume_from_checkpoint --json")
     resumed = autofit_once(*argv)
@@ -53,15 +56,10 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(survived: Ran, 
     assert told["plan"]["knobs"] == before["plan"]["knobs"]
     assert told["plan"]["experience"] == before["plan"]["experience"]
     assert told["run"]["steps"] == 7
+    assert "evaluate" in {phase["phase"] for phase in told["plan"]["estimate"]["phases"]}
+    state = json.loads((files / "survived/checkpoint-7/trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [2, 4, 5, 6, 7]
     assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
-
-
-def test_words_that_contradict_the_runs_plan_are_refused(survived: Ran, autofit: Autofit) -> None:
-    assert survived.code == 0, survived.err
-    line = ("sft", "--simulate", "--optim", "sgd", "--output_dir", "survived", "--resume_from_checkpoint")
-    refused = autofit(*line)
-    assert refused.code == UsageError.exit_code
-    assert "optim is sgd, and adamw_torch_fused in the plan" in refused.err
 
 
 @pytest.mark.parametrize(

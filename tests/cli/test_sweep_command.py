@@ -42,14 +42,6 @@ def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None
     assert found == alone
 
 
-def test_csv_has_the_same_columns_with_and_without_a_sweep(autofit: Autofit) -> None:
-    on, off = rows_of(autofit(*SHORT, "--csv", "--sweep", "gradient_checkpointing=true,false"))
-    assert (on.pop("gradient_checkpointing"), off.pop("gradient_checkpointing")) == ("true", "false")
-    assert int(off["required_bytes"]) == int(off["peak_reserved_bytes"]) + int(off["non_torch_bytes"])
-    (alone,) = rows_of(autofit(*SHORT, "--csv", "--gradient_checkpointing", "true"))
-    assert alone == on
-
-
 def test_a_refused_combination_says_why_and_the_others_stand(autofit: Autofit) -> None:
     axes = ("--sweep", "load_in_4bit=true,false", "--sweep", "use_peft=true,false")
     ran = autofit(*SHORT, *axes)

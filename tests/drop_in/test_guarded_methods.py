@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import trl
+from transformers import TrainerCallback
 
 import autotrain_mem
 from autotrain_mem import AutoFit
@@ -23,25 +24,18 @@ from autotrain_mem.drop_in import build
 from autotrain_mem.spec import Job, Learned, Phase, Plan, codec
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
-from tests.drop_in.conftest import pairs, prompts, shortness, texts
+from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, texts
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
 
-KNOBS = replace(
-    TRL_DEFAULTS, per_device_train_batch_size=4, gradient_checkpointing=False, optim="adamw_torch", max_length=64
-)
-EVERY = {
-    "use_cpu": True,
+KNOBS = replace(TRL_DEFAULTS, max_length=64, **SETTLED)
+EVERY = SETTLED | {
     "max_steps": 3,
-    "report_to": "none",
     "logging_steps": 1,
     "save_strategy": "no",
     "disable_tqdm": True,
-    "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 4,
-    "gradient_checkpointing": False,
     "bf16": False,
-    "optim": "adamw_torch",
     "learning_rate": 1e-3,
 }
 
@@ -74,17 +68,17 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def sft(model: Path, folder: Path, kind: type = autotrain_mem.SFTTrainer, **more: Any) -> Any:
     settings = {name: more.pop(name) for name in [*more] if name in trl.SFTConfig.__dataclass_fields__}
-    args = trl.SFTConfig(str(folder), max_length=64, **{**EVERY, **settings})
+    args = config(trl.SFTConfig, folder, max_length=64, **EVERY | settings)
     return kind(str(model), args=args, train_dataset=texts(), eval_dataset=texts(8), **more)
 
 
 def grpo(model: Path, folder: Path, kind: type = autotrain_mem.GRPOTrainer) -> Any:
-    args = trl.GRPOConfig(str(folder), num_generations=4, max_completion_length=4, **EVERY)
+    args = config(trl.GRPOConfig, folder, num_generations=4, max_completion_length=4, **EVERY)
     return kind(str(model), reward_funcs=[shortness], args=args, train_dataset=prompts())
 
 
 def dpo(model: Path, folder: Path, kind: type = autotrain_mem.DPOTrainer) -> Any:
-    return kind(str(model), args=trl.DPOConfig(str(folder), max_length=64, **EVERY), train_dataset=pairs())
+    return kind(str(model), args=config(trl.DPOConfig, folder, max_length=64, **EVERY), train_dataset=pairs())
 
 
 MAKE = {"sft": sft, "grpo": grpo, "dpo": dpo}
@@ -152,12 +146,17 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
 
 
 def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:
-    plan, calls = plan_for("sft"), list[int]()
+    plan, callbacks = plan_for("sft"), list[list[Any]]()
     learned = replace(plan, experience=plan.experience.with_learned(Learned(train_tokens=100)))
-    trainer = sft(tiny_qwen, tmp_path, autofit=AutoFit(plan=learned), max_steps=1)
-    trainer.model.model.layers[1].register_forward_pre_hook(lambda module, args: calls.append(1))
+    autofit, own = AutoFit(plan=learned), TrainerCallback()
+    trainer = sft(tiny_qwen, tmp_path, autofit=autofit, max_steps=1, callbacks=[own])
+    handler = trainer.callback_handler
+    trainer.model.model.layers[1].register_forward_pre_hook(lambda *args: callbacks.append([*handler.callbacks]))
     trainer.train()
-    assert len(calls) > 1
+    assert len(callbacks) > 1, "in parts"
+    assert own in handler.callbacks
+    *before, guard = callbacks[0]
+    assert (before, type(guard).__name__) == (handler.callbacks, "Guard"), "it stands behind those of the user's own"
 
 
 def test_a_resumed_or_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -229,12 +228,12 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
 
 @pytest.mark.parametrize(
     "why",
-    ["guard=False", "cpu", "several processes", "own training_step", "compute_loss replaced"],
+    ["guard=False", "cpu", "several processes", "own training_step", "own prediction_step", "compute_loss replaced"],
 )
 def test_where_it_stands_back_nothing_is_put_around_a_run(
     why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = OwnStep if why == "own training_step" else autotrain_mem.SFTTrainer
+    kind = {"own training_step": OwnStep, "own prediction_step": OwnPrediction}.get(why, autotrain_mem.SFTTrainer)
     plan = plan_for("sft")
     if why == "cpu":
         plan = replace(plan, estimate=replace(plan.estimate, hardware=HOST))
@@ -256,6 +255,11 @@ def test_where_it_stands_back_nothing_is_put_around_a_run(
 class OwnStep(autotrain_mem.SFTTrainer):
     def training_step(self, *args: Any) -> Any:
         return super().training_step(*args)
+
+
+class OwnPrediction(autotrain_mem.SFTTrainer):
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().prediction_step(*args, **kwargs)
 
 
 class OwnLoss(autotrain_mem.SFTTrainer):

@@ -39,17 +39,14 @@ def planned(model: Path, folder: Path, autofit: AutoFit = QUIET, kind: type | No
     return kind(str(model), args=args, train_dataset=texts(), autofit=autofit)
 
 
-def test_a_class_of_the_users_own_shows_its_own_constructor() -> None:
-    assert [*inspect.signature(Weighted).parameters] == ["args", "weight", "kwargs"]
-    assert "autofit" in inspect.signature(Broken).parameters
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
     ours, trls = getattr(autotrain_mem, name), getattr(trl, name)
     assert issubclass(ours, trls)
     assert ours.__name__ == name
     assert list(inspect.signature(ours).parameters) == [*inspect.signature(trls).parameters, "autofit"]
+    assert [*inspect.signature(Weighted).parameters] == ["args", "weight", "kwargs"], "of the user's own class its own"
+    assert "autofit" in inspect.signature(Broken).parameters
 
 
 def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
@@ -99,16 +96,15 @@ def refusal(kind: type, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("keywords", [{"train_dataset": texts(), "tokenizer": None}, {}], ids=["unknown", "no rows"])
-def test_a_call_that_trl_refuses_is_refused_in_its_words(keywords: Any, tiny_qwen: Path, tmp_path: Path) -> None:
-    call = {"model": str(tiny_qwen), "args": sft(tmp_path), **keywords}
-    assert refusal(autotrain_mem.SFTTrainer, **call) == refusal(trl.SFTTrainer, **call)
-
-
-def test_what_trl_refuses_as_it_builds_is_refused_in_its_words(tiny_qwen: Path, tmp_path: Path) -> None:
-    args = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])
-    call = {"model": str(tiny_qwen), "reward_funcs": [shortness], "args": args, "train_dataset": prompts()}
-    assert refusal(autotrain_mem.GRPOTrainer, **call, autofit=QUIET) == refusal(trl.GRPOTrainer, **call)
+def test_a_call_that_trl_refuses_is_refused_in_its_words(tiny_qwen: Path, tmp_path: Path) -> None:
+    grpo = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])  # refused as it is built
+    for name, words in (
+        ("SFTTrainer", {"args": sft(tmp_path), "train_dataset": texts(), "tokenizer": None}),
+        ("SFTTrainer", {"args": sft(tmp_path)}),
+        ("GRPOTrainer", {"args": grpo, "train_dataset": prompts(), "reward_funcs": [shortness]}),
+    ):
+        call, ours = {"model": str(tiny_qwen), **words}, getattr(autotrain_mem, name)
+        assert refusal(ours, **call, autofit=QUIET) == refusal(getattr(trl, name), **call)
 
 
 # -- pin and tune --------------------------------------------------------------------------------------------------
@@ -149,21 +145,20 @@ class Weighted(autotrain_mem.SFTTrainer):
         return self.weight * loss + target.sum()
 
 
-def test_a_subclass_is_rehearsed_with_its_own_loss(tiny_qwen: Path, tmp_path: Path) -> None:
+class Broken(autotrain_mem.SFTTrainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        raise KeyError("labels_of_mine")
+
+
+def test_a_subclass_is_rehearsed_with_its_own_loss_and_fails_with_its_own_error(
+    tiny_qwen: Path, tmp_path: Path
+) -> None:
     plain = planned(tiny_qwen, tmp_path, **SETTLED)
     own = planned(tiny_qwen, tmp_path, kind=Weighted, **SETTLED)
     more = own.plan.estimate.memory.peak_allocated_bytes - plain.plan.estimate.memory.peak_allocated_bytes
     assert more > 2**21 or own.plan.knobs != plain.plan.knobs
     own.train()
     assert own.weight == 1.0
-
-
-class Broken(autotrain_mem.SFTTrainer):
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        raise KeyError("labels_of_mine")
-
-
-def test_a_subclass_that_fails_is_told_by_its_own_error(tiny_qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="labels_of_mine") as caught:
         planned(tiny_qwen, tmp_path, kind=Broken)
     assert any("Broken.compute_loss (test_promises.py:" in note for note in caught.value.__notes__)

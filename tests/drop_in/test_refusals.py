@@ -42,15 +42,14 @@ def test_a_call_of_grpos_is_refused(tiny_qwen: Path, tmp_path: Path, words: dict
         autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, autofit=QUIET)
 
 
-def test_a_stream_is_planned_for_rows_that_fill_max_length(tiny_qwen: Path) -> None:
+def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_be_read_are_refused(
+    tiny_qwen: Path,
+) -> None:
     trainer = sft(tiny_qwen, texts().to_iterable_dataset())
     assert trainer.plan.data is None
     assert trainer.plan.row_tokens == 64
     with pytest.raises(UsageError, match=r"SFTConfig\(max_length=N\)"):
         sft(tiny_qwen, texts().to_iterable_dataset(), max_length=None)
-
-
-def test_rows_that_the_trainer_cannot_read_are_refused(tiny_qwen: Path) -> None:
     with pytest.raises(DatasetFormatError, match="train_dataset holds"):
         sft(tiny_qwen, texts().rename_column("text", "words"))
     with pytest.raises(EmptyDatasetError, match="train_dataset has no rows"):
@@ -79,7 +78,6 @@ def test_words_are_refused_before_a_worker_is_asked(
     [
         ({"fit": "everything"}, "fit takes no 'everything'"),
         ({"max_slowdown": 0.5}, "max_slowdown 0.5 is no factor"),
-        ({"headroom": "some"}, "headroom 'some' is neither a size nor a share"),
         ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
         ({"forbid": "lora"}, "forbid takes names, not one text"),
         ({"forbid": None}, "forbid takes names, not None"),

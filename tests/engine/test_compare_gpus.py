@@ -91,12 +91,6 @@ def test_what_is_wrong_whatever_the_card_ends_it_at_once() -> None:
     assert len(worker.asked) == 1
 
 
-def test_nothing_is_rehearsed_for_a_suggestion_where_nothing_fits() -> None:
-    worker = FakeWorker()
-    assert levels(compared(worker, TINY, fit="lossless")) == {"tiny": NOTHING_FITS}
-    assert not [each for each in worker.asked if each.knobs.use_peft or each.knobs.dtype == "bfloat16"]
-
-
 def test_whoever_listens_hears_of_each_card_in_turn() -> None:
     attempts: list[tuple[str, Candidate]] = []
     compared(FakeWorker(), TINY, attempts=attempts)

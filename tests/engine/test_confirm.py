@@ -18,6 +18,7 @@ from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.units import GIB, MIB
+from tests.report.report_examples import PLAN
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
 
@@ -26,20 +27,13 @@ def rows(count: int) -> Knobs:
     return replace(TRL_DEFAULTS, per_device_train_batch_size=count, gradient_accumulation_steps=8 // count)
 
 
+BARE = replace(
+    PLAN, job=JOB, level="lossless", defaults=TRL_DEFAULTS, levers=(), attempts=(), alternatives=(), data=None
+)
+
+
 def plan(estimate: Estimate) -> Plan:
-    return Plan(
-        job=JOB,
-        level="lossless",
-        estimate=estimate,
-        defaults=TRL_DEFAULTS,
-        levers=(),
-        attempts=(),
-        warnings=("the disk is nearly full",),
-        seconds=1.0,
-        row_tokens=ROW_TOKENS,
-        versions={},
-        model_digest="",
-    )
+    return replace(BARE, estimate=estimate, warnings=("the disk is nearly full",), row_tokens=ROW_TOKENS)
 
 
 @dataclass
@@ -50,6 +44,8 @@ class FakeWays:
     cards: list[Hardware] = field(default_factory=list)
     """One for each look; the last one stays."""
     row_tokens: int | None = ROW_TOKENS
+    is_pressed: bool = False
+    """The first probe gives its cache back."""
     non_torch_bytes: int | None = 0
     corrections: list[Correction] = field(default_factory=list)
     planned_on: list[Hardware] = field(default_factory=list)
@@ -67,8 +63,10 @@ class FakeWays:
         peak_mib = 20 + self.needed(count)
         if peak_mib > 104:
             return probe(measured(104, load_mib=20), knobs=made.knobs, fits=False, refused_in=Phase.BACKWARD)
-        found = probe(measured(peak_mib, load_mib=20), knobs=made.knobs, non_torch_bytes=self.non_torch_bytes)
-        return replace(found, row_tokens=self.row_tokens)
+        retries = int(self.is_pressed and len(self.probed) == 1)
+        found = measured(peak_mib, load_mib=20, retries=retries)
+        tried = probe(found, knobs=made.knobs, fits=not retries, non_torch_bytes=self.non_torch_bytes)
+        return replace(tried, row_tokens=self.row_tokens)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
         self.corrections.append(correction)
@@ -167,7 +165,10 @@ def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> Non
     assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
 
 
-def test_what_is_held_outside_torch_counts_and_is_planned_with() -> None:
+def test_a_cache_that_was_given_back_is_a_misfit_and_what_is_held_outside_torch_is_planned_with() -> None:
+    ways = FakeWays(as_predicted, is_pressed=True)
+    assert confirmed(CHOSEN, ways).knobs == rows(2)
+    assert ways.probed == [4, 2]
     ways = FakeWays(as_predicted, non_torch_bytes=50 * MIB)
     made = confirmed(CHOSEN, ways)
     assert [each.fits for each in made.experience.probes] == [False, True]

@@ -115,20 +115,18 @@ def test_a_word_counts_where_a_rehearsal_depends_on_it(job: Job, why: str) -> No
     assert followed(plan, job).job == job
 
 
-def test_the_environment_and_the_models_config_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = made()
-    assert reason(plan, worker=counting(digests={"here/m": "edited"})) == "the config of here/m"
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    assert reason(plan) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
-
-
-def test_data_whose_rows_have_grown_are_rehearsed_and_shorter_ones_are_not() -> None:
+def test_the_environment_the_models_config_and_data_whose_rows_have_grown_count_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     automatic, job = replace(asking(max_length="auto"), dataset="d"), replace(JOB, dataset="d")
     assert made(automatic).row_tokens == 300
     assert reason(made(automatic), automatic, worker=counting(longest=299)) == ""
     plan = made(job)
     assert reason(plan, job, worker=counting(longest=301)) == "longest row 300 -> 301 tokens"
     assert reason(plan, replace(JOB, dataset="e")) == "dataset d -> e"
+    assert reason(plan, job, worker=counting(digests={"here/m": "edited"})) == "the config of here/m"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert reason(plan, job) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
 
 
 def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
@@ -170,7 +168,10 @@ def test_what_no_longer_fits_is_refused_with_the_sums_and_the_way_out() -> None:
     assert raised.value.hint == f"Plan again: {AGAIN}"
 
 
-def test_less_free_memory_counts_only_where_the_plan_needs_it() -> None:
+def test_less_free_memory_counts_only_where_the_plan_needs_it_and_its_headroom_is_kept() -> None:
+    plan = made(headroom_bytes=2 * GIB)
+    assert followed(plan).estimate.budget_bytes == LARGE.total_bytes - 2 * GIB
+    assert followed(plan, headroom_bytes=GIB).estimate.budget_bytes == LARGE.total_bytes - GIB
     plan = made()
     spare = plan.estimate.budget_bytes - plan.estimate.required_bytes
     enough = replace(LARGE, free_bytes=LARGE.free_bytes - spare)
@@ -178,12 +179,6 @@ def test_less_free_memory_counts_only_where_the_plan_needs_it() -> None:
     assert followed(plan, card=enough).estimate.hardware == enough
     with pytest.raises(DoesNotFitError, match=r"since then: budget 23\.0 GiB -> "):
         followed(plan, card=replace(enough, free_bytes=enough.free_bytes - 1))
-
-
-def test_the_headroom_of_the_plan_is_kept_on_its_card_unless_another_is_given() -> None:
-    plan = made(headroom_bytes=2 * GIB)
-    assert followed(plan).estimate.budget_bytes == LARGE.total_bytes - 2 * GIB
-    assert followed(plan, headroom_bytes=GIB).estimate.budget_bytes == LARGE.total_bytes - GIB
 
 
 # -- what contradicts it -----------------------------------------------------------------------------------------------

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.engine.predict.sweep import combinations, estimate_all
+from autotrain_mem.engine.predict.sweep import estimate_all
 from autotrain_mem.errors import (
-    AutofitError,
     BatchSplitError,
     ContextLengthError,
     InterruptedByUser,
     UnknownGpuError,
-    UsageError,
     WorkerDiedError,
 )
 from autotrain_mem.spec import Estimate
@@ -45,7 +43,6 @@ class Numbered:
 def swept(
     refusals: dict[int, BaseException],
     asked: Sequence[Any] = range(6),
-    axes: Sequence[Axis] = AXES,
     on_point: Callable[[SweepPoint], None] = lambda point: None,
 ) -> Sweep:
     def estimate(one: Any) -> Estimate:
@@ -56,16 +53,10 @@ def swept(
 
     workers: Any = SimpleNamespace(map=lambda calls: [call("the worker") for call in calls])
     jobs: list[Any] = [Numbered(one) if isinstance(one, int) else one for one in asked]
-    return estimate_all(workers, axes, jobs, estimate, on_point)
+    return estimate_all(workers, AXES, jobs, estimate, on_point)
 
 
-def test_the_last_axis_varies_fastest() -> None:
-    texts = [tuple(setting.text for setting in settings) for settings in combinations(AXES)]
-    assert len(swept({}, [0], ()).points) == 1
-    assert texts == [("4", "1"), ("4", "2"), ("4", "4"), ("32", "1"), ("32", "2"), ("32", "4")]
-
-
-def test_a_refused_point_does_not_end_the_sweep() -> None:
+def test_a_refused_point_does_not_end_the_sweep_whose_last_axis_varies_fastest() -> None:
     told: list[SweepPoint] = []
     refusals = {2: BatchSplitError("3 rows.", hint="4."), 4: WorkerDiedError("Killed.", hint="Memory.")}
     sweep = swept(refusals, [0, 1, 2, TOO_LONG, 4, 5], on_point=told.append)
@@ -73,13 +64,8 @@ def test_a_refused_point_does_not_end_the_sweep() -> None:
     assert sweep.points[3].refusal is TOO_LONG
     assert tuple(told) == sweep.points
     assert len(sweep.estimates) == 3
-
-
-def test_where_every_point_is_refused_the_first_refusal_is_the_error() -> None:
-    refused: list[AutofitError] = [TOO_LONG, *(UsageError("No.") for _ in range(5))]
-    with pytest.raises(ContextLengthError) as raised:
-        swept({}, refused)
-    assert raised.value is TOO_LONG
+    texts = [tuple(setting.text for setting in point.settings) for point in sweep.points]
+    assert texts == [("4", "1"), ("4", "2"), ("4", "4"), ("32", "1"), ("32", "2"), ("32", "4")]
 
 
 @pytest.mark.parametrize("error", [UnknownGpuError("No such card."), InterruptedByUser("Enough."), KeyboardInterrupt()])
