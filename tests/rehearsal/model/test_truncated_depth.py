@@ -64,7 +64,7 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     [
         ("sft", {"optim": "adamw_torch"}),
         ("sft", {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
-        ("sft", {"activation_offloading": True, "optimizer_offload": True}),
+        ("sft", {"activation_offloading": True, "optimizer_offload": True, "gradient_accumulation_steps": 1}),
         ("dpo", {"dtype": "bfloat16"}),
         ("grpo", {"use_peft": True, "dtype": "bfloat16"}),
     ],
