@@ -4,8 +4,6 @@ To import TRL takes a new process 5 seconds. A forked child has pipes, a log, an
 it lacks is ``python -m``, which ``test_processes``, ``cli/test_training`` and ``worker/test_pool`` have.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc
@@ -172,9 +170,6 @@ class ForkedProcess:
     def kill(self) -> None:
         if not self._ended.is_set():
             self.send_signal(signal.SIGKILL)
-
-
-# -- the process that is forked --------------------------------------------------------------------------------------
 
 
 def serve() -> None:

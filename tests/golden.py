@@ -1,7 +1,5 @@
 """Texts that are kept word for word: ``AUTOFIT_UPDATE_GOLDEN=1 scripts/test`` writes them all again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder in which commands and calls are tried, with one worker for all of them: it takes seconds to start."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

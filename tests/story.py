@@ -1,7 +1,5 @@
 """What a trace tells, whatever its blocks are numbered: for comparing traces of the same run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from autotrain_mem.estimator.depth.alignment import in_order

@@ -29,9 +29,6 @@ MODULES = {
 TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
 
 
-# -- the layer rule ------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One module or folder of the package, and all that it may import beside the standard library."""
@@ -217,9 +214,6 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     assert sorted(used - set(sys.stdlib_module_names) - declared) == []
 
 
-# -- one place for each method -------------------------------------------------------------------------------------
-
-
 def method_names_asked(tree: ast.AST) -> Iterator[int]:
     """The lines where a method is told from another by its name: in a comparison, or as the keys of a mapping."""
     for node in ast.walk(tree):
@@ -270,9 +264,6 @@ def names_bound(node: ast.stmt) -> list[str]:
     return [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
 
 
-# -- cold start ----------------------------------------------------------------------------------------------------
-
-
 def loaded_by(code: str) -> tuple[set[str], str]:
     """(top-level modules that a fresh interpreter has loaded after running ``code``, what it printed)."""
     names = "sorted({name.split('.')[0] for name in sys.modules})"
@@ -300,9 +291,6 @@ def test_the_api_can_be_imported_without_torch() -> None:
     loaded, _ = loaded_by("import autotrain_mem.api")
     assert "autotrain_mem" in loaded
     assert not loaded & SLOW_TO_IMPORT
-
-
-# -- sizes and names -----------------------------------------------------------------------------------------------
 
 
 SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
@@ -352,9 +340,6 @@ def test_only_the_command_prints() -> None:
     assert [f"{module}:{call.lineno}" for module, call in printing] == []
 
 
-# -- the package frame ---------------------------------------------------------------------------------------------
-
-
 def test_the_package_says_that_it_is_typed_and_under_which_license() -> None:
     assert (PACKAGE / "py.typed").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
@@ -388,9 +373,6 @@ def _is_declaration(node: ast.stmt) -> bool:
     if isinstance(node, ast.If) and _is_type_checking(node):
         return all(map(_is_declaration, (*node.body, *node.orelse)))
     return isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
 
 
 def error_classes(root: type[errors.AutofitError] = errors.AutofitError) -> list[type[errors.AutofitError]]:

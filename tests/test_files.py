@@ -1,7 +1,5 @@
 """A file is whole or not there, and a refusal of the system's says what to do."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

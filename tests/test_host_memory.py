@@ -1,7 +1,5 @@
 """This machine's memory: the tightest limit of a container counts, and what the kernel can take back is free."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from types import SimpleNamespace

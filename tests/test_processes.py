@@ -1,7 +1,5 @@
 """Child processes: what they answer, how they end, and that none is left over."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -130,9 +128,6 @@ def parent(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str
             os.kill(child, signal.SIGKILL)
 
 
-# -- talking -------------------------------------------------------------------------------------------------------
-
-
 def test_a_child_answers_in_the_order_it_is_asked_with_any_value_that_json_knows(make: Make) -> None:
     child, values = make(), [1, "line\nbreak", "Grüße, 模型 \u2028", "x" * 3_000_000, None, {"a": [1.5, True]}]
     for value in values:
@@ -149,9 +144,6 @@ def test_what_a_child_prints_goes_to_its_log_and_never_into_an_answer(make: Make
     assert '{"looks": "like an answer"}' in tail
     assert "from a grandchild" in tail
     assert "and on stderr" in tail
-
-
-# -- ending --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -221,9 +213,6 @@ def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Pa
         process.kill()
         process.wait()
         assert ends(child)
-
-
-# -- the rehearsal's worker ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -332,9 +321,6 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
         process.wait()
         assert ends(worker)
         assert names_in(tmp_path) == []
-
-
-# -- processes that a child starts -------------------------------------------------------------------------------------
 
 
 def killed_from_outside(child: Child) -> None:

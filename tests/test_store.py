@@ -1,7 +1,5 @@
 """The cache on disk: what was put is what is got, whatever happens to the files meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

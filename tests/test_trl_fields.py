@@ -1,7 +1,5 @@
 """Every name that the package gives to TRL is one that the installed TRL has, and every default it counts on is its."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What makes a kept result count no more."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

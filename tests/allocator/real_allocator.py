@@ -4,8 +4,6 @@ An event is a line that ``scripts/real_allocator/replay.cpp`` reads (``malloc 3 
 line that it prints. The test of recorded answers uses this, and ``scripts/allocator_parity``, which records them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

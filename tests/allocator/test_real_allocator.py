@@ -5,8 +5,6 @@ each setting, of a card so full that allocations are refused, or rescued by givi
 compares a thousand times as many.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

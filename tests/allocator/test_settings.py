@@ -1,7 +1,5 @@
 """``PYTORCH_ALLOC_CONF`` as torch reads it: every option, every refusal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

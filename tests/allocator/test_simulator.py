@@ -1,7 +1,5 @@
 """Each rule of the allocator by numbers worked out by hand. Addresses count from the first segment's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -60,9 +58,6 @@ def played(allocator: CachingAllocator, program: str) -> dict[str, float]:
     return stats | places | {"reserved": allocator.reserved_bytes / MIB, "allocated": allocator.allocated_bytes / MIB}
 
 
-# -- rounding ----------------------------------------------------------------------------------------------------------
-
-
 @given(SIZES)
 def test_a_block_is_the_smallest_multiple_of_512_that_holds_the_request(requested: int) -> None:
     size = round_size(requested)
@@ -88,8 +83,6 @@ def test_of_nothing_nothing_is_counted_and_its_address_may_be_freed() -> None:
     with pytest.raises(KeyError):
         allocator.free(FIRST_ADDRESS)
 
-
-# -- any rule ----------------------------------------------------------------------------------------------------------
 
 RULES = """
 # -- segments and best fit
@@ -232,9 +225,6 @@ def test_a_request_that_no_cached_block_serves_takes_a_segment(mib: float, segme
     assert stat(allocator, "segment.all.current") == stat(allocator, "num_device_alloc") == 1
 
 
-# -- limits and refusals -----------------------------------------------------------------------------------------------
-
-
 def test_a_fraction_of_a_device_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="give total_bytes"):
         allocator_of("per_process_memory_fraction:0.5")
@@ -264,9 +254,6 @@ def test_sizes_are_written_as_torch_writes_them() -> None:
     assert ", ".join(map(format_size, sizes)) == (
         "0 bytes, 1024 bytes, 1.00 KiB, 1024.00 KiB, 1.00 MiB, 21.00 MiB, 1024.00 MiB, 1.00 GiB, 2000.00 GiB"
     )
-
-
-# -- what is told ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_that_happens_is_told_in_the_words_of_torchs_history() -> None:

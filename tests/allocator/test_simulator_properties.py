@@ -1,7 +1,5 @@
 """The simulator under any settings, any device and any calls: what must hold after each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

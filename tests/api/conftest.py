@@ -1,7 +1,5 @@
 """The verbs of Python, in the folder ``place``."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

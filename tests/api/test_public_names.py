@@ -1,7 +1,5 @@
 """What ``autotrain_mem`` offers: complete, importable without torch, documented with examples that run, typed."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import enum
@@ -80,9 +78,6 @@ def test_every_noun_that_a_public_name_takes_or_gives_is_public_too_and_frozen()
     classes = [noun for noun in map(public, COLD) if inspect.isclass(noun)]
     values = [noun for noun in classes if not issubclass(noun, enum.Enum | Exception)]
     assert [noun for noun in values if not noun.__dataclass_params__.frozen] == []
-
-
-# -- examples ------------------------------------------------------------------------------------------------------
 
 
 def run_examples(name: str) -> doctest.TestResults:

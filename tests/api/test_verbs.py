@@ -1,7 +1,5 @@
 """The verbs of Python do what the command does, say what is wrong in words of Python, and leave nothing behind."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os
@@ -35,9 +33,6 @@ def without_clocks(noun: Any) -> Any:
     """All of a plan's JSON but how long it took to find."""
     text = json.dumps(codec.to_json(noun) if not isinstance(noun, dict) else noun)
     return json.loads(re.sub(r'"(rehearsal_)?seconds": [\d.e-]+', '"seconds": 0', text))
-
-
-# -- the same as the command ---------------------------------------------------------------------------------------
 
 
 def test_plan_is_the_commands_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,9 +73,6 @@ def test_values_of_python_are_taken_as_flags_take_them(here: Path) -> None:
     assert given["lora_target_modules"] == list(targets)
 
 
-# -- a plan that was made before -----------------------------------------------------------------------------------
-
-
 def test_a_plan_is_followed_with_its_own_words_where_none_are_given(here: Path, tmp_path: Path) -> None:
     made = pinned_plan(learning_rate=3e-4)
     made.save(tmp_path / "plan.json")
@@ -93,9 +85,6 @@ def test_a_plan_is_followed_with_its_own_words_where_none_are_given(here: Path, 
         autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=made), per_device_train_batch_size=4)
     with pytest.raises(PlanFileError):
         autotrain_mem.plan("sft", MODEL, autofit=AutoFit(plan=here / "data.jsonl"))
-
-
-# -- what is wrong -------------------------------------------------------------------------------------------------
 
 
 def planned(method: str = "sft", autofit: AutoFit | None = None, **arguments: Any) -> Callable[[], object]:
@@ -151,9 +140,6 @@ def test_words_without_flags_get_no_note_and_an_error_survives_pickling() -> Non
     assert str(error) == "No model is given.\n  Give one.\n  Or two."
     received = pickle.loads(pickle.dumps(error))
     assert (type(received), received.message, received.hint) == (UsageError, error.message, error.hint)
-
-
-# -- what is left behind -------------------------------------------------------------------------------------------
 
 
 def test_an_environment_is_for_the_run_and_not_for_this_process(here: Path) -> None:

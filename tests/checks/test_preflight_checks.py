@@ -1,7 +1,5 @@
 """What is found before anything is rehearsed, and what is passed over because it hurts nobody."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil
@@ -60,8 +58,6 @@ def test_what_raises_unforeseen_is_passed_over(
     assert "nope never match no module" in finding.message
 
 
-# -- data that cannot be reached -----------------------------------------------------------------------------------
-
 ELSEWHERE = "some-org/some-data"
 """A hub id; the tests run without network."""
 
@@ -94,9 +90,6 @@ def test_a_plan_does_without_data_that_the_hub_does_not_give_where_the_length_is
     if does_without:
         assert f"{dataset} could not be looked at" in finding.message
         assert does_without in finding.message
-
-
-# -- the card ------------------------------------------------------------------------------------------------------
 
 
 def test_bf16_on_a_card_that_emulates_it_is_told(model_folder: Folder) -> None:
@@ -166,9 +159,6 @@ def test_targets_are_those_of_the_architecture_and_of_the_method(model_folder: F
     assert not found(model_folder("qwen2"), "reward", use_peft=True, lora_target_modules=["score", "q_proj"])
     fused_experts = ["gate_proj", "up_proj"]
     assert not found(model_folder("qwen3_moe"), use_peft=True, lora_target_modules=fused_experts), "passed over"
-
-
-# -- the tokenizer -------------------------------------------------------------------------------------------------
 
 
 class FakeTokenizer:

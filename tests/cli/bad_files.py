@@ -1,7 +1,5 @@
 """Everything that can be wrong with a model folder, a dataset, a config or a plan, as files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command as a user runs it, in this process, in the folder ``place``."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

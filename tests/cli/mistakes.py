@@ -4,8 +4,6 @@ The third column lists flags, names and figures, with blanks between them and qu
 ``golden`` holds a file of a row's name, the message is compared with its whole text besides.
 """
 
-from __future__ import annotations
-
 CARD = "--gpu 300MiB"
 TINY = f"--model tiny {CARD}"
 TRAIN = "sft --model tiny --dataset data.jsonl"

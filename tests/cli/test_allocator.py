@@ -1,7 +1,5 @@
 """What a command makes of the allocator's two modes: by itself, by flag, and as the environment sets them."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -4,8 +4,6 @@
 file that is put beside them for one more message.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

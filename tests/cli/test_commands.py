@@ -1,7 +1,5 @@
 """What each command prints: the keys of its JSON, and help that needs no GPU and no network."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess
@@ -97,8 +95,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-# -- one file on stdout that its tool could read, everything else on stderr -----------------------------------------
-
 PLANNED = ("--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--use_peft")
 
 
@@ -121,8 +117,6 @@ def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofi
     assert said["command"][-4:] == ["-m", "trl.scripts.sft", "--config", "trl.yaml"]
     assert said["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": "0"}
 
-
-# -- many cards ----------------------------------------------------------------------------------------------------
 
 TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
 

@@ -1,7 +1,5 @@
 """Flags and YAML: who wins, what is pinned, and what TRL's parser is told."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import fields
 from pathlib import Path

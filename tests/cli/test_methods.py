@@ -3,8 +3,6 @@
 The reward run comes first where it is needed: its model is what GRPO and PPO train against.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """``--out`` and ``--plan``: a plan on disk is the plan that was printed, and is followed where it still holds."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

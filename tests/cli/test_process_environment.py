@@ -1,7 +1,5 @@
 """What the training process is given to see: one card or none, and how its allocator is set."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The first run that a newcomer sees: its story holds, with fewer rows and steps than theirs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

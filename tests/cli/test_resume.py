@@ -1,7 +1,5 @@
 """A run that is gone on with, after it died and by hand; and one that makes room for another."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace
@@ -79,9 +77,6 @@ def test_the_runs_own_plan_is_found_by_its_flags(
     monkeypatch.chdir(files)
     wish, _ = flags.read("autofit sft", shlex.split(argv))
     assert api.resumed(wish).autofit.plan == plan
-
-
-# -- another run's folder ------------------------------------------------------------------------------------------
 
 
 def _held(folder: Path) -> Path:

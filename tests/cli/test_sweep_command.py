@@ -1,7 +1,5 @@
 """``autofit estimate --sweep``: the table, its JSON and CSV, and combinations that TRL refuses."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Training end to end on a simulated card; one run in processes of its own, as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The digest changes with whatever changes the counted lengths, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

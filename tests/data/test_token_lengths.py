@@ -1,7 +1,5 @@
 """Counted lengths are those of the rows that the real trainer trains on, in one process and in several."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Drop-in trainers in this process, planned by workers that all of these tests share."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

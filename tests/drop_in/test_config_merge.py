@@ -1,7 +1,5 @@
 """What of a config counts as given, and the config with a plan in it. Nothing here rehearses or trains."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -66,9 +64,6 @@ def planned(args: Any, *, loads: bool = False, **changed: Any) -> Any:
 def settings(args: Any) -> dict[str, Any]:
     """All that is on a config, but for what transformers keeps of the process beside it."""
     return {name: value for name, value in vars(args).items() if name not in ("distributed_state", "_n_gpu")}
-
-
-# -- what counts as given ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -180,9 +175,6 @@ def test_pin_gives_a_default_and_tune_takes_a_value_away() -> None:
     assert given(config(), AutoFit(tune=["max_length"])) == {"max_length": "auto"}
     assert given(config(), AutoFit(plan="plan.json")) == {}, "a default length gives way to a plan's own"
     assert given(config(max_length=512), AutoFit(plan="plan.json")) == {"max_length": 512}
-
-
-# -- the config that trains ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,7 +1,5 @@
 """The device of a trainer's process, and what the process may still take of it, with a stand-in for torch.cuda."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +38,6 @@ def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved_bytes)
 
 
-# -- which device ----------------------------------------------------------------------------------------------------
-
-
 def test_without_a_name_it_is_the_device_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     second = replace(CARD, index=1)
     monkeypatch.setattr(device, "detect", lambda: (CARD, second))
@@ -72,9 +67,6 @@ def test_a_device_that_no_plan_is_for_is_refused(config: Any, message: str, cure
     with pytest.raises(UsageError, match=message) as caught:
         asked(config)
     assert all(cure in caught.value.hint for cure in cures)
-
-
-# -- what this process has of it already -----------------------------------------------------------------------------
 
 
 def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

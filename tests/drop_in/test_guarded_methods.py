@@ -1,7 +1,5 @@
 """A drop-in trainer that meets a full device goes on; one that meets none is as TRL's, between its runs and in them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect
@@ -112,9 +110,6 @@ def weights(trainer: Any) -> torch.Tensor:
     return torch.cat([value.detach().flatten() for value in trainer.model.parameters()])
 
 
-# -- a full device -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", MAKE)
 def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     method: str, tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,9 +178,6 @@ def test_a_shortage_that_cannot_be_met_is_raised_and_leaves_nothing(tiny_qwen: P
     assert not hooks_of(trainer)
 
 
-# -- none ----------------------------------------------------------------------------------------------------------
-
-
 def held(trainer: Any) -> list[Any]:
     """Names of what a trainer and what it trains with hold, and its callbacks; no counts."""
     owners = [trainer, trainer.accelerator, trainer.model]
@@ -247,9 +239,6 @@ def test_where_it_stands_back_nothing_is_put_around_a_run(
         trainer.train()
     assert trainer.plan.experience == plan.experience
     assert batches == []
-
-
-# -- classes of the user's own -------------------------------------------------------------------------------------
 
 
 class OwnStep(autotrain_mem.SFTTrainer):

@@ -1,7 +1,5 @@
 """Model objects are rehearsed by their own structure, and stay as they are."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import replace
@@ -155,9 +153,6 @@ def test_an_object_needs_what_its_name_needs_and_several_processes_what_is_train
     peaks = [plan.estimate.memory.peak_allocated_bytes for plan in (together, named)]
     assert trained_bytes <= peaks[0] - peaks[1] < 1.1 * trained_bytes
     assert "2 processes" in "".join(together.warnings)
-
-
-# -- levers that would need a model object loaded again are told, with figures, and never pulled ----------------------
 
 
 class Planner:

@@ -1,7 +1,5 @@
 """What a drop-in trainer promises beside its plan: TRL's own class, TRL's own refusals, and nothing left behind."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -82,9 +80,6 @@ def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:
     assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
 
 
-# -- what TRL refuses ----------------------------------------------------------------------------------------------
-
-
 def refusal(kind: type, **kwargs: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as caught:
         kind(**kwargs)
@@ -107,9 +102,6 @@ def test_a_call_that_trl_refuses_is_refused_in_its_words(tiny_qwen: Path, tmp_pa
         assert refusal(ours, **call, autofit=QUIET) == refusal(getattr(trl, name), **call)
 
 
-# -- pin and tune --------------------------------------------------------------------------------------------------
-
-
 def test_pin_keeps_a_default_and_the_plan_can_be_followed(tiny_qwen: Path, tmp_path: Path) -> None:
     pinned = AutoFit(gpu="80MiB", show=False, pin=["gradient_checkpointing"])
     made = planned(tiny_qwen, tmp_path, pinned, optim="adamw_torch").plan
@@ -127,9 +119,6 @@ def test_tune_gives_settings_free_and_sizes_that_are_free_divide_the_same_batch(
     free = planned(tiny_qwen, tmp_path, tuned, **SETTLED | sizes).plan
     assert free.knobs.max_length == free.data.longest
     assert free.knobs.effective_batch_size == 6
-
-
-# -- the script's own ----------------------------------------------------------------------------------------------
 
 
 class Weighted(autotrain_mem.SFTTrainer):
@@ -213,9 +202,6 @@ def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_pat
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "steps 1 0"
     assert "fits 80MiB" in done.stderr
-
-
-# -- what is known of a script's call beside its config --------------------------------------------------------------
 
 
 def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:

@@ -1,7 +1,5 @@
 """Several processes train on one plan: that of rank 0, for the smallest of their devices."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

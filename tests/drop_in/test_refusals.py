@@ -1,7 +1,5 @@
 """What no plan can be made with is refused before anything is started, with the cure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TRL's own scripts, in which only the trainer's class comes from elsewhere, train with the command's plan."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import sys

@@ -1,7 +1,5 @@
 """Workers that rehearse in no time, by a table of what settings need."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Predictions and probes of a card of 128 MiB, in MiB."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What probes measured beside what was predicted: the corrected prediction agrees with them, and scales the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One job on many cards: a plan for each, from rehearsals that serve all cards with the same kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

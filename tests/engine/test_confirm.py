@@ -1,7 +1,5 @@
 """A plan is confirmed by a probe, or moves by what was measured, or is given up with what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -182,9 +180,6 @@ def test_what_is_probed() -> None:
     assert not is_probed(JOB, CARD, vllm_share_bytes=GIB), "it cannot be told apart"
     call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
     assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer holds its card"
-
-
-# -- the search that is repeated -----------------------------------------------------------------------------------
 
 
 class Closing(api.Workers):

@@ -1,7 +1,5 @@
 """A plan followed: as it is where nothing that it rests on has changed, else rehearsed once, or refused with why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,9 +135,6 @@ def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
     assert reason(plan, JOB).endswith(why)
 
 
-# -- the card --------------------------------------------------------------------------------------------------------
-
-
 def test_another_card_is_judged_by_what_it_has() -> None:
     plan = made()
     larger = replace(LARGE, name="larger", total_bytes=40 * GIB, free_bytes=40 * GIB)
@@ -179,9 +174,6 @@ def test_less_free_memory_counts_only_where_the_plan_needs_it_and_its_headroom_i
     assert followed(plan, card=enough).estimate.hardware == enough
     with pytest.raises(DoesNotFitError, match=r"since then: budget 23\.0 GiB -> "):
         followed(plan, card=replace(enough, free_bytes=enough.free_bytes - 1))
-
-
-# -- what contradicts it -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,9 +226,6 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_fo
     plan = made(replace(asking(max_length="auto"), dataset="d"))
     with pytest.raises(UsageError, match="max_length is 200, and 300 in the plan"):
         followed(plan, replace(asking(max_length=200), dataset="d"))
-
-
-# -- what is kept between runs -----------------------------------------------------------------------------------------
 
 
 def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Another plan for a run under way: less memory, and the same training; or what would have fit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -76,9 +74,6 @@ def test_what_the_plan_moved_to_the_host_comes_back() -> None:
     after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
     before = replace(PLAN.knobs, gradient_checkpointing=False)
     assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
-
-
-# -- the run's own records -----------------------------------------------------------------------------------------
 
 
 def _run(folder: Path, job: Job = JOB) -> Any:
@@ -160,8 +155,6 @@ def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> 
     assert as_begun(resuming).experience == befallen
     assert as_begun(resuming).job == JOB
 
-
-# -- what would have fit: the budget is lowered by what was measured beyond the prediction ---------------------------
 
 CARD = toy(20)
 

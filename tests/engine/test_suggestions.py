@@ -1,7 +1,5 @@
 """PPO that does not fit: the error says what RLOO and GRPO would need, from one rehearsal each."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

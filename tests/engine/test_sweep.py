@@ -1,7 +1,5 @@
 """A sweep goes through every combination, and ends with what it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A predicted history is what torch's own tools take for a measured one, and it adds up to the estimate."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import pickletools

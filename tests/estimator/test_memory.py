@@ -1,7 +1,5 @@
 """The peak of a trace, when it is, and to whom its bytes belong: parts always sum to totals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run reserves: without an end, near it, and beyond it; in both modes, under the user's settings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The roofline, against sums that a reader can do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces for the tests of the estimator: a few blocks by hand, and any run at all."""
 
-from __future__ import annotations
-
 from array import array
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """One plan as a search would make it, and its job: QLoRA of an 8B model on a card of 24 GB."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``AUTOFIT_UPDATE_GOLDEN=1 scripts/test tests/exports`` writes the golden texts again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

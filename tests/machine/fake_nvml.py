@@ -1,7 +1,5 @@
 """A stand-in for the pynvml module: cards, their MIG instances, and the processes on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 

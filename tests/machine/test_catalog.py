@@ -1,7 +1,5 @@
 """The catalog of GPUs, and how a name or a size becomes one of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from autotrain_mem.errors import UnknownGpuError

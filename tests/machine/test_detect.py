@@ -1,7 +1,5 @@
 """Detection through NVML, against a small stand-in for the pynvml module."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What goes wrong on a simulated card when it is told to, and that it does so once in a run."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Host memory to load and offload, disk to save: only what every plan of the job would need is held against it."""
 
-from __future__ import annotations
-
 import pathlib
 from dataclasses import replace
 from typing import Any

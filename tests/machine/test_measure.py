@@ -1,7 +1,5 @@
 """Measuring what a process holds outside torch, with a stand-in for NVML and for the child."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Who else is on a card, by NVML's word; on cards that are not here, and where NVML says nothing, nobody."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A card that is not there: full at the same byte as the allocator it simulates, and says so in torch's words."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

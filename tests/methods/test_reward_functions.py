@@ -1,7 +1,5 @@
 """Reward functions are found, tried once and named, before anything is planned."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

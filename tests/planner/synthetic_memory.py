@@ -1,7 +1,5 @@
 """A trainer's memory as a few straight lines, for searching in microseconds; and the brute force to compare with."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Every micro-batch that is offered is one that the trainer's own config takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -174,9 +172,6 @@ def test_micro_batches_of_ppo_make_whole_mini_batches(effective: int, batches: i
     assert space_of("ppo", 8 * batches, num_mini_batches=batches, whiten_rewards=True)
 
 
-# -- batches that follow the micro-batch ---------------------------------------------------------------------------
-
-
 def followed(space: Space, name: str) -> list[tuple[int, int | None]]:
     """Rows of each point, and those of the batch that follows them."""
     return [
@@ -242,9 +237,6 @@ def test_an_evaluation_that_would_be_the_peak_gives_way_before_anything_else() -
     (lever,) = search(space, model).levers
     assert (lever.name, lever.before, lever.after, lever.harm) == (EVALUATION, 8, 1, Harm.NONE)
     assert lever.why == "evaluation takes no more rows at once than training does: the same results, in more batches"
-
-
-# -- rows that are compared with each other ------------------------------------------------------------------------
 
 
 def test_kto_takes_two_rows_at_least_but_for_a_loss_without_a_divergence() -> None:

@@ -1,7 +1,5 @@
 """Expandable segments: the lever without harm, on no level, pulled where it makes the difference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The search inside a level against a whole grid, what it costs, and where a line stops fitting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -142,8 +140,6 @@ def test_of_plans_as_fast_the_one_with_fewest_levers_is_taken() -> None:
     assert not found.estimate.knobs.gradient_checkpointing
     assert not found.estimate.knobs.activation_offloading
 
-
-# -- the border of a line ----------------------------------------------------------------------------------------------
 
 SPACE = space_of(effective_batch_size=4096, longest=1024)
 ROWS = [replace(TRL, per_device_train_batch_size=rows, gradient_accumulation_steps=1) for rows in range(1, 65)]

@@ -139,9 +139,6 @@ def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
     assert not any(level.strongest.load_in_4bit or level.strongest.load_in_8bit for level in quantized)
 
 
-# -- lengths -----------------------------------------------------------------------------------------------------------
-
-
 def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
     assert levels(space_of(longest=400))[-1].lengths == (*range(64, 256, 16), 256, 320, 384)
     assert SHORTER_ROWS not in names(longest=64)
@@ -161,9 +158,6 @@ def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler
     *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
     assert below.strongest.optim == "adamw_8bit"
     assert cut.strongest.optimizer_offload
-
-
-# -- points ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What is proposed beside a plan, and what is not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -151,9 +151,6 @@ def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
     assert [lever.name for lever in found.levers if lever.harm is Harm.ROUNDING] == ["dtype"]
 
 
-# -- the levels around -------------------------------------------------------------------------------------------------
-
-
 def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
     """Full fine-tuning in float32 fits with the optimizer on the host alone, which takes so many times as long."""
     slowed = {"gradient_checkpointing": 1.2, "activation_offloading": 1.2, "optimizer_offload": by}
@@ -242,9 +239,6 @@ def test_a_slow_plan_is_taken_where_the_whole_model_leaves_no_faster_one() -> No
     assert found.estimate.fits
 
 
-# -- confirmation ------------------------------------------------------------------------------------------------------
-
-
 @given(spaces(), budgets, st.floats(-0.05, 0.05))
 @settings(max_examples=60, deadline=None)
 def test_plan_and_larger_neighbour_are_rehearsed_whole_however_wrong_copies_are(
@@ -276,9 +270,6 @@ def test_a_choice_that_the_whole_model_overturns_makes_way_for_the_next_smaller(
     astray = replace(exact, amiss=0.05, calls=[], whole_calls=[])
     assert search(space, astray).estimate.knobs == search(space, exact).estimate.knobs
     assert len(exact.whole_calls) == 2
-
-
-# -- reasons -----------------------------------------------------------------------------------------------------------
 
 
 def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:

@@ -84,8 +84,6 @@ def test_length_beyond_the_context_is_refused_with_the_length_that_works() -> No
     assert raised.value.hint == "use --max_length 2048 or less, or --max_length auto"
 
 
-# -- precision ---------------------------------------------------------------------------------------------------------
-
 T4, V100, A100 = (7, 5), (7, 0), (8, 0)
 
 

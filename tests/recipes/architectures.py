@@ -1,7 +1,5 @@
 """The recipes' models as their sizes alone, so that the suite needs nobody's files; and each of them tiny."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

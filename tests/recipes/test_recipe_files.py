@@ -1,7 +1,5 @@
 """The recipes as files: what each opens with, TRL's keys and ours, and how the command reads and lists them."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
@@ -97,8 +95,6 @@ def test_the_long_reward_recipes_differ_by_their_length_alone() -> None:
     assert {said.pop("output_dir").rpartition("-")[2] for said in long.values()} == long.keys()
     assert long["8k"] == long["16k"] == long["32k"]
 
-
-# -- ``autofit recipes`` and ``--recipe`` -----------------------------------------------------------------------------
 
 NAME = "reward-gemma3-1b-lora-8k"
 

@@ -6,8 +6,6 @@ search trusts until it confirms its choice. Other cards, recipes that sample or 
 take longest to rehearse, and longer rows of the same reward model are the script's alone.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 

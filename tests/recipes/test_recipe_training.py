@@ -1,7 +1,5 @@
 """Recipes train for real, by their commands: three steps of a tiny model on a simulated card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

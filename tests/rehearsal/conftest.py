@@ -1,7 +1,5 @@
 """Its folder holds what the tests in the folders below share: ``real_run``, ``object_trainer``, ``small_card``."""
 
-from __future__ import annotations
-
 import pytest
 
 

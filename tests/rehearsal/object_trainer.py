@@ -1,7 +1,5 @@
 """TRL's trainer around a model object, or the name of one, as a script would make it."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any

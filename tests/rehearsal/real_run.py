@@ -1,7 +1,5 @@
 """Rehearses a training and runs it for real, side by side: one job, fake tensors or true ones; and compares the two."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import tempfile

@@ -1,7 +1,5 @@
 """A card that counts what is allocated, in blocks of 512 bytes, and reserves nothing beyond."""
 
-from __future__ import annotations
-
 import torch
 
 

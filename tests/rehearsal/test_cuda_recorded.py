@@ -5,8 +5,6 @@ computed nothing; the operators, autograd and the caching allocator were torch's
 larger cases.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

@@ -1,7 +1,5 @@
 """The two ends of a generation on fake tensors against all of its steps on real ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Data are known in a rehearsal, whatever depends on the weights is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,8 +56,6 @@ def value_of(tensor: torch.Tensor) -> Any:
 def is_known(tensor: torch.Tensor) -> bool:
     return known_value(tensor) is not None
 
-
-# -- data are known ------------------------------------------------------------------------------------------------
 
 Make = Callable[[Rehearsal], torch.Tensor]
 
@@ -121,9 +117,6 @@ def test_a_value_beyond_the_limit_is_dropped(rehearsal: Rehearsal, monkeypatch: 
     assert not is_known(rehearsal.data([1, 2]).repeat(5))
 
 
-# -- views and writes ----------------------------------------------------------------------------------------------
-
-
 def test_a_known_write_is_seen_through_every_view_and_in_no_copy(rehearsal: Rehearsal) -> None:
     """``labels[labels == pad] = -100`` hands the operator a real scalar tensor."""
     labels = rehearsal.data([[1, 2], [3, 4]])
@@ -158,9 +151,6 @@ def test_a_write_by_an_operator_that_returns_nothing_is_not_missed(rehearsal: Re
     assert [value_of(step) for step in steps if is_known(step)] in ([1.0, 2.0], [])
     torch._foreach_copy_(steps, [rehearsal.weights(), rehearsal.weights()])
     assert not any(is_known(step) for step in steps)
-
-
-# -- the weights are not -------------------------------------------------------------------------------------------
 
 
 UNKNOWN: dict[str, Make] = {

@@ -4,8 +4,6 @@ Activation offloading and the optimizer on the host: ``test_host`` and ``tests/t
 attention's kernels: ``test_attention``. fp16 trains on a GPU only; here it is seen that a CPU gets bf16 in its place.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 from collections.abc import Callable
@@ -57,9 +55,6 @@ def linears(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
-# -- what the weights are ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("nested", "dtype"), [(False, "float32"), (True, "bfloat16")])
 def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, dtype: str, make: Make) -> None:
     import bitsandbytes
@@ -99,9 +94,6 @@ def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torc
 
 def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
     assert on_host({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
-
-
-# -- what is trained -----------------------------------------------------------------------------------------------
 
 
 def test_lora_adapts_the_given_modules_with_the_given_rank_and_changes_nothing_else(make: Make) -> None:

@@ -3,8 +3,6 @@
 Here every two of trainer, weights, model and checkpointing meet at least once; ``scripts/parity`` runs all of them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import pathlib

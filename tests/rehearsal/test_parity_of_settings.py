@@ -1,7 +1,5 @@
 """Settings beyond weights and checkpointing, each rehearsed and trained for real: all allocations are the same."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """SFT rehearsed with the installed TRL: the worst batch, what knobs add, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Callable
@@ -98,9 +96,6 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
     assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
 
 
-# -- weights, gradients, optimizer state ---------------------------------------------------------------------------
-
-
 def parameter_bytes(family: str, itemsize: int = 4) -> int:
     import transformers
 
@@ -156,9 +151,6 @@ def test_the_optimizers_state_is_in_the_trace(optim: str, folder: pathlib.Path) 
     least, most = OPTIMIZERS[optim]
     weights = parameter_bytes("qwen2")
     assert least * weights <= total(trace, Owner.OPTIMIZER_STATE) <= most * weights
-
-
-# -- levers --------------------------------------------------------------------------------------------------------
 
 
 def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:

@@ -1,7 +1,5 @@
 """Without vLLM installed, TRL's own VLLMGeneration runs against its stand-ins."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests read from a trace, and the tensors that they record: real ones, or fake ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

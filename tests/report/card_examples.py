@@ -1,7 +1,5 @@
 """One job on ten cards, as the report's tests render it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, RTX3060, estimate

@@ -1,7 +1,5 @@
 """Nouns that the report's tests render: one plan with every kind of lever, and what surrounds it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

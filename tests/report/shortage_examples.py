@@ -1,7 +1,5 @@
 """Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from report_examples import OWNERS, PLAN, RTX3060

@@ -1,7 +1,5 @@
 """Sweeps that the report's tests render: lists and matrices, narrow and wide, with points that were refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from report_examples import CHOSEN, RTX3060, V100, estimate

@@ -1,7 +1,5 @@
 """The table of cards at 80 columns and in a pipe; its golden texts are test_console.py's."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

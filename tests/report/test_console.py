@@ -3,8 +3,6 @@
 ``AUTOFIT_UPDATE_GOLDEN=1 scripts/test tests/report`` writes those again, at width 100.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -17,14 +15,13 @@ import report_examples as examples
 from card_examples import VIEWS as CARDS
 from hypothesis import given
 from hypothesis import strategies as st
-from report_examples import attempt, crowded, estimate, memory, reserved, sampling
+from report_examples import crowded, estimate, memory, reserved, sampling
 from rich.console import Console, RenderableType
 from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import TrainingError
-from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import error_view, gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
@@ -184,29 +181,6 @@ def test_bars_are_ascii_where_the_output_is() -> None:
     Console(file=file, width=80).print(estimate_view(estimate()))
     file.flush()
     assert b"backward        7.42 GiB  ########" in raw.getvalue()
-
-
-def test_only_what_would_fit_but_for_the_allocator_is_told_of_it() -> None:
-    assert "largest request that fails: 1.20 GiB" in rendered(VIEWS["estimate_refused"])
-    assert "its cache back 7 times" in rendered(VIEWS["estimate_retried"])
-    full = crowded()
-    full = replace(full, budget_bytes=full.memory.peak_allocated_bytes)
-    assert "largest request that fails" not in rendered(estimate_view(full))
-    expanded = replace(crowded(fits_expanded=False), knobs=examples.EXPANDED)
-    assert "expandable segments would need" not in rendered(estimate_view(expanded))
-
-
-def test_no_line_of_flags_is_wrapped_at_80_columns() -> None:
-    text = rendered(VIEWS["plan"], 80)
-    for line in formatting.flag_lines("sft", examples.CHOSEN):
-        assert f"  {line}\n" in text
-
-
-def test_expandable_segments_that_the_user_asked_for_are_no_mark() -> None:
-    asked = replace(examples.PLAN, attempts=(attempt(examples.EXPANDED, 9.0), attempt(examples.EXPANDED, 8.0)))
-    text = rendered(attempts_view(asked), 120)
-    assert "+" not in text
-    assert "expandable segments" in text.split("\nas asked for  ")[1]
 
 
 def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_name() -> None:

@@ -1,7 +1,5 @@
 """What ``autofit explain`` tells of a plan: a budget that adds up, and what stands in the way of more."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan file is read back whole, or refused with one clear message: nothing that is changed in it goes unnoticed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,9 +1,6 @@
 """Out of memory, explained: the columns add up, and what was measured stands beside what was predicted."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import replace
 
 from report_examples import PLAN
 from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
@@ -35,9 +32,3 @@ def test_the_figures_go_with_the_error_to_another_process() -> None:
     assert received.details is not None
     assert codec.from_json(Shortage, received.details) == SIMULATED
     assert "details" not in GpuOutOfMemoryError("x").to_json()
-
-
-def test_a_phase_and_a_request_that_are_not_known_are_not_made_up() -> None:
-    said = str(explained(replace(MISHAP, phase=None, requested_bytes=None), PLAN, None))
-    assert "an unknown amount more" in said
-    assert ": after 12 optimizer steps." in said

@@ -1,7 +1,5 @@
 """The table of a sweep and its CSV; their golden texts are test_console.py's."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Single facts in words, the lines that methods differ in, and what was tried."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -13,7 +11,7 @@ from report_examples import CHOSEN, PLAN
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.report import formatting
-from autotrain_mem.report.events import event_line, outcome
+from autotrain_mem.report.events import event_line
 from autotrain_mem.spec import Harm, Job, Knobs, OtherProcess, Owner, Phase, Probe, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
@@ -72,29 +70,6 @@ FITS = Probe(
     non_torch_bytes=GIB // 2,
     seconds=41.25,
 )
-REFUSED = replace(FITS, fits=False, refused="CUDA out of memory.", refused_in=Phase.OPTIMIZER_STEP)
-
-
-DIED = replace(REFUSED, measured=None, refused_in=None, row_tokens=None)
-PRESSED = replace(FITS, fits=False, measured=replace(READING, num_alloc_retries=2))
-SAMPLED = replace(FITS, knobs=replace(CHOSEN, max_length=None, max_completion_length=256, num_generations=8))
-
-
-@pytest.mark.parametrize(
-    ("probe", "said"),
-    [
-        (FITS, "4 x 16 rows of 768 tokens: needs 10.5 GiB of 11.0 GiB, predicted 10.8 GiB"),
-        (FITS, "in 41.2 s: fits"),
-        (REFUSED, "held 10.5 GiB of 11.0 GiB, predicted 10.8 GiB; out of memory in the optimizer step phase"),
-        (DIED, "4 x 16 rows: out of memory: does not fit"),
-        (PRESSED, "the cache was given back 2 times to go on: does not fit"),
-        (SAMPLED, "4 x 16 completions of 256 tokens on prompts of 768 tokens:"),
-    ],
-)
-def test_a_probe_is_told_in_one_line(probe: Probe, said: str) -> None:
-    assert said in outcome(probe, int(10.75 * GIB), 11 * GIB)
-
-
 OTHERS = (
     OtherProcess(pid=42, name="python", used_bytes=2 * GIB),
     OtherProcess(pid=7, name="", used_bytes=GIB),

@@ -1,7 +1,5 @@
 """A snapshot's file: whole or not there, and every target that cannot be written is named with what to do."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts are no package: their folder is searched as it is when one of them runs. Here they run in this process."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pathlib

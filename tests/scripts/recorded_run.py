@@ -1,7 +1,5 @@
 """A record of one case as a card would leave it, and the calls of ``torch.cuda`` that leave it, without a card."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs a script as a user does, but in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.machinery
 import importlib.util

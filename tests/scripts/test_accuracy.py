@@ -1,7 +1,5 @@
 """The bars of ``scripts/accuracy``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``scripts/oracle``: what it keeps of a case, and what it says of two files."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from array import array

@@ -1,7 +1,5 @@
 """``scripts/record_gpu`` as far as it runs without a GPU: all but the calls of torch.cuda, and these on a dry run."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 from typing import Any
@@ -170,6 +168,3 @@ def test_wheels_of_other_versions_are_taken_and_torch_never(tmp_path: pathlib.Pa
     ):
         (tmp_path / name).touch()
     assert [wheel.name.split("-")[0] for wheel in wheels.missing_wheels(tmp_path)] == ["no_such_thing", "peft"]
-
-
-# -- the script -------------------------------------------------------------------------------------------------------

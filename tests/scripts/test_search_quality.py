@@ -1,7 +1,5 @@
 """How scripts/search_quality tells whether a search missed anything."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Processes that a script starts are forked off one that has imported everything (``tests/forked.py``).
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -71,8 +69,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-# -- measured runs ---------------------------------------------------------------------------------------------------
-
 ROW = {
     **{"id": "one", "model": "Qwen/Qwen2.5-0.5B", "task": "sft", "method": "lora", "gpu": "A100-80GB", "n_gpus": "1"},
     **{"metric": "allocated", "core": "A", "offload": "none", "quant": "", "stack": "trl", "versions": "torch 2.13"},
@@ -111,9 +107,6 @@ def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) 
     assert "least tau of 0 families" in ran.out  # two rows make no order
 
 
-# -- rehearsed and real ----------------------------------------------------------------------------------------------
-
-
 def test_parity(script: Load) -> None:
     ran = script("parity").run("--methods", "sft", "--variants", "full", "--families", "gpt2")
     assert ran.code == 0
@@ -128,9 +121,6 @@ def test_expansion(script: Load, models: pathlib.Path) -> None:
     assert "rehearsed whole: no pattern, or too few layers" in ran.out
     assert "0.0000%" in ran.out
     assert "same events" in ran.out
-
-
-# -- records of a card -----------------------------------------------------------------------------------------------
 
 
 def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +209,6 @@ def test_cuda_parity_child(
     assert "backward base_model.model.model.layers.1.mlp" in cuda.labels
 
 
-# -- the allocator ---------------------------------------------------------------------------------------------------
-
 PLAYER = f"""#!{sys.executable}
 import json, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "allocator")!r}]
@@ -265,9 +253,6 @@ def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypa
         ran = replay_speed.run("--runs", 1, "--llama-70b", models / "Qwen/Qwen2.5-0.5B")
     assert ran.code == 0
     assert "both, of the rehearsal" in ran.out
-
-
-# -- plans and trainings ---------------------------------------------------------------------------------------------
 
 
 def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """What scripts/survival trains, on what moments its faults fall, and how it judges what came of them."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections import Counter

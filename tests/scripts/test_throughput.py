@@ -1,7 +1,5 @@
 """How scripts/throughput tells whether an order is kept."""
 
-from __future__ import annotations
-
 import pytest
 from throughput_rows.ranks import Result, tau
 

@@ -1,7 +1,5 @@
 """Which of many cards is marked, and what is written of each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast

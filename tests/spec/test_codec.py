@@ -1,7 +1,5 @@
 """Every noun that crosses a process border or lies in a file comes back as it went, and what is changed is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import types

@@ -1,7 +1,5 @@
 """What truncation cuts and what batches hold, from a histogram of row lengths."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Errors are raised at once and as one, warnings are handed on."""
 
-from __future__ import annotations
-
 import pytest
 
 from autotrain_mem.errors import TokenizerError, UsageError

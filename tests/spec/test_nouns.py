@@ -1,7 +1,5 @@
 """What a noun derives from its fields: needs, budgets, speeds, and whose lengths are given."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A trace's events: births, deaths, and the cache emptied between them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from array import array

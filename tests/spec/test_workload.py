@@ -1,7 +1,5 @@
 """Work and step time as values: over the wire, and from copies of few layers to the whole depth."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

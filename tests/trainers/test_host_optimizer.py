@@ -1,7 +1,5 @@
 """An optimizer on the host trains what torch's own would, and looks like it to everything around it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

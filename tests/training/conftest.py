@@ -1,7 +1,5 @@
 """Tiny models that are only read."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 

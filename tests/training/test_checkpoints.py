@@ -1,7 +1,5 @@
 """Whole or torn: by the manifest, and by what the files say of themselves."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

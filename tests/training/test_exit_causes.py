@@ -1,7 +1,5 @@
 """How a process ended, and what is made of it."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

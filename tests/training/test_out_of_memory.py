@@ -1,7 +1,5 @@
 """What libraries say when memory ran out is told from what they say when something else is wrong."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """What the supervisor does with every ending; the processes are a script of endings."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Trainers of two layers with dropout, on rows of which some are far longer than others."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 from collections.abc import Callable

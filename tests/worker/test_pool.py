@@ -79,9 +79,6 @@ def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Work
     return call
 
 
-# -- map -----------------------------------------------------------------------------------------------------------
-
-
 def test_two_calls_run_at_once_each_with_a_worker_to_itself_and_results_come_in_their_order(workers: Workers) -> None:
     meeting = threading.Barrier(2, timeout=10)
 
@@ -148,9 +145,6 @@ def test_a_second_worker_needs_a_core_and_memory(
     monkeypatch.setattr(pool, "host_memory", lambda: SimpleNamespace(available_bytes=available_bytes))
     monkeypatch.setattr(pool, "Worker", FakeWorker)
     assert len(Workers()) == expected
-
-
-# -- real workers --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What a killed parent leaves behind is removed, and nothing else."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs of a made-up model of any depth, of which is known what every layer does."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Runs of few layers, expanded: what they tell is the whole run, or nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention under the rules: CUDA's choice, CUDA's bytes, the CPU's values; fake and real tensors alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

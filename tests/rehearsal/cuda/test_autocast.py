@@ -1,7 +1,5 @@
 """CPU autocast under CUDA's policy: dtypes and values as CUDA's lists have them, on real and on fake tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantized bases: a rehearsal gives them what bitsandbytes gives them; ``test_parity`` trains on them."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """fp16 with a scaler, rehearsed as it runs: in float16, with what is trained in float32."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 

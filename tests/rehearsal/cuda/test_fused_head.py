@@ -1,7 +1,5 @@
 """TRL's fused head under the lens: what its Triton path allocates, with the values of its PyTorch path."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What goes to the host leaves the record of the device; what comes back is born again."""
 
-from __future__ import annotations
-
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator

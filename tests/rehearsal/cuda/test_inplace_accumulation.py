@@ -1,7 +1,5 @@
 """Under a recorder a backward pass takes the memory that it takes without one, by torch's own account."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

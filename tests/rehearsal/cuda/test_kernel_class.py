@@ -1,7 +1,5 @@
 """Cards of one kernel class take the same kernels with the same buffers, so that one rehearsal serves them."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The figures follow the host code of liger-kernel 0.8.5, which was run on fake tensors with idle kernels to compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

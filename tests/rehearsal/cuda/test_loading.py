@@ -1,7 +1,5 @@
 """What loading a model asks a GPU's allocator for, against transformers' and bitsandbytes' own code."""
 
-from __future__ import annotations
-
 import pathlib
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whatever a rehearsal exchanges in torch, transformers, TRL and accelerate is put back, whether it ends or fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Under the rules CPU tensors take CUDA's paths; without it nothing is changed."""
 
-from __future__ import annotations
-
 import ast
 import pathlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The table of kernels' inner workspaces: its sizes by hand, and that a recording meets them at the right moment."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Inside without_weights, from_pretrained makes the model that it makes with weights."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Callable

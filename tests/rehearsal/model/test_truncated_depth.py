@@ -1,7 +1,5 @@
 """Copies of a model with fewer layers: what they tell is what the whole model's rehearsal records."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a script hands over is counted and rehearsed as the trainer would take it."""
 
-from __future__ import annotations
-
 import errno
 import pathlib
 import sys
@@ -56,9 +54,6 @@ def chats(*words: str) -> Any:
     )
 
 
-# -- a function of the script's own makes texts of rows ------------------------------------------------------------
-
-
 def shout(row: dict[str, Any]) -> str:
     return f"{row.get('name', 'a row')}! " * 9
 
@@ -107,8 +102,6 @@ def test_a_mended_formatting_function_is_counted_anew(
     source.write_text("def plain(row):\n    return row['text'] * 9\n", encoding="utf-8")
     assert fingerprint.fingerprint(job, str(tmp_path / "scratch")) != before
 
-
-# -- evaluation data -----------------------------------------------------------------------------------------------
 
 EVALUATED = {"eval_strategy": "steps"}
 

@@ -1,7 +1,5 @@
 """Objects of the user's process in the rehearsal's: the same in everything but the values of their tensors."""
 
-from __future__ import annotations
-
 import abc
 import copy
 import itertools
@@ -136,9 +134,6 @@ def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Ca
     assert layer.state.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
 
 
-# -- what is packed is left as it is ---------------------------------------------------------------------------------
-
-
 def test_packing_leaves_the_model_and_the_process_as_they_were() -> None:
     model = with_lora(gated())
     calls: list[str] = []
@@ -180,9 +175,6 @@ def test_a_view_that_repeats_few_bytes_is_told_with_all_that_it_would_take_on_a_
     packed = pack(virtual)
     assert len(packed) < 10_000
     assert unpack(packed).untyped_storage().nbytes() == 1 << 30
-
-
-# -- other things than models ----------------------------------------------------------------------------------------
 
 
 SCRIPT = """
@@ -348,9 +340,6 @@ def test_where_a_model_was_placed_is_left_out() -> None:
     model.hf_device_map = {"": 0}
     assert not hasattr(unpack(pack(model)), "hf_device_map")
     assert model.hf_device_map == {"": 0}
-
-
-# -- training on it --------------------------------------------------------------------------------------------------
 
 
 CASES: dict[str, Callable[[pathlib.Path], Any]] = {

@@ -1,7 +1,5 @@
 """Model objects that cannot be rehearsed are refused with the reason; all others are not."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What was raised in a rehearsal is told with whose it is, and reaches a script as Python's own class."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pathlib

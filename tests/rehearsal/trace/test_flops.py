@@ -1,7 +1,5 @@
 """Known FLOPs, bytes and kernels are planted with real tensors, and must be found in the right column."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where a trainer is and whose the bytes are, in trainers that generate."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 

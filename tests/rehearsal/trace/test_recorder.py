@@ -1,7 +1,5 @@
 """Known bytes are planted with real tensors, and must be found in the right column."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,9 +59,6 @@ def test_a_storage_that_gets_its_bytes_back_is_allocated_at_once_with_its_owner_
         assert {(block.owner, block.module) for block in recorder.trace().blocks} == {(Owner.WEIGHTS, "layer.weight")}
         del tensor
         assert events(recorder) == [1, -1, 2, -2]
-
-
-# -- the right column ----------------------------------------------------------------------------------------------
 
 
 def test_a_models_parameters_and_buffers_are_weights_under_their_names() -> None:
@@ -213,9 +208,6 @@ def test_births_less_deaths_are_the_bytes_of_live_storages(program: list[tuple[s
     births = [event for event in trace.events if event > 0]
     assert births == list(range(1, len(trace.blocks) + 1)), "blocks are numbered in the order of their births"
     assert sorted(-event for event in trace.events if event < 0) == births, "every block dies exactly once"
-
-
-# -- scratch and the cache -----------------------------------------------------------------------------------------
 
 
 def takes(*scratch: Scratch) -> Workspace:

@@ -1,7 +1,5 @@
 """Steps between the two ends of a generation, written from what the last of them did."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 

@@ -1,7 +1,5 @@
 """Faults for guarded trainers, and what is told of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much is done at once follows what went through, and what did not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

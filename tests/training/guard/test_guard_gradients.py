@@ -1,7 +1,5 @@
 """A micro-step that runs out of memory and is repeated in parts leaves the gradients of the whole micro-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

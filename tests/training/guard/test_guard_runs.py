@@ -1,7 +1,5 @@
 """Whole trainings on a device that is full now and then end as the undisturbed ones do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """On a simulated card that is full when a real one would be, a guarded training goes on, and frees what it should."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The longest rows run first, and nothing of it stays: losses, weights and the order of rows are those without it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

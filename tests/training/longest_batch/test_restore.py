@@ -1,7 +1,5 @@
 """Everything that a step leaves behind is put back; what somebody arranged for good is kept."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

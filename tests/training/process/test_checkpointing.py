@@ -1,7 +1,5 @@
 """Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

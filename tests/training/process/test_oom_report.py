@@ -1,7 +1,5 @@
 """What is read of a full device: exact on a simulated card, from torch's message on a real one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

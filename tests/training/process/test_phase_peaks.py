@@ -1,7 +1,5 @@
 """Peaks of each phase out of an allocator that knows those since they were last begun anew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The probe's own side: a real trainer on its longest rows, on a simulated card, told phase by phase."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows come in the same order after a new start, grouped by length or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Series are built, so that each says one thing; series of healthy runs, with noise of every seed, say nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """A callback on real trainers of two layers; what it reads of the device is built, since there is none here."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
