@@ -79,7 +79,7 @@ class AutofitError(Exception):
 
 
 class UsageError(AutofitError):
-    """What was asked for is unknown, malformed or contradicts itself; all that is wrong is said at once.
+    """The request is unknown, malformed or contradicts itself; all that is wrong is said at once.
 
     >>> from autotrain_mem import AutoFit, UsageError
     >>> try:

@@ -88,7 +88,7 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Of every control group above this process that has one; nothing where there are no control groups."""
+    """Yields the limit of every control group above this process that has one; none without control groups."""
     for version, mount, path in _groups(root):
         for group in (path, *path.parents):
             limit = _limit(root / mount / group, version)

@@ -89,7 +89,7 @@ class Store:
         self._writable = True
 
     def get(self, kind: str, key: Mapping[str, Any]) -> Any | None:
-        """What was put under this kind and key, as JSON keeps it (tuples come back as lists); None if nothing was."""
+        """Returns what was put under this kind and key, as JSON keeps it (tuples become lists); None if nothing was."""
         if self._folder is None:
             return None
         path = _path(self._folder, kind, key)

@@ -35,7 +35,7 @@ def estimate(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Estimate:
-    """What one configuration needs, exactly as given, with TRL's defaults for the rest; no search.
+    """Predicts what one configuration needs, exactly as given, with TRL's defaults for the rest; no search.
 
     It takes seconds, no GPU and no weights: a folder with ``config.json`` is enough.
 
@@ -197,7 +197,7 @@ def cards(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Cards:
-    """What each of many cards can do for a job: which one to rent or to buy. None of them needs to be here.
+    """Plans a job for each of many cards: which one to rent or to buy? None of them needs to be here.
 
     >>> from autotrain_mem import AutoFit, cards
     >>> compared = cards("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx4090,rtx3060"), max_length=512)
@@ -305,7 +305,7 @@ def _path(name: str, value: object, keywords: str) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As JSON has it, which goes to another process: an enumeration's value, a path's text, a dtype's name.
+    """Turns a value into JSON's, which goes to another process: an enumeration's value, a path's text, a dtype's name.
 
     Raises:
         UsageError: a function or an object.

@@ -1,4 +1,4 @@
-"""What is installed, as part of a cache's key: other libraries or another autofit, and what was kept counts no more."""
+"""Tells what is installed, for a cache's key: with other libraries or another autofit what was kept counts no more."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def installed_version(package: str) -> str | None:
 
 
 def content_digest(folder: pathlib.Path) -> str:
-    """Of the names and the content of all its Python files: a copy elsewhere has the same."""
+    """Digests the names and the content of all its Python files: a copy elsewhere has the same."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_python_files(str(folder))):
         content = pathlib.Path(path).read_bytes()
@@ -58,7 +58,7 @@ def content_digest(folder: pathlib.Path) -> str:
 
 
 def _files_digest(package: str, *, read: bool) -> str:
-    """Of the content of its Python files, or of their sizes and dates: quicker than reading them."""
+    """Digests the content of its Python files, or their sizes and dates, which is quicker than reading them."""
     digest = hashlib.blake2b(digest_size=16)
     spec = importlib.util.find_spec(package.replace("-", "_"))
     for folder in (spec.submodule_search_locations or ()) if spec else ():

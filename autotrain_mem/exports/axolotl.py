@@ -106,7 +106,7 @@ _UNMASKED = (
 
 
 def _data(case: Case) -> Part:
-    """Where TRL drops (pairs of reward models) or cuts (all others), Axolotl would drop everywhere."""
+    """Writes the data's part: of long rows TRL drops pairs of reward models and cuts all others, Axolotl drops all."""
     method, packs = case.method_facts, case.knobs.packing
     evaluates = {"test_datasets": [_dataset(case, train=False)]} if case.job.is_evaluated and case.data else {}
     masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))

@@ -1,4 +1,4 @@
-"""What is to be said to another tool: the settings that would train, under TRL's names, and where the data are."""
+"""Holds what another tool must be told: the settings that would train, under TRL's names, and where the data are."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def llamafactory(plan: Plan, job: Job) -> str:
 
 
 def _known(case: Case) -> LlamaFactoryFacts:
-    """What LLaMA-Factory has for the method, which was asked before anything was planned (``tools.check_method``)."""
+    """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check_method``)."""
     known = case.method_facts.llamafactory
     assert known is not None
     return known

@@ -62,7 +62,7 @@ def several(names: str) -> tuple[Hardware, ...]:
 
 
 def training_device(named: Hardware, *, simulate: bool) -> Hardware:
-    """What the training runs on: the planned device itself, or a detected card that holds a plan for a named one."""
+    """Returns the device to train on: the planned one itself, or a detected card that holds a plan for a named one."""
     if simulate or named.origin in ("cpu", "detected"):
         return named
     for card in detect():

@@ -66,7 +66,7 @@ def _listed(nvml: Any, handle: Any) -> dict[int, int]:
 
 
 def _taken_bytes(nvml: Any, handle: Any) -> int:
-    """What processes hold: without the driver's own reserve; 0 where it does not tell that (``detect._memory``)."""
+    """Counts what processes hold without the driver's reserve; 0 where it does not tell that (``detect._memory``)."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:

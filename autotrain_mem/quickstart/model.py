@@ -72,7 +72,7 @@ def build(folder: Path, texts: Iterable[str]) -> None:
 
 
 def special_token_ids() -> dict[str, int]:
-    """What a config must say to agree with :func:`train_tokenizer`."""
+    """Returns the ids by which a config agrees with :func:`train_tokenizer`."""
     return {
         "bos_token_id": SPECIAL_TOKENS.index(END_OF_TEXT),
         "eos_token_id": SPECIAL_TOKENS.index(TURN_END),

@@ -79,7 +79,7 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
 
 
 def _why_not(estimate: Estimate) -> list[RenderableType]:
-    """What is in the way where all that is allocated would fit: the allocator's cache, and what would need less."""
+    """Says what is in the way where all that is allocated would fit: the allocator's cache; what would need less."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
         return []
     reserved = estimate.reserved

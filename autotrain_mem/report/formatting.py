@@ -162,7 +162,7 @@ def _at_once(done: str, rows: int | None) -> str:
 
 
 def difference(knobs: Knobs, asked: Knobs) -> str:
-    """What one attempt has that the first had not, short enough for a column: ``4-bit LoRA, activations on host``.
+    """Names what an attempt has that the first had not, short enough for a column: ``4-bit LoRA, activations on host``.
 
     Batches and checkpointing are said elsewhere.
     """

@@ -34,7 +34,7 @@ class _Row:
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
-    """What was asked for, and a column of holders that adds up to the card, beside what the rehearsal expected."""
+    """Shows the request, and a column of holders that adds up to the card, beside what the rehearsal expected."""
     file = io.StringIO()
     view = Block(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
     Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)

@@ -55,7 +55,7 @@ def check_preflight(
 def examine(
     rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
 ) -> tuple[Checked, Lengths]:
-    """What stands before the first rehearsal: is anything known against the job, and how long are its rows?
+    """Looks at the job before the first rehearsal: is anything known against it, and how long are its rows?
 
     Raises:
         AutofitError: see :func:`check_preflight` and ``Rehearsals.lengths``.

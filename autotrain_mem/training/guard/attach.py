@@ -97,7 +97,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
     @property
     def learned(self) -> Learned:
-        """As of now."""
+        """Returns what the guard knows now."""
         return self.context.learned
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

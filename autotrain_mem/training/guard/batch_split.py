@@ -13,7 +13,7 @@ from autotrain_mem.methods.interface import Basis
 
 
 class Layout(StrEnum):
-    """What the first dimension of a batch counts."""
+    """The first dimension of a batch counts one of these."""
 
     ROWS = "rows"
     PAIRS = "pairs"

@@ -112,7 +112,7 @@ class GuardContext:
 
     @property
     def learned(self) -> Learned:
-        """As of now."""
+        """Returns the limits as they are now."""
         return Learned(activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()})
 
     def save(self) -> None:
