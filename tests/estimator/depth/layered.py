@@ -34,7 +34,7 @@ PLAIN = Model(weights=(64, 8), temporary=(100,), kept=(32, 48), handed_on=16, in
 @dataclass
 class _Record:
     blocks: list[Block] = field(default_factory=list)
-    events: array[int] = field(default_factory=lambda: array("q"))
+    events: "array[int]" = field(default_factory=lambda: array("q"))
     phases: list[tuple[int, Phase]] = field(default_factory=list)
     uses: list[StreamUse] = field(default_factory=list)
 
