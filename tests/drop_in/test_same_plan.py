@@ -73,9 +73,9 @@ def test_a_script_of_trl_trains_with_the_commands_plan(
     name, seen, data = METHODS[method].trainer, list[Any](), rows_file(tmp_path, rows()).parent
     kind = getattr(autotrain_mem, name)
 
-    def train(self: Any, *, _trls: Any = kind.train) -> Any:
+    def train(self: Any, _trls: Any = kind.train, **resume: Any) -> Any:
         seen.append(self)
-        return _trls(self)
+        return _trls(self, **resume)
 
     monkeypatch.setattr(kind, "train", train)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
