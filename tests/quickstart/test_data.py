@@ -62,7 +62,6 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
     conversations = [conversation(problem) for problem in data.problems(600, seed=0)]
     assert len({question for question, _ in conversations}) >= 590
     assert all(sum(f" {symbol} " in solution for _, solution in conversations) >= 60 for symbol in "+-*/")
-    assert [len(list(data.problems(count, seed=0))) for count in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("count", [20, 100, 1000])

@@ -20,16 +20,13 @@ from autotrain_mem.units import GIB, MIB
 def test_durations_carry_over_and_shares_have_the_digits_that_they_are_good_for() -> None:
     durations = [formatting.duration(seconds) for seconds in (0, 41.27, 59.96, 200.4, 3599.6, 7512)]
     assert durations == ["0.0 s", "41.3 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
-    assert [formatting.brief(seconds) for seconds in (0.0042, 0.9994, 0.9996)] == ["4 ms", "999 ms", "1.0 s"]
-    assert [formatting.rate(rate) for rate in (9.99, 10.4, 98765.4)] == ["10.0", "10", "98,765"]
     assert [formatting.percent(share) for share in (0.0, 0.0001, 1.0)] == ["0.0 %", "less than 0.1 %", "100.0 %"]
 
 
 def test_every_harm_owner_and_phase_has_its_word() -> None:
     assert set(formatting.OWNERS) == set(Owner)
     assert set(formatting.PHASES) == set(Phase)
-    harms = list(formatting.HARMS)
-    assert all(less < more for less, more in pairwise(harms))
+    assert all(less < more for less, more in pairwise(formatting.HARMS))
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ import torch
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from autotrain_mem.errors import UsageError
 
@@ -172,7 +174,12 @@ def _is_in_its_module(value: Any) -> bool:
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> Any:
         with _disable_current_modes():  # tensors of a module that is imported now are that module's own
-            return super().find_class(module, name)
+            found: Any = super().find_class(module, name)
+        if PreTrainedModel in getattr(found, "__mro__", ()):
+            # Which of a model's outputs can be asked for (hidden states), transformers notes as the first of its class
+            # is made (modeling_utils.py: PreTrainedModel.__init__), and here none is.
+            dict.__setitem__(_CAN_RECORD_REGISTRY, str(found), found._can_record_outputs)
+        return found
 
 
 def _module(name: str) -> types.ModuleType:

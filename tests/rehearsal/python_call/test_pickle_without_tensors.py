@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from object_trainer import rehearsed, sft_trainer, trained, with_lora
 from real_run import births, first_difference
 from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import fake_run
@@ -112,8 +115,10 @@ MODELS: dict[str, Callable[[pathlib.Path], Any]] = {
 def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Callable[[str], pathlib.Path]) -> None:
     model = MODELS[kind](model_folder("qwen2"))
     packed = pack(model)
-    with fake_run.fake_tensors():
+    with patch.dict(_CAN_RECORD_REGISTRY, clear=True), fake_run.fake_tensors():
         fake = unpack(packed)
+        made = [module for module in fake.modules() if isinstance(module, PreTrainedModel)]
+        assert all(_CAN_RECORD_REGISTRY.get(each) for each in made if each._can_record_outputs)
     for copied in (unpack(packed), fake):
         assert facts(copied) == facts(model)
         assert [type(module) for module in copied.modules()] == [type(module) for module in model.modules()]
