@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,16 +44,19 @@ class Checkpoint:
     """Optimizer steps that it holds."""
 
 
-def write_manifest(checkpoint: Path) -> None:
+def write_manifest(checkpoint: Path, run: str = "") -> None:
     """Write it when all other files are written: whoever finds the manifest knows how long each has to be.
 
     The manifest waits for the disk, the others do not: after a power cut one of them may be shorter, which shows.
+
+    Args:
+        run: The id of the run that wrote the checkpoint, for :func:`run_of`.
 
     Raises:
         OSError: it cannot be written.
     """
     sizes = {str(file.relative_to(checkpoint)): file.stat().st_size for file in _files(checkpoint)}
-    replace_file(checkpoint / MANIFEST, json.dumps({"files": sizes}, indent=2).encode())
+    replace_file(checkpoint / MANIFEST, json.dumps({"run": run, "files": sizes}, indent=2).encode())
 
 
 def why_torn(checkpoint: Path) -> str:
@@ -87,19 +90,21 @@ def newest_whole(output_dir: Path) -> Checkpoint | None:
     return next((each for each in _newest_first(output_dir) if not why_torn(each.path)), None)
 
 
-def newest_start(output_dir: Path, ignoring: Collection[int] = ()) -> Checkpoint | None:
+def newest_start(output_dir: Path, run: str | None = None) -> Checkpoint | None:
     """Find the one to go on from; None where there is none.
 
     Args:
-        ignoring: Steps whose checkpoints are another run's.
+        run: The id of the run whose checkpoints count; None: anybody's.
     """
-    own = (each for each in _newest_first(output_dir) if each.step not in ignoring)
+    own = (each for each in _newest_first(output_dir) if run is None or run_of(each.path) == run)
     return next((each for each in own if not why_no_start(each.path)), None)
 
 
-def steps_of(output_dir: Path) -> frozenset[int]:
-    """List the steps of all checkpoints there, whole or not."""
-    return frozenset(each.step for each in _checkpoints(output_dir))
+def run_of(checkpoint: Path) -> str:
+    """Read the id of the run that wrote a checkpoint; empty where the manifest has none, or there is no manifest."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).get("run", ""))
+    return ""
 
 
 def set_torn_aside(output_dir: Path) -> tuple[str, ...]:

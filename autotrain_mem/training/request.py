@@ -32,6 +32,8 @@ class Request:
     hardware: Hardware
     simulate: bool
     output_dir: str
+    run: str = ""
+    """The id of the run, which its checkpoints carry; empty for a probe."""
     learned: Learned = field(default_factory=Learned)
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)

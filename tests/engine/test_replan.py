@@ -26,6 +26,7 @@ from autotrain_mem.errors import OutputFolderError, TrainingError
 from autotrain_mem.spec import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.checkpoints import write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.units import GIB
 
@@ -122,15 +123,17 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
     assert [event["event"] for event in run.events] == ["torn"]
 
 
-def test_checkpoints_beyond_the_one_that_was_named_are_another_runs_until_written_anew(tmp_path: Path) -> None:
-    for step in (5, 10, 15):
+def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_path: Path) -> None:
+    for step in (5, 10):
         _checkpoint(tmp_path, step)
+    write_manifest(_checkpoint(tmp_path, 120), "another run")
     run = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-5")))
     assert run.first_checkpoint().step == 5
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
-    assert run.newest(ending).step == 5
-    run.record({"event": "checkpoint", "step": 10, "path": str(tmp_path / "checkpoint-10")})
+    assert run.newest(ending).step == 5, "the one that was named"
+    write_manifest(tmp_path / "checkpoint-10", run._number)
     assert run.newest(ending).step == 10
+    assert _run(tmp_path).newest(ending) is None
 
 
 def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_written_is_removed(tmp_path: Path) -> None:
@@ -138,13 +141,12 @@ def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_writ
     unfinished = folder / "checkpoint-10"
     for each in (elsewhere, folder, unfinished):
         each.mkdir()
-    named, _ = _checkpoint(elsewhere, 10), _checkpoint(folder, 5)
+    named = _checkpoint(elsewhere, 10)
     run = _run(folder, _resuming(str(named)))
     assert run.first_checkpoint().step == 10
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12, saving=str(unfinished))
     assert run.newest(ending).path == named
     assert not unfinished.exists()
-    assert _run(folder).newest(ending).step == 5
 
 
 def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:

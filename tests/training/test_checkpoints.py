@@ -87,7 +87,8 @@ def test_the_newest_by_number_counts_not_by_name(tmp_path: Path) -> None:
     _cut(tmp_path / "checkpoint-100" / "model.safetensors")
     (tmp_path / "checkpoint-final").mkdir()
     assert newest_whole(tmp_path).step == 10
-    assert newest_start(tmp_path, ignoring={10}).step == 9
+    write_manifest(tmp_path / "checkpoint-9", "mine")
+    assert newest_start(tmp_path, run="mine").step == 9
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])

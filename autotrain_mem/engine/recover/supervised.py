@@ -29,7 +29,6 @@ from autotrain_mem.training.checkpoints import (
     newest_start,
     set_torn_aside,
     step_of,
-    steps_of,
     why_no_start,
     why_torn,
 )
@@ -57,8 +56,8 @@ class SupervisedRun:
     """Else the process trains as TRL does by itself."""
     on_event: Callable[[Mapping[str, Any]], None]
     _first: Checkpoint | None = None
-    _others: frozenset[int] = frozenset()
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
     _losses: list[float] = field(default_factory=list)
     _rewards: list[float] = field(default_factory=list)
     _began: list[float] = field(default_factory=list)
@@ -102,6 +101,7 @@ class SupervisedRun:
             hardware=self.device,
             simulate=self.simulate,
             output_dir=str(self.folder),
+            run=self._number,
             learned=stint.learned,
             predicted=self.plan.estimate.memory.phases,
             guarded=self.guarded,
@@ -114,7 +114,7 @@ class SupervisedRun:
         if ending.saving and why_torn(Path(ending.saving)):
             discard(Path(ending.saving))
         self._put_torn_aside()
-        return newest_start(self.folder, ignoring=self._others) or self._first
+        return newest_start(self.folder, self._number) or self._first
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         with Workers() as workers:
@@ -155,8 +155,6 @@ class SupervisedRun:
                 experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
             case "restart":
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
-            case "checkpoint":
-                self._others -= {event["step"]}
             case "start":
                 self._began.append(time.perf_counter())
                 self._began_at = event["step"]
@@ -181,9 +179,6 @@ class SupervisedRun:
             return None
         if wish is not True:
             self._first = _named(Path(str(wish)))
-            is_of_this_run = self._first.path.resolve().parent == self.folder.resolve()
-            earlier = range(self._first.step + 1) if is_of_this_run else ()
-            self._others = steps_of(self.folder).difference(earlier)
             return self._first
         self._put_torn_aside()
         self._first = newest_start(self.folder)

@@ -30,11 +30,14 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
     return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
-def follow_saving(trainer: Any, send: SendEvent) -> None:
+def follow_saving(trainer: Any, send: SendEvent, run: str = "") -> None:
     """Have a trainer send an event for every checkpoint, and train on where the disk had no room for one.
 
     ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well.
     What was written of one that failed is removed, and the next one is tried as if nothing had been.
+
+    Args:
+        run: The id of the run, which goes into each manifest.
     """
     save = trainer._save_checkpoint
 
@@ -45,7 +48,7 @@ def follow_saving(trainer: Any, send: SendEvent) -> None:
         send({"event": "saving", **place})
         try:
             _twice_if_full(lambda: save(*args, **options))
-            write_manifest(path)
+            write_manifest(path, run)
         except Exception as error:
             if not is_full_disk(error, trainer.args.output_dir):
                 raise

@@ -37,7 +37,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         progress = ProgressCallback(send, device.read)
         trainer.add_callback(progress)
         trainer.add_callback(NoStepAfterTheLast(trainer))
-        follow_saving(trainer, send)
+        follow_saving(trainer, send, request.run)
         started = time.perf_counter()
         _run(trainer, device, request, send)
     seconds = time.perf_counter() - started
