@@ -42,6 +42,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from autotrain_mem.printable import printable
+
 
 class AutofitError(Exception):
     """The root of the tree; ``autotrain_mem.errors`` draws it.
@@ -70,7 +72,7 @@ class AutofitError(Exception):
 
     def __str__(self) -> str:
         """Message and hint: what a traceback, a notebook and a log show."""
-        return "\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())])
+        return printable("\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())]))
 
     def to_json(self) -> dict[str, Any]:
         """Wire form, for child processes: class name, message and hint, and details where there are some."""

@@ -18,6 +18,7 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.printable import printable
 from autotrain_mem.spec import Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.spec.gpu_comparison import Cards
@@ -331,4 +332,4 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+    warnings.warn(printable(message), stacklevel=2)

@@ -50,8 +50,9 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 LAYERS = {
     "__init__": part(0, "drop_in errors spec training verbs"),
     "columns": part(0),
-    "errors": part(0),
+    "errors": part(0, "printable"),
     "host": part(0, "", "psutil"),
+    "printable": part(0),
     "processes": part(0),
     "units": part(0),
     "versions": part(0),
@@ -64,10 +65,10 @@ LAYERS = {
     "store": part(1, "units", "platformdirs"),
     "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
-    "exports": part(3, "errors methods.facts methods.table spec units", "yaml"),
+    "exports": part(3, "errors methods.facts methods.table printable spec units", "yaml"),
     "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
-    "report": part(4, "errors files planner recipe_files spec units", "rich"),
+    "report": part(4, "errors files planner printable recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,
@@ -99,14 +100,16 @@ LAYERS = {
         "versions worker",
     ),
     "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
-    "cli": part(11, "__init__ api errors exports methods.table quickstart recipe_files report spec units", "rich yaml"),
+    "cli": part(
+        11, "__init__ api errors exports methods.table printable quickstart recipe_files report spec units", "rich yaml"
+    ),
     "drop_in": part(
         11,
         "api engine errors machine methods methods.table planner rehearsal report spec store trainers training units "
         "worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(11, "api errors methods.table spec"),
+    "verbs": part(11, "api errors methods.table printable spec"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -338,6 +341,13 @@ def test_only_the_command_prints() -> None:
     calls = [(module, node) for module, tree in silent.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
     printing = [(module, call) for module, call in calls if ast.unparse(call.func) in ("print", "sys.stdout.write")]
     assert [f"{module}:{call.lineno}" for module, call in printing] == []
+
+
+def test_every_console_is_one_that_spells_out_what_would_steer_a_terminal() -> None:
+    for module, tree in TREES.items():
+        if "rich.console.Console" in {name for _, name in imports(tree, module)}:
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            assert [call.lineno for call in calls if ast.unparse(call.func) == "Console"] == [], module
 
 
 def test_the_package_says_that_it_is_typed_and_under_which_license() -> None:

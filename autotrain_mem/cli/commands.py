@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from autotrain_mem import api
 from autotrain_mem.cli import export, flags, plan_files, sweep
-from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
+from autotrain_mem.printable import printable
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
@@ -27,6 +26,7 @@ from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
+from autotrain_mem.report.terminal import Console, whole_lines
 from autotrain_mem.spec import Hardware, Plan, codec
 from autotrain_mem.spec.report import REWARD_NAMES
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
@@ -51,7 +51,7 @@ def estimate(method: str, argv: Sequence[str]) -> int:
     if output.json:
         _print_json(codec.to_json(points if axes else estimated))
     elif output.csv:
-        sys.stdout.write(sweep_csv(points))
+        sys.stdout.write(printable(sweep_csv(points)))
     elif axes:
         whole_lines().print(sweep_view(points))
     else:

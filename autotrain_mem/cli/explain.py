@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from autotrain_mem.errors import UsageError
 from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.plan import read_plan
 from autotrain_mem.spec.plan_file import LARGEST_BYTES, STDIN

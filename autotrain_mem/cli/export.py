@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.cli.plan_files import check_one_card
@@ -16,6 +14,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
 from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.plan import as_recorded
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.printable import printable
 
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
@@ -136,9 +137,9 @@ def _say(text: str) -> int:
 
 def _report(error: AutofitError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
-        traceback.print_exception(error)
-    from autotrain_mem.cli.terminal import whole_lines
+        sys.stderr.write(printable("".join(traceback.format_exception(error))))
     from autotrain_mem.report.console import error_view
+    from autotrain_mem.report.terminal import whole_lines
 
     whole_lines(stderr=True).print(error_view(error))
     return error.exit_code

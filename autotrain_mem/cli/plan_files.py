@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.errors import UsageError
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import OWN_KNOBS
@@ -63,7 +62,7 @@ def write(plan: Plan, out: str) -> None:
     """Write it, and say on stderr what can be done with it."""
     file = str(save_plan(out, plan, place=OUT))
     line = f"Wrote the plan to {file}: autofit {plan.method} --plan {shlex.quote(file)} trains with it."
-    Console(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 # -- the command that plans again ----------------------------------------------------------------------------------

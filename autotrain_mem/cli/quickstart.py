@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
 from rich.rule import Rule
 
 from autotrain_mem import api
@@ -26,6 +25,7 @@ from autotrain_mem.report.console import report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job
 
 CARD = "104MiB"
@@ -117,6 +117,6 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     except GpuOutOfMemoryError as error:
         # Torch's words end in an address, which is kept whole.
         lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)
-        console.print("\n".join(lines), soft_wrap=True, markup=False)
+        console.print("\n".join(lines), soft_wrap=True)
         return
     raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem import recipe_files
-from autotrain_mem.cli.terminal import whole_lines
 from autotrain_mem.errors import UsageError
 from autotrain_mem.recipe_files import recipe
 from autotrain_mem.report.console import recipes_view
+from autotrain_mem.report.terminal import whole_lines
 from autotrain_mem.spec import codec
 
 HELP = """\

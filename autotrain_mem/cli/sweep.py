@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import Console
-
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.report.sweep import SweepProgress
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from autotrain_mem.spec.sweep import Axis, Setting, Sweep
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-
 from autotrain_mem import api
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.config_merge import given_arguments
@@ -30,6 +28,7 @@ from autotrain_mem.rehearsal.python_call.keywords import quantization_of
 from autotrain_mem.rehearsal.python_call.supported_models import check_model_object
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.hardware import Hardware

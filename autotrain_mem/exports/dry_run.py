@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from autotrain_mem.exports.accelerate import TRL_FILE, script
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
+from autotrain_mem.printable import one_line
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.codec import Form
 
@@ -42,9 +43,9 @@ class DryRun:
         lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
         if self.command is not None:
             lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]
-            lines.append(f"  {shlex.join(self.command)}")
+            lines.append(f"  {one_line(shlex.join(self.command))}")
         lines.append(f"The environment that autofit would set for the process:{'' if self.environment else ' nothing'}")
-        lines += [f"  {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines += [f"  {one_line(f'{name}={shlex.quote(value)}')}" for name, value in self.environment.items()]
         return self.config + "".join(f"# {line}\n" for line in lines)
 
 

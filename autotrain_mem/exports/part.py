@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
+from autotrain_mem.printable import one_line
 from autotrain_mem.units import format_bytes
 
 
@@ -59,26 +60,21 @@ def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping
     for part in parts:
         keys |= part.keys
     notes = [*(note for part in parts for note in part.notes), *unsaid(case, tool, parts)]
-    comments = "".join(f"# {line}\n" for line in _head(case, tool, notes, environment))
+    comments = "".join(f"# {one_line(line)}\n" for line in _head(case, tool, notes, environment))
     return comments + yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=10_000)
 
 
 def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str, str]) -> Iterable[str]:
     plan, estimate = case.plan, case.plan.estimate
-    yield f"Made by autofit for {tool.name}: {plan.method} of {_one_line(plan.model)}."
-    yield f"Planned for one {_one_line(estimate.hardware.name)}, level of harm: {plan.level}."
+    yield f"Made by autofit for {tool.name}: {plan.method} of {plan.model}."
+    yield f"Planned for one {estimate.hardware.name}, level of harm: {plan.level}."
     needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
     yield f"Predicted peak: {needs}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    yield f"Run: {_one_line(' '.join([*variables, tool.command]))}"
+    yield f"Run: {' '.join([*variables, tool.command])}"
     if notes:
         yield f"What {tool.name} cannot say of this plan, or does otherwise:"
-    yield from (f"- {_one_line(note)}" for note in notes)
-
-
-def _one_line(text: str) -> str:
-    """A line break would end the comment."""
-    return " ".join(text.split())
+    yield from (f"- {note}" for note in notes)
 
 
 # -- what several tools have in common that they cannot say ----------------------------------------------------------

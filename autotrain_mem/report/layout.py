@@ -1,7 +1,4 @@
-"""The few shapes that all views are made of: plain text, indented blocks, tables without lines, a small bar.
-
-User text never passes through rich's markup, since a path or a message may hold square brackets.
-"""
+"""The few shapes that all views are made of: plain text, indented blocks, tables without lines, a small bar."""
 
 from __future__ import annotations
 

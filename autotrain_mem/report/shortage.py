@@ -6,13 +6,14 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import QUIET, Block, Scale, add, hanging, scale_for, table
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Owner, Plan, codec
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.units import format_bytes

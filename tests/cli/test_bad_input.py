@@ -65,6 +65,9 @@ def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeyp
     assert (plain.code, plain.out, "Traceback" in plain.err) == (20, "", False)
     assert "Traceback" in debugged.err
     assert plain.err in debugged.err
+    cleared = autofit("estimate", "sft", "--model", "no\x1b[2Jwhere", "--gpu", "300MiB", "--debug").err
+    assert cleared.count(r"no\x1b[2Jwhere") > 1
+    assert "\x1b" not in cleared
     monkeypatch.setenv("COLUMNS", "40")
     assert autofit(*line).err == plain.err, "a message is whole in a log of any width"
 

@@ -16,7 +16,7 @@ from card_examples import VIEWS as CARDS
 from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import crowded, estimate, memory, reserved, sampling
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
@@ -31,6 +31,7 @@ from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import COUNTING_COLUMNS, SearchProgress, TrainingProgress
 from autotrain_mem.report.sweep import SweepProgress
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Counting, Estimate, Owner, ReservedByMode
 from autotrain_mem.units import GIB, MIB
 from tests.golden import kept
@@ -189,6 +190,28 @@ def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_nam
     assert "[red]flag[/red]" in rendered(error_view(error))
     assert "runs/[first] try" in rendered(VIEWS["report"])
     assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
+
+
+HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smile:"
+"""Clears the screen, names the window, turns red, writes backwards, and is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        error_view(TrainingError(HOSTILE, hint=f"--model  {HOSTILE}")),
+        plan_view(replace(examples.PLAN, level=HOSTILE, warnings=(HOSTILE,))),
+        explain_view(replace(examples.PLAN, job=replace(examples.PLAN.job, model=HOSTILE))),
+        f"note: {HOSTILE}",
+    ],
+)
+def test_text_of_others_is_shown_whole_and_never_steers_the_terminal(view: RenderableType) -> None:
+    for text in (rendered(view), str(TrainingError(HOSTILE))):
+        assert all(each.isprintable() or each == "\n" for each in text)
+        words = " ".join(text.split())  # wrapped as any other text
+        assert all(
+            each in words for each in (r"tiny\x1b[2J\x1b]0;title", r"\x9b31m \u202elanguage\udcff [bold]x :smile:")
+        )
 
 
 def console_of(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
