@@ -148,7 +148,7 @@ def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
 
 
 def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding]:
-    """A checkpoint is deleted after the next one is written (``transformers/trainer.py: _save_checkpoint``)."""
+    """A checkpoint is deleted after the next one is written (``training/checkpoints.py: rotate``)."""
     written = _checkpoints(load)
     room = (free_bytes - load.model_bytes) // load.checkpoint_bytes
     limit = load.job.arguments.get("save_total_limit")

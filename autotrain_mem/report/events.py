@@ -46,6 +46,9 @@ def event_line(event: Mapping[str, Any]) -> str:
             return f"out of memory in {incident['phase']} after step {incident['step']}: {incident['remedy']}"
         case "save_failed":
             return f"checkpoint of step {event['step']} could not be written, training goes on: {event['message']}"
+        case "checkpoint" if "message" in event:
+            whole = f"checkpoint of step {event['step']} is whole, but its manifest could not be written"
+            return f"{whole}; it is kept, as are all older ones: {event['message']}"
         case "worst_batch" if event["why_not"]:
             return f"the longest rows could not be run first: {event['why_not']}"
         case "worst_batch":

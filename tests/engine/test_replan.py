@@ -26,7 +26,7 @@ from autotrain_mem.errors import OutputFolderError, TrainingError
 from autotrain_mem.spec import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.spec.shortage import Shortage
-from autotrain_mem.training.checkpoints import write_manifest
+from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.units import GIB
 
@@ -93,7 +93,7 @@ def _checkpoint(folder: Path, step: int) -> Path:
     made.mkdir()
     (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
-        (made / name).write_bytes(b"older than zip")
+        (made / name).write_bytes(b"\x80 older than zip")
     return made
 
 
@@ -118,20 +118,24 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
         _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
     _checkpoint(tmp_path, 5)
     (tmp_path / "checkpoint-12").mkdir()
+    rotten = _checkpoint(tmp_path, 13)
+    write_manifest(rotten, reach_disk(rotten) | {"optimizer.pt": 0})
+    with pytest.raises(OutputFolderError, match=r"Cannot resume from .*: optimizer\.pt is not as it was written"):
+        _run(tmp_path, _resuming(str(rotten))).first_checkpoint()
     run = _run(tmp_path, _resuming(True))
     assert run.first_checkpoint().step == 5
-    assert [event["event"] for event in run.events] == ["torn"]
+    assert [event["event"] for event in run.events] == ["torn", "torn"]
 
 
 def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_path: Path) -> None:
     for step in (5, 10):
         _checkpoint(tmp_path, step)
-    write_manifest(_checkpoint(tmp_path, 120), "another run")
+    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
     run = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-5")))
     assert run.first_checkpoint().step == 5
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
     assert run.newest(ending).step == 5, "the one that was named"
-    write_manifest(tmp_path / "checkpoint-10", run._number)
+    write_manifest(tmp_path / "checkpoint-10", {}, run._number)
     assert run.newest(ending).step == 10
     assert _run(tmp_path).newest(ending) is None
 

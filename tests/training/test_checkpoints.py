@@ -1,6 +1,8 @@
 """Whole or torn: by the manifest, and by what the files say of themselves."""
 
+import errno
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,11 @@ from autotrain_mem.training.checkpoints import (
     discard,
     newest_start,
     newest_whole,
-    set_torn_aside,
+    reach_disk,
+    rotate,
     step_of,
     why_no_start,
+    why_not_whole,
     why_torn,
     write_manifest,
 )
@@ -28,9 +32,14 @@ def _checkpoint(folder: Path, step: int) -> Path:
     (made / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with zipfile.ZipFile(made / "optimizer.pt", "w") as archive:
         archive.writestr("data.pkl", bytes(1000))
-    (made / "scheduler.pt").write_bytes(b"older than zip")
+    (made / "scheduler.pt").write_bytes(b"\x80 older than zip")
+    (made / "rng_state.pth").write_bytes(b"\x80 as old")
     (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return made
+
+
+def _prove(checkpoint: Path, run: str = "") -> None:
+    write_manifest(checkpoint, reach_disk(checkpoint), run)
 
 
 def _cut(file: Path) -> None:
@@ -45,7 +54,7 @@ def _remove(file: Path) -> None:
 def test_a_checkpoint_is_whole_as_it_was_written(tmp_path: Path, with_manifest: bool) -> None:
     made = _checkpoint(tmp_path, 5)
     if with_manifest:
-        write_manifest(made)
+        _prove(made)
     assert why_torn(made) == ""
     assert newest_whole(tmp_path).step == step_of(made) == 5
 
@@ -58,12 +67,83 @@ def test_a_file_that_is_short_or_gone_is_seen(
 ) -> None:
     made = _checkpoint(tmp_path, 5)
     if with_manifest:
-        write_manifest(made)
+        _prove(made)
     hurt(made / name)
     if (name, hurt, with_manifest) == ("optimizer.pt", _remove, False):
         return  # a model saved without its optimizer is one, too (save_only_model)
     assert why_torn(made)
     assert newest_whole(tmp_path) is None
+
+
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(tmp_path: Path, name: str) -> None:
+    for step in (5, 10):
+        _prove(_checkpoint(tmp_path, step))
+    file = tmp_path / "checkpoint-10" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    why = f"{name} is not as it was written"
+    assert why_not_whole(file.parent) == why_no_start(file.parent) == why
+    assert newest_whole(tmp_path).step == 5
+    told: list[str] = []
+    assert newest_start(tmp_path, on_torn=told.append).step == 5
+    assert told == [f"checkpoint-10 is torn ({why}): it was moved to torn-checkpoint-10"]
+
+
+def test_a_manifest_of_sizes_alone_is_still_read(tmp_path: Path) -> None:
+    made = _checkpoint(tmp_path, 5)
+    _prove(made)
+    (made / MANIFEST).write_text(json.dumps({"files": json.loads((made / MANIFEST).read_text())["files"]}))
+    assert newest_start(tmp_path).step == 5
+
+
+def test_a_file_of_zeros_is_none_of_torchs(tmp_path: Path) -> None:
+    """As a power cut may leave one that nobody waited for."""
+    made = _checkpoint(tmp_path, 5)
+    (made / "optimizer.pt").write_bytes(bytes(1000))
+    assert why_torn(made) == "optimizer.pt is cut short"
+
+
+def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _checkpoint(tmp_path, 5)
+    synced: list[str] = []
+
+    def fsync(number: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name.partition(".json.")[0])
+        if len(synced) == 2:
+            raise OSError(errno.EINVAL, "nothing to wait for")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    _prove(made)
+    assert synced == [*sorted(FILES), made.name, tmp_path.name, f".{MANIFEST}".removesuffix(".json"), made.name]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, None, [2, 4, 6, 8, 10]),
+        (3, None, [4, 6, 8, 10]),
+        (1, None, [8, 10]),
+        (2, "elsewhere/checkpoint-2", [2, 8, 10]),
+        (1, "checkpoint-2", [2, 8, 10]),
+        (1, "checkpoint-8", [8, 10]),
+    ],
+)
+def test_the_checkpoints_of_the_fewest_steps_go_whatever_the_clock_says(
+    tmp_path: Path, limit: int | None, best: str | None, left: list[int]
+) -> None:
+    """10 is of a run that this one, at 8, branched off."""
+    for step in (2, 4, 6, 8, 10):
+        made = _checkpoint(tmp_path, step)
+        os.utime(made, (0, 10**9 - 100 * step))
+    rotate(tmp_path, step=8, limit=limit, best=best)
+    assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
 
 
 def test_a_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:
@@ -74,7 +154,7 @@ def test_a_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:
 
 def test_a_note_makes_a_checkpoint_no_less_whole_and_a_torn_manifest_does(tmp_path: Path) -> None:
     made = _checkpoint(tmp_path, 5)
-    write_manifest(made)
+    _prove(made)
     (made / "README.md").write_text("A note.")
     assert why_torn(made) == ""
     (made / MANIFEST).write_text('{"files": {"mod')
@@ -87,7 +167,7 @@ def test_the_newest_by_number_counts_not_by_name(tmp_path: Path) -> None:
     _cut(tmp_path / "checkpoint-100" / "model.safetensors")
     (tmp_path / "checkpoint-final").mkdir()
     assert newest_whole(tmp_path).step == 10
-    write_manifest(tmp_path / "checkpoint-9", "mine")
+    _prove(tmp_path / "checkpoint-9", "mine")
     assert newest_start(tmp_path, run="mine").step == 9
 
 
@@ -108,16 +188,19 @@ def test_what_is_torn_is_moved_where_transformers_does_not_look(tmp_path: Path) 
     for step in (5, 10):
         _checkpoint(tmp_path, step)
     _cut(tmp_path / "checkpoint-10" / "model.safetensors")
-    (said,) = set_torn_aside(tmp_path)
+    told: list[str] = []
+    assert newest_start(tmp_path, on_torn=told.append).step == 5
+    (said,) = told
     assert said == "checkpoint-10 is torn (model.safetensors is cut short): it was moved to torn-checkpoint-10"
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-5")
     assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-5")]
-    assert set_torn_aside(tmp_path) == ()
+    newest_start(tmp_path, on_torn=told.append)
+    assert len(told) == 1
 
 
 def test_a_second_torn_one_of_the_same_step_does_not_replace_the_first(tmp_path: Path) -> None:
     for _ in range(2):
         (tmp_path / "checkpoint-5").mkdir()
-        set_torn_aside(tmp_path)
+        assert newest_start(tmp_path) is None
     discard(tmp_path / "checkpoint-5")  # what is not there is no error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["torn-checkpoint-5", "torn-checkpoint-5-2"]

@@ -27,7 +27,6 @@ from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
     newest_start,
-    set_torn_aside,
     step_of,
     why_no_start,
     why_torn,
@@ -113,8 +112,7 @@ class SupervisedRun:
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
             discard(Path(ending.saving))
-        self._put_torn_aside()
-        return newest_start(self.folder, self._number) or self._first
+        return self._newest_start(self._number) or self._first
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         with Workers() as workers:
@@ -180,8 +178,7 @@ class SupervisedRun:
         if wish is not True:
             self._first = _named(Path(str(wish)))
             return self._first
-        self._put_torn_aside()
-        self._first = newest_start(self.folder)
+        self._first = self._newest_start()
         if self._first is None:
             raise OutputFolderError(
                 f"The output folder {self.folder} holds no whole checkpoint to resume from.",
@@ -189,9 +186,11 @@ class SupervisedRun:
             )
         return self._first
 
-    def _put_torn_aside(self) -> None:
-        for message in set_torn_aside(self.folder):
+    def _newest_start(self, run: str | None = None) -> Checkpoint | None:
+        def on_torn(message: str) -> None:
             self.on_event({"event": "torn", "message": message})
+
+        return newest_start(self.folder, run, on_torn)
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.training.checkpoints import discard, newest_whole, write_manifest
+from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, write_manifest
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
 from autotrain_mem.training.request import SendEvent
 from autotrain_mem.units import MIB, format_bytes
@@ -31,34 +33,70 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "") -> None:
-    """Have a trainer send an event for every checkpoint, and train on where the disk had no room for one.
+    """Have a trainer write checkpoints as :class:`_Saving` does.
 
-    ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well.
-    What was written of one that failed is removed, and the next one is tried as if nothing had been.
+    ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well;
+    and ``checkpoint`` has one where the manifest could not be written.
 
     Args:
         run: The id of the run, which goes into each manifest.
     """
-    save = trainer._save_checkpoint
+    saving = _Saving(trainer, send, run)
+    trainer.add_callback(saving)
+    trainer._save_checkpoint = saving.save_checkpoint
 
-    def save_checkpoint(*args: Any, **options: Any) -> None:
-        step, best = trainer.state.global_step, trainer.state.best_model_checkpoint
+
+class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Writes checkpoints, and removes old ones only when a new one is on the disk with its manifest.
+
+    A full disk costs a checkpoint: what was written of it is removed, and the next one is tried as if nothing had been.
+    One that lacks nothing but its manifest stays, and so do all that are older.
+    """
+
+    def __init__(self, trainer: Any, send: SendEvent, run: str) -> None:
+        self._trainer, self._send, self._run = trainer, send, run
+        self._save = trainer._save_checkpoint
+        self._limit: int | None = None
+        self._best: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take rotation over, once trackers have written the limit down: transformers deletes an old checkpoint before
+        the new one's manifest is there, and at the end the newest, before the model is saved
+        (``trainer.py: _save_checkpoint, _finalize_training``)."""
+        self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
+        self._best = _best_of(state)
+
+    def save_checkpoint(self, *args: Any, **options: Any) -> None:
+        trainer, step = self._trainer, self._trainer.state.global_step
         path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
         place = {"step": step, "path": str(path)}
-        send({"event": "saving", **place})
+        self._send({"event": "saving", **place})
         try:
-            _twice_if_full(lambda: save(*args, **options))
-            write_manifest(path, run)
+            _twice_if_full(lambda: self._save(*args, **options))
+            sums = reach_disk(path)
         except Exception as error:
             if not is_full_disk(error, trainer.args.output_dir):
                 raise
             discard(path)
-            trainer.state.best_model_checkpoint = best
-            send({"event": "save_failed", **place, "message": " ".join(str(error).split())})
-        else:
-            send({"event": "checkpoint", **place})
+            vars(trainer.state).update(self._best)  # else a model that is nowhere would stay the best
+            self._send({"event": "save_failed", **place, "message": _in_a_line(error)})
+            return
+        self._best = _best_of(trainer.state)
+        try:
+            write_manifest(path, sums, self._run)
+        except OSError as error:
+            self._send({"event": "checkpoint", **place, "message": _in_a_line(error)})
+            return
+        rotate(path.parent, step=step, limit=self._limit, best=trainer.state.best_model_checkpoint)
+        self._send({"event": "checkpoint", **place})
 
-    trainer._save_checkpoint = save_checkpoint
+
+def _best_of(state: Any) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in ("best_model_checkpoint", "best_global_step", "best_metric")}
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _twice_if_full(save: Callable[[], None]) -> None:
@@ -89,7 +127,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
 
 def _unsaved(folder: Path, step: int, error: Exception) -> OutputFolderError:
     free = format_bytes(shutil.disk_usage(folder).free)
-    reason = " ".join(str(error).split())
+    reason = _in_a_line(error)
     message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
     newest = newest_whole(folder)
     if newest is not None and newest.step == step:

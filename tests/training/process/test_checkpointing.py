@@ -1,6 +1,8 @@
 """Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell."""
 
 import errno
+import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +14,9 @@ import tiny_trainers
 from tiny import tiny_folder
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, why_torn
+from autotrain_mem.report.events import event_line
+from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole
+from autotrain_mem.training.process import checkpointing
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
 from autotrain_mem.training.process.train import NoStepAfterTheLast
 
@@ -51,7 +55,7 @@ def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
         (kind, step) for step in steps for kind in ("saving", "checkpoint")
     ]
     for event in calm.told[1::2]:
-        assert why_torn(Path(event["path"])) == ""
+        assert why_not_whole(Path(event["path"])) == ""
         assert (Path(event["path"]) / MANIFEST).is_file()
 
 
@@ -100,6 +104,88 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(calm: Any, gpt2: Path, t
     ]
     assert not (tmp_path / "checkpoint-2").exists()
     assert tiny_trainers.outcome(made)[1] == tiny_trainers.outcome(calm)[1]
+
+
+def test_old_checkpoints_go_by_their_steps_when_the_clock_was_set_back(gpt2: Path, tmp_path: Path) -> None:
+    made, _ = _trainer(gpt2, tmp_path, save_total_limit=2)
+    save = made._save_checkpoint
+
+    def save_an_hour_earlier(*args: Any) -> None:
+        for path in tmp_path.glob("checkpoint-*"):
+            os.utime(path, (2e9, 2e9 + made.state.global_step))
+        save(*args)
+
+    made._save_checkpoint = save_an_hour_earlier
+    made.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6", f"checkpoint-{STEPS}"]
+    assert newest_whole(tmp_path).step == STEPS
+
+
+def test_the_newest_checkpoint_stays_beside_the_best_until_the_model_is_saved(gpt2: Path, tmp_path: Path) -> None:
+    """transformers removes it before, where one checkpoint is to be kept and it is not the best."""
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
+    made, _ = _trainer(gpt2, tmp_path, eval_dataset=tiny_trainers.rows("sft"), **evaluated)
+    losses = itertools.count(1)
+    made._evaluate = lambda *_, **__: {"eval_loss": float(next(losses))}
+    made.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", f"checkpoint-{STEPS}"]
+    assert Path(made.state.best_model_checkpoint).name == "checkpoint-2"
+
+
+class Saver:
+    """A trainer as far as saving goes: two files for each checkpoint, and each step is the best so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1)
+        self.state = SimpleNamespace(global_step=0, best_model_checkpoint=None, best_global_step=None, best_metric=None)
+        self.events: list[dict[str, Any]] = []
+        follow_saving(self, self.events.append)
+
+    def add_callback(self, callback: Any) -> None:
+        callback.on_train_begin(self.args, self.state, None)
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder.mkdir()
+        (folder / "model.bin").write_bytes(b"\x80 weights")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": self.state.global_step}))
+        self.state.best_model_checkpoint = str(folder)
+
+    def save(self, step: int) -> list[str]:
+        self.state.global_step = self.state.best_global_step = step
+        self.state.best_metric = float(step)
+        self._save_checkpoint()
+        return [event["event"] for event in self.events[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("fails", "event", "left", "best"),
+    [
+        ("reach_disk", "save_failed", [1], 1.0),
+        ("write_manifest", "checkpoint", [1, 2], 2.0),
+    ],
+)
+def test_no_checkpoint_goes_before_the_next_is_proven(
+    fails: str, event: str, left: list[int], best: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk fills up as the files are flushed, what was written is worth nothing; where only the manifest has
+    no room, it is worth all."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    saver = Saver(tmp_path)
+    assert saver.save(1) == ["saving", "checkpoint"]
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpointing, fails, full)
+        assert saver.save(2) == ["saving", event]
+    assert "No space left" in event_line(saver.events[-1])
+    assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
+    assert (saver.state.best_metric, saver.state.best_global_step) == (best, int(best))
+    assert Path(saver.state.best_model_checkpoint).name == f"checkpoint-{int(best)}"
+    assert newest_whole(tmp_path).step == left[-1]
+    saver.save(3)
+    assert [step_of(path) for path in tmp_path.iterdir()] == [3]
 
 
 def test_another_error_while_saving_is_not_swallowed(gpt2: Path, tmp_path: Path) -> None:
