@@ -20,6 +20,7 @@ def tiny_folder(path: Path, family: str) -> Path:
 def tiny_config(family: str) -> Any:
     """2 layers; of Gemma's text model one layer that slides and one that does not."""
     from transformers import (
+        BartConfig,
         Gemma3TextConfig,
         GPT2Config,
         LlamaConfig,
@@ -31,6 +32,10 @@ def tiny_config(family: str) -> Any:
     shared = {"vocab_size": model.VOCABULARY_SIZE, "tie_word_embeddings": True, **model.special_token_ids()}
     if family == "gpt2":
         return GPT2Config(n_positions=model.CONTEXT_LENGTH, n_embd=64, n_layer=2, n_head=4, **shared)
+    if family == "bart":
+        sizes = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128}
+        decodes = {"is_decoder": True, "is_encoder_decoder": False, "dropout": 0.0, "encoder_layers": 1}
+        return BartConfig(max_position_embeddings=model.CONTEXT_LENGTH, **sizes, **decodes, **shared)
     kind, more = {
         "qwen2": (Qwen2Config, {}),
         "qwen3": (Qwen3Config, {"head_dim": 16}),

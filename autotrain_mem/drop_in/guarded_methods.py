@@ -72,7 +72,10 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     attached = None
     try:
         attached = attach_guard(
-            trainer, learned=trainer.plan.experience.learned, on_incident=functools.partial(_report, trainer)
+            trainer,
+            learned=trainer.plan.experience.learned,
+            on_incident=functools.partial(_report, trainer),
+            on_notice=_warn,
         )
         if name == "train":
             _run_longest_first(trainer)

@@ -27,6 +27,8 @@ class Basis(StrEnum):
     """Rows, or pairs."""
     TOKENS = "tokens"
     """Those that count for the loss."""
+    LABELS = "labels"
+    """Tokens that count for a loss which does not shift its labels by one: that of the first column too."""
     CHOSEN_TOKENS = "chosen tokens"
     REJECTED_TOKENS = "rejected tokens"
     LOWEST = "lowest"
@@ -104,6 +106,10 @@ class Method(Protocol):
             is_counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
         """
         return Basis.UNITS
+
+    def is_models_loss(self, trainer: Any) -> bool:
+        """Tell whether the loss is what the model's own forward returns: what it is a mean over must be tried then."""
+        return False
 
     def logged_basis(self, trainer: Any, name: str) -> Basis:
         """Name what one number that the trainer logs is over."""

@@ -54,6 +54,13 @@ def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 
+def is_models_loss(trainer: Any) -> bool:
+    """TRL's chunked loss replaces the model's forward (``trl/trainer/sft_trainer.py: _patch_chunked_ce_lm_head``); what
+    label smoothing and ``dft`` compute from logits is divided by the count that they are given."""
+    others = (trainer.compute_loss_func, trainer.label_smoother)
+    return others == (None, None) and trainer.args.loss_type != "chunked_nll"
+
+
 def logged_basis(trainer: Any, name: str) -> Basis:
     """Take what is known of the tokens for a mean over them."""
     return Basis.TOKENS if name in ("entropy", "mean_token_accuracy") else Basis.UNITS

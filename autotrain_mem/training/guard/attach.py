@@ -17,7 +17,7 @@ import torch
 from transformers import TrainerCallback
 
 from autotrain_mem.spec import Learned
-from autotrain_mem.training.guard.context import GuardContext, OnIncident
+from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation import Generation, Scoring, guard_reward_model
 from autotrain_mem.training.guard.micro_step import MicroSteps
@@ -28,7 +28,14 @@ GROW_AFTER = 50
 most 2 % of the time where it fails whenever it is tried, and less each time."""
 
 
-def attach_guard(trainer: Any, *, learned: Learned, on_incident: OnIncident, grow_after: int = GROW_AFTER) -> Guard:
+def attach_guard(
+    trainer: Any,
+    *,
+    learned: Learned,
+    on_incident: OnIncident,
+    grow_after: int = GROW_AFTER,
+    on_notice: OnNotice = lambda message: None,
+) -> Guard:
     """Guard one trainer from now on; its class is left alone. Call it after building the trainer, before ``train()``.
 
     Call it also before anything else replaces the ``backward`` of PPO's accelerator, so that a repetition counts as
@@ -39,9 +46,11 @@ def attach_guard(trainer: Any, *, learned: Learned, on_incident: OnIncident, gro
         learned: What an earlier run of the same plan found out. What a checkpoint holds counts as well.
         on_incident: Is called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
+        on_notice: Is called with what a user has to know of how micro-batches and their parts are put together.
     """
     is_ppo = hasattr(trainer, "value_model")
-    context = GuardContext(trainer, learned, on_incident, grow_after, None if is_ppo else why_no_guard(trainer))
+    why_not = None if is_ppo else why_no_guard(trainer)
+    context = GuardContext(trainer, learned, on_incident, grow_after, why_not, on_notice)
     guard = Guard(context, _guard_ppo(context) if is_ppo else _guard_methods(context))
     trainer.add_callback(guard)
     return guard

@@ -110,7 +110,8 @@ def _length(value: Any) -> int | None:
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
     """Leave out the columns on the right that no row of a part attends to; the others cannot see them.
 
-    Completions (GRPO, RLOO) keep theirs: what was computed of them before has the same width.
+    Completions (GRPO, RLOO) keep theirs: what was computed of them before has the same width. What is left lies in one
+    piece, as a collator's tensors do: some models call ``labels.view``.
     """
     mask = inputs.get("attention_mask")
     if mask is None or mask.dim() != 2 or "input_ids" not in inputs:
@@ -118,7 +119,9 @@ def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
     attended = mask.any(dim=0).nonzero()
     width = int(attended[-1]) + 1 if len(attended) else mask.shape[1]
     return {
-        name: value[:, :width] if isinstance(value, torch.Tensor) and value.shape[:2] == mask.shape else value
+        name: value[:, :width].contiguous()
+        if isinstance(value, torch.Tensor) and value.shape[:2] == mask.shape
+        else value
         for name, value in inputs.items()
     }
 
@@ -127,6 +130,8 @@ def count(piece: Piece, basis: Basis) -> float:
     """How many rows, pairs or tokens a mean is over."""
     if basis is Basis.WHOLE:
         return 1.0
+    if basis is Basis.LABELS:
+        return float((piece.inputs["labels"] != -100).sum())
     if basis not in (Basis.TOKENS, Basis.CHOSEN_TOKENS, Basis.REJECTED_TOKENS):
         return float(piece.units)
     mask = counted_tokens(piece.inputs)

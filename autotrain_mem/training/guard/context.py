@@ -13,6 +13,8 @@ from autotrain_mem.training.out_of_memory import Full
 
 OnIncident = Callable[[Incident, Learned], None]
 """Is called after each shortage that was met, with what is known from then on."""
+OnNotice = Callable[[str], None]
+"""Is called with what a user has to know of how parts are put together; once with each text."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`Learned`. Tokens count padding."""
@@ -101,7 +103,13 @@ class GuardContext:
     """
 
     def __init__(
-        self, trainer: Any, learned: Learned, on_incident: OnIncident, grow_after: int, why_not: str | None = None
+        self,
+        trainer: Any,
+        learned: Learned,
+        on_incident: OnIncident,
+        grow_after: int,
+        why_not: str | None = None,
+        on_notice: OnNotice = lambda message: None,
     ) -> None:
         self.trainer = trainer
         self.why_not = why_not
@@ -109,6 +117,8 @@ class GuardContext:
         self.on_host = learned.activations_on_host
         self.gradients = Gradients()
         self._on_incident = on_incident
+        self._on_notice = on_notice
+        self._noticed: set[str] = set()
 
     @property
     def learned(self) -> Learned:
@@ -143,6 +153,12 @@ class GuardContext:
         incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
         self.save()
         self._on_incident(incident, self.learned)
+
+    def notice(self, message: str) -> None:
+        """Tell the user something, once."""
+        if message not in self._noticed:
+            self._noticed.add(message)
+            self._on_notice(message)
 
     def give_up(self, phase: Phase, full: Full, reason: str) -> NoReturn:
         """End the run, since nothing can be done about a shortage in this process.

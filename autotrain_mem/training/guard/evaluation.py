@@ -51,20 +51,20 @@ class Evaluation:
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
 
-        self._through(whole, rule, metrics, once)
+        self._through(whole, metrics, once)
         metrics.write(lambda name: logged_basis(self._trainer, name))
-        return answers[0][1] if len(answers) == 1 else _together(whole, rule, answers)
+        return answers[0][1] if len(answers) == 1 else _together(whole, self._rule(whole), answers)
 
-    def _through(
-        self, piece: Piece, rule: Rule, metrics: MetricsLedger, once: Once, *, is_repeated: bool = False
-    ) -> None:
-        why_not = self._context.why_not or rule.why_not
-        units = 1 if why_not else piece.units
-        parts = self._limit.parts(piece.tokens, units)
-        if parts > 1:
-            for part in piece.cut(parts, trim=False):
-                self._through(part, rule, metrics, once)
-            return
+    def _rule(self, piece: Piece) -> Rule:
+        return self._micro_steps.rule(piece, counted=False)
+
+    def _through(self, piece: Piece, metrics: MetricsLedger, once: Once, *, is_repeated: bool = False) -> None:
+        if self._limit.exceeded_by(piece.tokens):
+            parts = self._limit.parts(piece.tokens, 1 if self._why_not(piece) else piece.units)
+            if parts > 1:
+                for part in piece.cut(parts, trim=False):
+                    self._through(part, metrics, once)
+                return
         metrics.begin()
         outcome = attempt(lambda: once(piece))
         if not isinstance(outcome, Full):
@@ -72,6 +72,8 @@ class Evaluation:
             metrics.keep(piece, is_last=True)
             return
         metrics.undo()
+        why_not = self._why_not(piece)
+        units = 1 if why_not else piece.units
         if units > 1:
             self._limit.failed(piece.tokens)
             remedy = piece.cut_in_words(self._limit.parts(piece.tokens, units))
@@ -80,7 +82,10 @@ class Evaluation:
         else:
             remedy = REPEATED
         self._context.report(Phase.EVALUATE, remedy, outcome, rows=piece.rows, tokens=piece.tokens)
-        self._through(piece, rule, metrics, once, is_repeated=units < 2)
+        self._through(piece, metrics, once, is_repeated=units < 2)
+
+    def _why_not(self, piece: Piece) -> str | None:
+        return self._context.why_not or self._rule(piece).why_not
 
 
 def _together(whole: Piece, rule: Rule, answers: list[tuple[Piece, Prediction]]) -> Prediction:

@@ -5,12 +5,13 @@ A loss that its method's module does not know to be such a sum is none: its micr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.methods.interface import Basis, method_of, method_of_trainer
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.training.guard.batch_split import Layout
+from autotrain_mem.training.guard.loss_trial import OwnLoss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,14 @@ class Rule:
     evaluate: Basis
     why_not: str | None
     """None where the sum is exact."""
+
+    def as_tried(self, own: OwnLoss | None) -> Rule:
+        """Go by what was found of a model's own loss; None where the loss is not the model's."""
+        if own is None or own.heeds_count:
+            return self
+        if own.basis is None:
+            return replace(self, why_not=self.why_not or "over what this model's own loss is a mean could not be told")
+        return replace(self, train=own.basis, evaluate=own.basis)
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
@@ -40,6 +49,12 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
         evaluate=method.loss_basis(trainer, is_counted=False),
         why_not=why_not,
     )
+
+
+def is_models_loss(trainer: Any) -> bool:
+    """Whether a trainer that can be split takes the loss that its model's forward returns."""
+    name = method_of_trainer(trainer)
+    return name is not None and why_not_exact(trainer) is None and method_of(name).is_models_loss(trainer)
 
 
 def why_not_exact(trainer: Any) -> str | None:

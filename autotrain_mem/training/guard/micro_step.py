@@ -6,7 +6,9 @@ the whole's, and parameters whose gradient was there already when a backward pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,10 +18,30 @@ from autotrain_mem.methods.interface import Basis
 from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
-from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
+from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss, try_loss
+from autotrain_mem.training.guard.loss_weights import Rule, is_models_loss, logged_basis, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.out_of_memory import Full, attempt, release
 
+NEFTUNE = (
+    "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "
+    "goes on, but the gradient is not the very same one."
+)
+"""As dropout does; its bound goes by the columns of what the embedding was given, so that parts keep all of them
+(``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
+MEAN_OF_ITS_OWN = (
+    "This model's forward takes a mean of its own and ignores num_items_in_batch, which would make the gradient depend "
+    "on how rows are divided into micro-batches: each micro-batch is weighed by its share of the step instead."
+)
+MEAN_OF_MEANS = (
+    "This model's loss is a mean over a micro-batch, and a step takes the mean of these means: rows count a little more "
+    "or less where they are divided into other micro-batches. To keep a division, give --per_device_train_batch_size "
+    "and --gradient_accumulation_steps."
+)
+UNKNOWN_MEAN = (
+    "Over what this model's own loss is a mean could not be told by trying it: no micro-batch is split, and all of a "
+    "step's weigh alike, so that another division of its rows may make a slightly other gradient."
+)
 IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there cannot be told"
 
 
@@ -37,11 +59,21 @@ class MicroSteps:
         self.trls_step: Callable[..., Any] = trainer.training_step
         self._prepare_inputs: Callable[..., Any] = trainer._prepare_inputs
         self._compute_loss: Callable[..., Any] = trainer.compute_loss
+        self._get_batch_samples: Callable[..., Any] = trainer.get_batch_samples
         self._prepared = False
         self._weight = 1.0
+        self._own_loss: OwnLoss | None = None
+        self._batches: Sequence[Any] = ()
+        """Micro-batches of this optimizer step."""
+        trainer.get_batch_samples = self.get_batch_samples
         trainer.training_step = self.training_step
         trainer._prepare_inputs = self.prepare_inputs
         trainer.compute_loss = self.compute_loss
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """``Trainer.get_batch_samples``."""
+        self._batches, items = self._get_batch_samples(*args, **kwargs)
+        return self._batches, items
 
     def prepare_inputs(self, inputs: Any) -> Any:
         """``Trainer._prepare_inputs``; what is prepared already is left as it is."""
@@ -73,7 +105,48 @@ class MicroSteps:
         self._gradients.follow(model)
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
-        return _Run(self, model, whole, num_items_in_batch, rule).loss()
+        return _Run(self, model, whole, num_items_in_batch).loss()
+
+    def rule(self, whole: Piece, *, counted: bool) -> Rule:
+        """Tell how to split; a loss that is the model's own is tried first."""
+        return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
+
+    def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
+        """What the model makes of its labels, tried once; None where the loss is not the model's."""
+        if self._own_loss is None and is_models_loss(self._trainer):
+            metrics = MetricsLedger(self._trainer, "eval")
+            metrics.begin()
+            try:
+                with self._trainer.compute_loss_context_manager():
+                    tried = attempt(lambda: try_loss(self._compute_loss, self._trainer.model, inputs))
+            except Exception:  # a model of somebody else's may ask for more than tokens
+                self._own_loss = UNKNOWN
+            else:
+                if isinstance(tried, Full):
+                    return UNKNOWN  # until there is room for two short rows
+                self._own_loss = tried.value
+            finally:
+                metrics.undo()
+        return self._own_loss
+
+    def share_of_step(self, whole: Piece, *, counted: bool) -> float:
+        """Weigh a micro-batch so that those of a step make the gradient that all their rows in one would make.
+
+        It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens, and adds
+        up. Where it knows that the model does not divide it takes the mean of the means, whatever each is over.
+        """
+        steps = len(self._batches)
+        own = self.own_loss(whole.inputs) if steps > 1 and not self.context.why_not else None
+        if own is None or own.heeds_count:
+            return 1.0
+        if not counted:
+            self.context.notice(MEAN_OF_MEANS)
+            return 1.0
+        self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
+        if own.basis is None:
+            return 1 / steps
+        counts = [count(Piece(inputs=batch, layout=whole.layout), own.basis) for batch in self._batches]
+        return count(whole, own.basis) / max(math.fsum(counts), 1.0)
 
     @contextmanager
     def prepared(self, weight: float = 1.0) -> Iterator[None]:
@@ -103,11 +176,12 @@ def activations_on_host(model: Any) -> AbstractContextManager[Any]:
 class _Run:
     """Trains on one micro-batch until all of it is through."""
 
-    def __init__(self, steps: MicroSteps, model: Any, whole: Piece, num_items: Any, rule: Rule) -> None:
+    def __init__(self, steps: MicroSteps, model: Any, whole: Piece, num_items: Any) -> None:
         self._steps = steps
         self._context = steps.context
         self._limit = steps.context.limits["train_tokens"]
-        self._model, self._whole, self._num_items, self._rule = model, whole, num_items, rule
+        self._model, self._whole, self._num_items = model, whole, num_items
+        self._share = steps.share_of_step(whole, counted=num_items is not None)
         self._can_wait_on_host = not getattr(steps.context.trainer.args, "activation_offloading", False)
         self._metrics = MetricsLedger(steps.context.trainer, "train")
         self._losses: list[Any] = []
@@ -120,9 +194,12 @@ class _Run:
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:
         limit, gradients = self._limit, self._context.gradients
-        parts = limit.parts(piece.tokens, self._units(piece))
+        parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
         if parts > 1:
-            for number, part in enumerate(piece.cut(parts), start=1):
+            has_noise = getattr(self._context.trainer, "neftune_noise_alpha", None) is not None
+            if has_noise:
+                self._context.notice(NEFTUNE)
+            for number, part in enumerate(piece.cut(parts, trim=not has_noise), start=1):
                 self._through(part, is_last=is_last and number == parts)
             return
         on_host = self._context.on_host and self._can_wait_on_host and limit.exceeded_by(piece.tokens)
@@ -147,12 +224,17 @@ class _Run:
             self._through(piece, is_last=is_last)
 
     def _once(self, piece: Piece, on_host: bool) -> Any:
-        weight = 1.0
-        if piece is not self._whole and self._rule.train is not Basis.WHOLE:
-            weight = count(piece, self._rule.train) / max(count(self._whole, self._rule.train), 1.0)
+        weight = self._share
+        if piece is not self._whole and (basis := self._rule.train) is not Basis.WHOLE:
+            weight *= count(piece, basis) / max(count(self._whole, basis), 1.0)
         inputs = dict(piece.inputs)  # SFT's compute_loss writes into what it is given
         with self._steps.prepared(weight), activations_on_host(self._model) if on_host else nullcontext():
             return self._steps.trls_step(self._model, inputs, self._num_items)
+
+    @functools.cached_property
+    def _rule(self) -> Rule:
+        """Asked for where something is split; a model's own loss is tried then."""
+        return self._steps.rule(self._whole, counted=self._num_items is not None)
 
     def _units(self, piece: Piece) -> int:
         return 1 if self._rule.why_not or self._context.why_not else piece.units

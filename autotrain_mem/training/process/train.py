@@ -92,7 +92,10 @@ class Safeguards:
         def on_longest_batch(batch: LongestBatch) -> None:
             send({"event": "worst_batch", **codec.to_json(batch)})
 
-        attach_guard(trainer, learned=request.learned, on_incident=on_incident)
+        def on_notice(message: str) -> None:
+            send({"event": "sign", "message": message})
+
+        attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
         attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)
         watch = MemoryWatch(
             read=device.read,

@@ -27,6 +27,7 @@ class Told:
 
     incidents: list[Incident] = field(default_factory=list)
     learned: list[Learned] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     def __call__(self, incident: Incident, learned: Learned) -> None:
         self.incidents.append(incident)

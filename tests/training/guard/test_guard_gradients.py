@@ -58,7 +58,7 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     vars(made).update({name: 0 for name in COUNTED if hasattr(made, name)})
     made.state.num_input_tokens_seen = 0
     if guarded:
-        attach_guard(made, learned=learned or Learned(), on_incident=told)
+        attach_guard(made, learned=learned or Learned(), on_incident=told, on_notice=told.notices.append)
     torch.manual_seed(1)
     made.create_optimizer_and_scheduler(1)
     batches, items = made.get_batch_samples(iter(made.get_train_dataloader()), count, torch.device("cpu"))
@@ -200,6 +200,22 @@ def test_what_was_learned_splits_before_anything_fails(set_up: SetUp) -> None:
         told = assert_same_when(made, count, Learned(train_tokens=20))
     assert calls[0].seen > 2
     assert not told.incidents
+
+
+@pytest.mark.parametrize("alpha", [None, 5.0])
+def test_noise_of_a_parts_embedding_is_as_large_as_the_wholes_and_said_to_be_other_noise(
+    alpha: float | None, set_up: SetUp
+) -> None:
+    """NEFTune's bound goes by the columns, so that parts keep those of padding; else they leave them out."""
+    widths: list[int] = []
+    with set_up("sft") as made:
+        made.neftune_noise_alpha = alpha
+        hook = made.model.get_input_embeddings().register_forward_hook(lambda *args: widths.append(args[2].shape[1]))
+        told = assert_same_when(made, lambda: (widths.clear(), fail_in_forward(made, at=[0])))
+        hook.remove()
+    whole, *parts, _ = widths
+    assert [width == whole for width in parts] == [True, alpha is not None]
+    assert [notice[:7] for notice in told.notices] == ["NEFTune"] * (alpha is not None)
 
 
 def test_an_error_after_the_last_gradient_adds_none_twice(set_up: SetUp) -> None:

@@ -1,0 +1,127 @@
+"""A model's own loss, which may be another mean than its trainer thinks: one gradient however rows are divided."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guarded import Told
+from test_guard_gradients import SIZES, Outcome, assert_same, fail_in_backward, fail_in_forward, micro_steps
+from tiny_trainers import trainer
+
+from autotrain_mem.methods.interface import Basis
+from autotrain_mem.spec import Learned
+from autotrain_mem.training.guard.batch_split import Layout, Piece, count
+from autotrain_mem.training.guard.context import GuardContext
+from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss
+from autotrain_mem.training.guard.micro_step import MicroSteps
+
+Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of the loss of each token and whether it counts, by row."""
+
+OWN: dict[str, tuple[Reduce | None, OwnLoss]] = {
+    "bart": (None, OwnLoss(heeds_count=False, basis=Basis.LABELS)),
+    "tokens": (lambda losses, mask: losses.sum() / mask.sum(), OwnLoss(heeds_count=False, basis=Basis.TOKENS)),
+    "rows": (
+        lambda losses, mask: (losses.sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum(),
+        OwnLoss(heeds_count=False, basis=Basis.UNITS),
+    ),
+    "neither": (lambda losses, mask: losses.sum() / 9, UNKNOWN),
+}
+
+
+def takes_its_own_mean(model: Any, reduce: Reduce) -> None:
+    """As code from the hub may: its forward accepts whatever it is given, and ignores most of it."""
+    forward = model.forward
+
+    def forward_with_loss(input_ids: Any, attention_mask: Any = None, labels: Any = None, **_: Any) -> Any:
+        outputs = forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        targets = labels[:, 1:]
+        losses = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].transpose(1, 2), targets, reduction="none")
+        outputs["loss"] = reduce(losses, targets != -100)
+        return outputs
+
+    model.forward = forward_with_loss
+
+
+def steps(kind: str, folders: dict[str, Path], rows: int, number: int, disturb: Any = None, **options: Any) -> Outcome:
+    """The same eight rows, in so many micro-batches."""
+    reduce = OWN[kind][0]
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": number, "loss_type": "nll"}
+    made = trainer("sft", folders["qwen" if reduce else kind], folders["out"], **SIZES | sizes)
+    if reduce:
+        takes_its_own_mean(made.model, reduce)
+    if disturb:
+        disturb(made)
+    outcome = micro_steps(made, count=number, **options)
+    for name in [name for name in outcome.gradients if name.endswith("k_proj.bias")]:
+        del outcome.gradients[name]  # zero but for rounding: what is added to all keys leaves attention as it is
+    return outcome
+
+
+@pytest.fixture
+def folders(qwen: Path, bart: Path, tmp_path: Path) -> dict[str, Path]:
+    return {"qwen": qwen, "bart": bart, "out": tmp_path}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", ["bart", "tokens", "rows"])
+def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro_batches(
+    kind: str, folders: dict[str, Path]
+) -> None:
+    whole = steps(kind, folders, 8, 1, guarded=False)
+    split = steps(kind, folders, 8, 1, lambda made: fail_in_backward(made, at=[0, 1], layer=1))
+    assert len(split.told.incidents) == 2
+    divided = steps(kind, folders, 2, 4, lambda made: fail_in_forward(made, at=[0]))
+    assert len(divided.told.incidents) == 1
+    for other in (split, divided):
+        for name in ("logged", "counted"):  # of several micro-batches there are several numbers
+            setattr(other, name, getattr(whole, name))
+        assert_same(other, whole)
+
+
+def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_alike(folders: dict[str, Path]) -> None:
+    whole = steps("neither", folders, 8, 1, guarded=False)
+    repeated = steps("neither", folders, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
+    assert repeated.told.remedies == ["repeated with what backward needs waiting on the host"]
+    assert_same(repeated, whole)
+    assert not repeated.told.notices
+    added_up, meant = steps("neither", folders, 2, 4, guarded=False), steps("neither", folders, 2, 4)
+    assert meant.loss == pytest.approx(added_up.loss / 4)
+    assert [notice.split(" could")[0] for notice in meant.told.notices] == ["Over what this model's own loss is a mean"]
+
+
+def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, folders: dict[str, Path]) -> None:
+    """GPT-2 drops out, and heeds the count: with accumulation it is tried in the first micro-step."""
+    outcomes = []
+    for guarded in (False, True):
+        made = trainer("sft", gpt2, folders["out"], loss_type="nll", **SIZES)
+        made.model.transformer.drop.eval()  # a part that does not train stays one
+        calls: list[int] = []
+        made.model.register_forward_pre_hook(lambda module, _, calls=calls: calls.append(module.training))
+        outcomes.append(micro_steps(made, guarded=guarded))
+    assert calls == [False, False, True, True]
+    assert_same(outcomes[1], outcomes[0])
+    assert all(torch.equal(value, outcomes[0].gradients[name]) for name, value in outcomes[1].gradients.items())
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_each_kind_of_mean_is_told_from_the_others(kind: str, folders: dict[str, Path]) -> None:
+    reduce, expected = OWN[kind]
+    made = trainer("sft", folders["qwen" if reduce else kind], folders["out"], loss_type="nll", **SIZES)
+    if reduce:
+        takes_its_own_mean(made.model, reduce)
+    notices: list[str] = []
+    context = GuardContext(made, Learned(), Told(), 50, on_notice=notices.append)
+    guarded = MicroSteps(context)
+    batches, _ = made.get_batch_samples(iter(made.get_train_dataloader()), 2, torch.device("cpu"))
+    whole = Piece(inputs=batches[0], layout=Layout.ROWS)
+    assert guarded.own_loss(whole.inputs) == expected
+    shares = [guarded.share_of_step(Piece(inputs=batch, layout=Layout.ROWS), counted=True) for batch in batches]
+    assert sum(shares) == pytest.approx(1.0)
+    assert len(notices) == 1
+    if expected.basis:
+        assert shares[0] == count(whole, expected.basis) / sum(
+            count(Piece(inputs=batch, layout=Layout.ROWS), expected.basis) for batch in batches
+        )
