@@ -57,6 +57,19 @@ def is_models_loss(trainer: Any) -> bool:
     return name is not None and why_not_exact(trainer) is None and method_of(name).is_models_loss(trainer)
 
 
+def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
+    """Say why other micro-batches of the same rows make another gradient of a step; None where they do not.
+
+    A loss of the user's own is the user's to know.
+    """
+    name = method_of_trainer(trainer)
+    if name is None or _own_loss(trainer, name) is not None:
+        return None
+    is_of_tokens = method_of(name).loss_basis(trainer, is_counted=counted) in (Basis.TOKENS, Basis.CHOSEN_TOKENS)
+    over_tokens = "the loss is a mean over the tokens of a micro-batch, and a step takes the mean of these means"
+    return why_not_exact(trainer) or (over_tokens if is_of_tokens else None)
+
+
 def why_not_exact(trainer: Any) -> str | None:
     """Say why this trainer's micro-batches cannot be split without another gradient; None where they can."""
     method = method_of_trainer(trainer)

@@ -19,7 +19,13 @@ from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss, try_loss
-from autotrain_mem.training.guard.loss_weights import Rule, is_models_loss, logged_basis, rule_of
+from autotrain_mem.training.guard.loss_weights import (
+    Rule,
+    is_models_loss,
+    logged_basis,
+    rule_of,
+    why_division_matters,
+)
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.out_of_memory import Full, attempt, release
 
@@ -33,14 +39,11 @@ MEAN_OF_ITS_OWN = (
     "This model's forward takes a mean of its own and ignores num_items_in_batch, which would make the gradient depend "
     "on how rows are divided into micro-batches: each micro-batch is weighed by its share of the step instead."
 )
-MEAN_OF_MEANS = (
-    "This model's loss is a mean over a micro-batch, and a step takes the mean of these means: rows count a little more "
-    "or less where they are divided into other micro-batches. To keep a division, give --per_device_train_batch_size "
-    "and --gradient_accumulation_steps."
-)
+DIVISION = "The gradient depends a little on how a step's rows are divided into micro-batches"
+TO_KEEP = "To keep a division, give --per_device_train_batch_size and --gradient_accumulation_steps."
 UNKNOWN_MEAN = (
-    "Over what this model's own loss is a mean could not be told by trying it: no micro-batch is split, and all of a "
-    "step's weigh alike, so that another division of its rows may make a slightly other gradient."
+    f"{DIVISION}: over what this model's own loss is a mean could not be told by trying it. No micro-batch is split, "
+    f"and all of a step's weigh alike. {TO_KEEP}"
 )
 IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there cannot be told"
 
@@ -132,15 +135,17 @@ class MicroSteps:
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
         """Weigh a micro-batch so that those of a step make the gradient that all their rows in one would make.
 
-        It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens, and adds
-        up. Where it knows that the model does not divide it takes the mean of the means, whatever each is over.
+        It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens of the
+        step, and adds up.
         """
         steps = len(self._batches)
-        own = self.own_loss(whole.inputs) if steps > 1 and not self.context.why_not else None
-        if own is None or own.heeds_count:
+        if steps < 2 or self.context.why_not:
             return 1.0
-        if not counted:
-            self.context.notice(MEAN_OF_MEANS)
+        if why := why_division_matters(self._trainer, counted=counted):
+            self.context.notice(f"{DIVISION}: {why}. {TO_KEEP}")
+            return 1.0
+        own = self.own_loss(whole.inputs)
+        if own is None or own.heeds_count:
             return 1.0
         self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
         if own.basis is None:

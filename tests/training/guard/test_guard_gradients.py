@@ -177,6 +177,8 @@ def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(case: str,
     with set_up(case) as made:
         told = assert_same_when(made, lambda: (fail_in_forward(made, at=[0]), fail_in_backward(made, at=[2], layer=1)))
     assert [incident.phase for incident in told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
+    weighs_tokens = case in ("sft-not-counted", "sft-nll-not-counted", "dpo-sft", "grpo-bnpo")
+    assert ["the loss is a mean over the tokens" in notice for notice in told.notices] == [True] * weighs_tokens
     assert all(remedy.startswith("split into ") for remedy in told.remedies)
 
 
@@ -258,6 +260,7 @@ def test_a_loss_over_the_whole_batch_is_repeated_whole_and_then_given_up(set_up:
         fail_in_backward(made, at=[1], layer=0)
         once = micro_steps(made)
         assert_same(once, expected)
+    assert "divided into micro-batches: loss_type aot compares each pair" in once.told.notices[0]
     assert once.told.remedies == ["repeated with what backward needs waiting on the host"]
 
 
