@@ -27,6 +27,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
+from autotrain_mem.machine.detect import VISIBLE
 from autotrain_mem.machine.fault_injection import check_mishaps
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
@@ -62,14 +63,19 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
     Raises:
         UsageError: also what the method needs beside its arguments is not given, such as a reward; a run cannot be
             resumed and be moved aside; the mishaps of a simulated card cannot be read.
-        NoGpuError, UnknownGpuError, ModelNotFoundError, OutputFolderError.
+        NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
     rehearsals = rehearsals_for(workers, wish, warn)
     if to_train:
         job = rehearsals.job
-        training_device(rehearsals.hardware, simulate=wish.simulate)
+        _training_device(rehearsals, simulate=wish.simulate)
         if wish.simulate:
             check_mishaps(job.environment)
+            if workers_given := job.arguments.get("dataloader_num_workers"):
+                warn(
+                    f"--dataloader_num_workers {workers_given} has no effect with --simulate: the simulated card "
+                    "counts what one process allocates, so batches are made there."
+                )
         workers.first.check_can_train(job)
         for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
             check_weights(pathlib.Path(name))
@@ -188,7 +194,7 @@ def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEve
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
-    device = training_device(rehearsals.hardware, simulate=wish.simulate)
+    device = _training_device(rehearsals, simulate=wish.simulate)
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
@@ -215,7 +221,7 @@ def fit(
             ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
     """
     job = rehearsals.job
-    device = training_device(rehearsals.hardware, simulate=simulate)
+    device = _training_device(rehearsals, simulate=simulate)
     run = SupervisedRun(
         rehearsals=rehearsals,
         plan=chosen,
@@ -228,9 +234,17 @@ def fit(
     return run.finish(restarts=max_restarts)
 
 
+def _training_device(rehearsals: Rehearsals, *, simulate: bool) -> Hardware:
+    return training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
+
+
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
-    """Returns what is set for the training process; a card that is not here counts as the first of a machine."""
+    """Returns what is set for the training process.
+
+    A card that is not here counts as the first that the job's own environment shows, else as the first of a machine.
+    """
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):
-        device = replace(device, uuid="0")
+        first, _, _ = rehearsals.job.environment.get(VISIBLE, "").partition(",")
+        device = replace(device, uuid=first or "0")
     return process_environment(device, chosen.knobs, rehearsals.job.environment, simulate=simulate)

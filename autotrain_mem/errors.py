@@ -8,7 +8,7 @@
     ├── HardwareError
     │   ├── NoGpuError              10   no GPU here and none named
     │   ├── UnknownGpuError         11   a GPU name that the catalog does not hold
-    │   ├── UnreadableGpuError      12   a GPU that is here but does not say what it has
+    │   ├── UnreadableGpuError      12   a GPU that is here but does not say what it has, or that torch cannot use
     │   └── HostMemoryError         13   too little host memory to load or to offload
     ├── ModelError
     │   ├── ModelNotFoundError      20   no config.json there, or a hub id that cannot be reached

@@ -64,6 +64,6 @@ def a_user_in(folder: Path, workers: SharedWorkers, forge: Forge) -> Iterator[No
             patch.delenv(name, raising=False)
         patch.setenv("AUTOFIT_CACHE", str(folder.with_name(f"{folder.name}-cache")))
         patch.setattr(api, "Workers", lambda count=None: workers)
-        patch.setattr(choose, "detect", lambda: ())
+        patch.setattr(choose, "detect", lambda *_: ())
         yield
     signal.signal(signal.SIGTERM, before)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import UnreadableGpuError, UsageError
 from autotrain_mem.machine.choose import choose
-from autotrain_mem.machine.detect import detect, host
+from autotrain_mem.machine.detect import cuda_device, host
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import Store
@@ -45,13 +46,17 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
             "one.",
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
         )
-    return with_own_use(measured(_card(config.device.index or 0), store), config.device, models)
+    card = _card(config.device.index or 0)
+    # Another process may be kept from a card that this one uses (compute mode "exclusive process").
+    with contextlib.suppress(UnreadableGpuError):
+        card = measured(card, store)
+    return with_own_use(card, config.device, models)
 
 
 def _card(index: int) -> Hardware:
-    cards = detect()
-    if index < len(cards):
-        return cards[index]
+    card = cuda_device(index)
+    if card is not None:
+        return card
     raise UsageError(
         f"cuda:{index} is no card that NVML knows, so its memory is unknown (AMD's cards are not supported).",
         hint="Name a card to plan for: autofit=AutoFit(gpu=...).",

@@ -196,7 +196,7 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
     """The job that is asked for, on its device.
 
     Args:
-        warn: Hears when the cache on disk was damaged or cannot be written.
+        warn: Hears when the cache on disk was damaged or cannot be written, and of GPUs that do not answer.
 
     Raises:
         UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself; a
@@ -213,7 +213,9 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
             "No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
         )
     store = Store(cache_folder(), on_damage=warn)
-    hardware = choose(autofit.gpu, use_cpu=bool(given.get("use_cpu")), store=store)
+    hardware = choose(
+        autofit.gpu, use_cpu=bool(given.get("use_cpu")), store=store, environment=wish.environment, warn=warn
+    )
     return Rehearsals(
         workers=workers,
         job=replace(wish, model=str(model)).job(given),

@@ -13,7 +13,9 @@ its own. This module repeats CUDA's choice, so that the first device here is tor
 - MIG: a card that is split shows its instances instead of itself; CUDA opens only one instance, and no whole card
   beside it. NVIDIA Multi-Instance GPU User Guide, "Device Enumeration".
 
-AMD cards are not found: NVML does not know them.
+A card that NVML lists and does not answer for (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its
+number and shows no device, so that it is in nobody's way but that of who names it. AMD cards are not found: NVML does
+not know them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.host import host_memory
 from autotrain_mem.machine.catalog import catalog, recognise
 from autotrain_mem.machine.overhead import overhead
+from autotrain_mem.machine.torch_child import NoAnswer, torch_child
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB
 
@@ -40,7 +43,14 @@ Linux x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The
 measurement, for larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype
 are pages of that file until they are trained; a conversion holds them once, beside pages that can be taken back."""
 
-_UNANSWERED = "Hide the card with CUDA_VISIBLE_DEVICES, or plan for one that is not here: --gpu NAME --plan_only."
+VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Variables by which a user says which cards a process sees."""
+_UNANSWERED = """\
+nvidia-smi says more; a GPU that is lost comes back with a reset or a reboot.
+--gpu NAME --plan_only  plans for a card that is not here"""
+_NAMED = re.compile(r"\s*(\+?\d|GPU-|MIG-)")
+"""Begins a list of cards that names one, rather than hide all of them."""
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +74,85 @@ class _Card:
     handle: Any
     devices: tuple[_Device, ...]
     """The card itself, or its MIG instances, of which there may be none."""
+    unanswered: str = ""
+    """NVML's reason for not answering; such a card has no devices."""
 
 
-def detect() -> tuple[Hardware, ...]:
+def detect(
+    environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
+) -> tuple[Hardware, ...]:
     """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver.
 
+    Args:
+        environment: What is set for that process, over this one's environment.
+        on_unreadable: Hears why a GPU that it would see is left out, where others answer.
+
     Raises:
-        UnreadableGpuError: NVML lists a card but does not answer for it, so nothing can be planned on it.
+        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
+            or torch, which is asked where NVML does not tell a card's memory, cannot use it.
     """
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return ()
+        shown, unanswered = _shown(nvml, environment)
+        hardware = []
+        for device in shown:
+            try:
+                hardware.append(_hardware(nvml, device, environment))
+            except nvml.NVMLError as error:
+                unanswered.append(f"GPU {device.index}: {error}")
+        if unanswered and not hardware:
+            raise UnreadableGpuError(f"NVML does not answer for {', '.join(unanswered)}.", hint=_UNANSWERED)
+        for reason in unanswered:
+            on_unreadable(f"NVML does not answer for {reason}. Another GPU is taken.")
+        return tuple(hardware)
+
+
+def cuda_device(index: int) -> Hardware | None:
+    """This process's ``cuda:index``; None where NVML does not know it.
+
+    Raises:
+        UnreadableGpuError: NVML does not answer for it.
+    """
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return None
+        shown, _ = _shown(nvml, _NOTHING)
         try:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            cards = [_card(nvml, index, handle) for index, handle in enumerate(handles)]
-            ordered = _in_cuda_order(nvml, cards, os.environ.get("CUDA_DEVICE_ORDER"))
-            devices = _visible(ordered, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return tuple(_hardware(nvml, device) for device in devices)
+            return _hardware(nvml, shown[index], _NOTHING) if index < len(shown) else None
         except nvml.NVMLError as error:
-            raise UnreadableGpuError(f"NVML does not answer for a GPU: {error}.", hint=_UNANSWERED) from error
+            raise UnreadableGpuError(f"NVML does not answer for cuda:{index}: {error}.", hint=_UNANSWERED) from error
+
+
+def free_bytes(card: Hardware) -> int | None:
+    """What is free of a detected card now; None where NVML does not tell."""
+    with nvml_session() as nvml:
+        if isinstance(nvml, str) or card.uuid is None:
+            return None
+        try:
+            return _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))[1]
+        except nvml.NVMLError:
+            return None
+
+
+def why_no_nvml() -> str:
+    """Why NVML cannot be asked, in a few words; empty where it can."""
+    with nvml_session() as nvml:
+        return nvml if isinstance(nvml, str) else ""
+
+
+def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
+    """What CUDA shows, and why NVML does not answer for cards that it would show or that are asked for."""
+    variables = {**os.environ, **environment}
+    try:
+        cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise UnreadableGpuError(f"NVML does not count the GPUs: {error}.", hint=_UNANSWERED) from error
+    shown = _visible(_in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE))
+    unanswered = [card.unanswered for card in cards if card.unanswered]
+    if VISIBLE in variables and (shown or not _NAMED.match(variables[VISIBLE])):
+        unanswered = []  # hidden
+    return shown, unanswered
 
 
 @contextlib.contextmanager
@@ -125,7 +195,14 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _card(nvml: Any, index: int, handle: Any) -> _Card:
+def _card(nvml: Any, index: int) -> _Card:
+    try:
+        return _answering(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
+    except nvml.NVMLError as error:
+        return _Card(name="", uuid="", handle=None, devices=(), unanswered=f"GPU {index}: {error}")
+
+
+def _answering(nvml: Any, index: int, handle: Any) -> _Card:
     uuid = nvml.nvmlDeviceGetUUID(handle)
     mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; cards without MIG do not answer
     split = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
@@ -147,8 +224,8 @@ def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
 
 
 def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequence[_Card]:
-    """NVML's order, or fastest first. A card that does not tell its speed leaves NVML's order."""
-    if order == "PCI_BUS_ID" or len({card.name for card in cards}) == 1:
+    """NVML's order, or fastest first. A card that does not tell its speed, or does not answer, leaves NVML's order."""
+    if order == "PCI_BUS_ID" or len({card.name for card in cards}) == 1 or any(card.unanswered for card in cards):
         return cards
     cores = [_ask(nvml, nvml.nvmlDeviceGetNumGpuCores, card.handle) for card in cards]
     clocks = [_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM) for card in cards]
@@ -215,8 +292,29 @@ def _memory(nvml: Any, handle: Any) -> tuple[int, int, str]:
     return memory.total - memory.reserved, memory.free, "NVML, without the driver's reserve"
 
 
-def _hardware(nvml: Any, device: _Device) -> Hardware:
-    total_bytes, free_bytes, source = _memory(nvml, device.handle)
+def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, int, str]:
+    """The same of a card whose memory NVML does not tell: the host's own (GB10, Jetson), which a process fills too.
+
+    ``cudaMemGetInfo`` leaves out what the kernel can take back from files, ``MemAvailable`` counts it (NVIDIA DGX Spark
+    User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
+    """
+    try:
+        with torch_child(uuid, environment) as (_, torch):
+            total_bytes, free_bytes = torch.total_bytes, torch.free_bytes
+    except NoAnswer as reason:
+        message = f"NVML does not tell the memory of GPU {uuid}, and torch did not either: {reason}."
+        raise UnreadableGpuError(message, hint=_UNANSWERED) from reason
+    if not torch.is_integrated:
+        return total_bytes, free_bytes, "torch, since NVML does not tell it"
+    available_bytes = max(free_bytes, host_memory().available_bytes)
+    return total_bytes, max(0, min(total_bytes, available_bytes) - HOST_NON_TORCH_BYTES), "torch, the host's own"
+
+
+def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Hardware:
+    try:
+        total_bytes, free_bytes, source = _memory(nvml, device.handle)
+    except nvml.NVMLError_NotSupported:
+        total_bytes, free_bytes, source = _memory_by_torch(device.uuid, environment)
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)

@@ -19,15 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.machine.detect import nvml_session
-from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store
 from autotrain_mem.units import GIB, MIB, format_bytes
 from autotrain_mem.versions import installed_version
 
-CHILD_MODULE = "autotrain_mem.machine.measure_process"
-TIME_LIMIT_SECONDS = 120.0
-"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
 RELEASE_SECONDS = 10.0
 """How long the driver may take to give back what a process held."""
 STEADY_BYTES = 16 * MIB
@@ -39,7 +36,7 @@ KIND = "non_torch"
 """What the store calls these results."""
 
 
-class NotMeasured(Exception):
+class NotMeasured(NoAnswer):
     """Why there is no figure, in a few words."""
 
 
@@ -53,29 +50,37 @@ class Loaded:
 
 
 Run = Callable[[Hardware], contextlib.AbstractContextManager[Loaded]]
-"""Runs a child on a card: inside the context it holds still, after it the child has ended. Raises NotMeasured."""
+"""Runs a child on a card: inside the context it holds still, after it the child has ended. Raises NoAnswer."""
+_NOTHING: Mapping[str, str] = {}
 
 
-def measured(hardware: Hardware, store: Store, run: Run | None = None) -> Hardware:
+def measured(
+    hardware: Hardware, store: Store, run: Run | None = None, *, environment: Mapping[str, str] = _NOTHING
+) -> Hardware:
     """The same card with the measured figure; with the table's where it cannot be measured, and why in ``source``.
 
     Args:
         store: Where results are kept.
         run: Starts the child; None for the real one.
+        environment: What is set for the training process, over this one's environment.
+
+    Raises:
+        UnreadableGpuError: torch cannot use the card, so nothing can be trained on it.
     """
     try:
-        non_torch_bytes = _measured_bytes(hardware, run or run_child, store)
-    except NotMeasured as reason:
+        run = run or (lambda card: run_child(card, environment))
+        non_torch_bytes = _measured_bytes(hardware, run, store, {**os.environ, **environment})
+    except NoAnswer as reason:
         return replace(hardware, source=f"{hardware.source}, not measured: {reason}")
     known, _, _ = hardware.source.partition("; outside torch: ")
     return replace(hardware, non_torch_bytes=non_torch_bytes, source=f"{known}; outside torch: measured")
 
 
-def _measured_bytes(hardware: Hardware, run: Run, store: Store) -> int:
+def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mapping[str, str]) -> int:
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             raise NotMeasured(nvml)
-        key = _key(nvml, hardware)
+        key = _key(nvml, hardware, variables)
         kept = store.get(KIND, key)
         if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
             return kept
@@ -98,14 +103,16 @@ def _measure(nvml: Any, hardware: Hardware, run: Run) -> int:
     free_before = _free_bytes(nvml, handle)
     with run(hardware) as loaded:
         own_bytes = None if loaded.pid in strangers else _by_process(nvml, handle).get(loaded.pid)
-        taken_bytes = free_before - _free_bytes(nvml, handle)
+        free_meanwhile = _free_bytes(nvml, handle)
     if own_bytes is None:
+        if free_before is None or free_meanwhile is None:
+            raise NotMeasured("NVML tells no memory of it")
         deadline = time.monotonic() + RELEASE_SECONDS
-        while abs(_free_bytes(nvml, handle) - free_before) > STEADY_BYTES:
+        while abs((_free_bytes(nvml, handle) or 0) - free_before) > STEADY_BYTES:
             if time.monotonic() > deadline:  # else the card is as it was before the child
                 raise NotMeasured("another process took or freed memory meanwhile")
             time.sleep(0.1)
-        own_bytes = taken_bytes
+        own_bytes = free_before - free_meanwhile
     return own_bytes - loaded.reserved_bytes
 
 
@@ -118,34 +125,25 @@ def _by_process(nvml: Any, handle: Any) -> Mapping[int, int | None]:
     return {process.pid: process.usedGpuMemory or None for process in processes}
 
 
-def _free_bytes(nvml: Any, handle: Any) -> int:
-    return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)  # the same in both versions of the query: detect._memory
+def _free_bytes(nvml: Any, handle: Any) -> int | None:
+    """The same in both versions of the query (``detect._memory``); None where the memory is the host's."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except nvml.NVMLError_NotSupported:
+        return None
 
 
 @contextlib.contextmanager
-def run_child(
-    hardware: Hardware, module: str = CHILD_MODULE, limit_seconds: float = TIME_LIMIT_SECONDS
-) -> Iterator[Loaded]:
-    """The real child, which sees this one card."""
-    child = Child(module, {"CUDA_VISIBLE_DEVICES": str(hardware.uuid)})
-    try:
-        answer = child.receive(limit_seconds)
-        if "error" in answer:
-            raise NotMeasured(str(answer["error"]))
-        yield Loaded(pid=child.pid, reserved_bytes=int(answer["reserved_bytes"]))
-    except ChildTimeout as timeout:
-        raise NotMeasured(f"no answer within {limit_seconds:.0f} s") from timeout
-    except ChildDied as death:
-        raise NotMeasured(f"the process ended with status {death.code}") from death
-    finally:
-        child.kill()  # it holds nothing that needs saving
-        child.stop()
+def run_child(hardware: Hardware, environment: Mapping[str, str] = _NOTHING, **child: Any) -> Iterator[Loaded]:
+    """The real child, which sees this one card; ``child`` is for ``torch_child``."""
+    with torch_child(str(hardware.uuid), environment, **child) as (process, _):
+        yield Loaded(pid=process.pid, reserved_bytes=int(next_answer(process)["reserved_bytes"]))
 
 
 # -- the kept results ------------------------------------------------------------------------------------------------
 
 
-def _key(nvml: Any, hardware: Hardware) -> dict[str, Any]:
+def _key(nvml: Any, hardware: Hardware, variables: Mapping[str, str]) -> dict[str, Any]:
     """All that the figure depends on. Not the card's number: two cards of one kind hold the same."""
     try:
         driver = nvml.nvmlSystemGetDriverVersion()
@@ -157,5 +155,5 @@ def _key(nvml: Any, hardware: Hardware) -> dict[str, Any]:
         "driver": driver,
         "torch": installed_version("torch"),
         "bitsandbytes": installed_version("bitsandbytes"),
-        "module_loading": os.environ.get("CUDA_MODULE_LOADING"),
+        "module_loading": variables.get("CUDA_MODULE_LOADING"),
     }

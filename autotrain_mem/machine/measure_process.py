@@ -1,8 +1,9 @@
 """The process that is measured: ``python -m autotrain_mem.machine.measure_process``.
 
-It does, in small, what a training step does, so that the driver loads the same kernels, says how much torch reserved,
-and holds still until its parent ends it. Its tensors are small: what the kernels hold does not depend on them, while
-cuBLAS picks other kernels by size, so there are several.
+It says what torch sees of the card, or why it cannot use it. Then it does, in small, what a training step does, so that
+the driver loads the same kernels, says how much torch reserved, and holds still until its parent ends it. Its tensors
+are small: what the kernels hold does not depend on them, while cuBLAS picks other kernels by size, so there are
+several.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from autotrain_mem.errors import UnreadableGpuError
+from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.processes import Channel
 
 SIZES = (64, 512, 2048)
@@ -25,14 +28,28 @@ def main() -> None:
     try:
         import torch
 
+        check_usable()
+        channel.send({"device": _device()})
         # fp16 where bf16 is only emulated (before Ampere)
         half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
         exercise("cuda", half)
         torch.cuda.synchronize()
         channel.send({"reserved_bytes": int(torch.cuda.memory_reserved())})
+    except UnreadableGpuError as error:
+        channel.send({"unusable": error.to_json()})
     except Exception as error:  # whatever stands in the way, the parent does without the figure and says why
         channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
     channel.receive()
+
+
+def _device() -> dict[str, Any]:
+    """The fields of a ``torch_child.TorchDevice``."""
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info()
+    properties = torch.cuda.get_device_properties(0)
+    is_integrated = bool(properties.is_integrated)
+    return {"total_bytes": properties.total_memory, "free_bytes": free_bytes, "is_integrated": is_integrated}
 
 
 def exercise(device: str, half: Any, sizes: tuple[int, ...] = SIZES) -> None:

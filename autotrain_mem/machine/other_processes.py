@@ -46,10 +46,13 @@ def held_by(hardware: Hardware, pid: int) -> int | None:
 
 @contextlib.contextmanager
 def _opened(hardware: Hardware) -> Iterator[tuple[Any, Any] | None]:
-    """NVML, and the card in its words; None where there is no such card, or no NVML."""
+    """NVML, and the card in its words; None where there is no such card, it does not answer, or there is no NVML."""
     with nvml_session() as nvml:
-        known = not isinstance(nvml, str) and hardware.uuid
-        yield (nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)) if known else None
+        opened = None
+        if not isinstance(nvml, str) and hardware.uuid:
+            with contextlib.suppress(nvml.NVMLError):  # the card is lost, or hidden by now
+                opened = nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
+        yield opened
 
 
 def _listed(nvml: Any, handle: Any) -> dict[int, int]:

@@ -68,6 +68,7 @@ _RESIDENT_THREADS = {
     (10, 0): 2048,
     (10, 3): 2048,
     (12, 0): 1536,
+    (12, 1): 1536,
 }
 """Most resident threads of one multiprocessor: CUDA C++ Programming Guide, technical specifications per capability."""
 

@@ -160,7 +160,7 @@ def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
-    return on_cpu({**arguments, **half})
+    return {**arguments, **half, "use_cpu": True}
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:

@@ -10,6 +10,10 @@ class FakeNvmlError(Exception):
     """What NVML raises for a question that it does not answer."""
 
 
+class FakeNotSupported(FakeNvmlError):
+    """Raised for memory that is the host's."""
+
+
 @dataclass(eq=False)
 class FakeInstance:
     """One MIG instance."""
@@ -42,6 +46,10 @@ class FakeGpu:
     clock: int = 2100
     instances: list[FakeInstance | None] | None = None
     """None: not split. A None inside is an empty place."""
+    lost: str = ""
+    """Why it does not answer at all."""
+    shares_memory: bool = False
+    """Its memory is the host's, as GB10's is."""
 
 
 @dataclass
@@ -51,11 +59,14 @@ class FakeNvml:
     gpus: list[FakeGpu] = field(default_factory=list)
     driver: str | None = "580.65.06"
     """None where there is no driver."""
+    cuda: int = 13000
+    """The newest CUDA that the driver can do."""
     has_second_memory_query: bool = True
     lists_processes: bool = True
     started: int = 0
 
     NVMLError = FakeNvmlError
+    NVMLError_NotSupported = FakeNotSupported
     NVML_DEVICE_MIG_ENABLE = 1
     NVML_CLOCK_SM = 1
     nvmlMemory_v2 = 2
@@ -74,12 +85,17 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return self.cuda
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        if reason := self.gpus[index].lost:
+            raise FakeNvmlError(reason)
         return self.gpus[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
         for gpu in self.gpus:
-            if gpu.uuid == uuid:
+            if gpu.uuid == uuid and not gpu.lost:
                 return gpu
         raise FakeNvmlError("Not Found")
 
@@ -92,6 +108,8 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeInstance, version: int | None = None) -> SimpleNamespace:
         if version is not None and not self.has_second_memory_query:
             raise FakeNvmlError("Function Not Found")
+        if isinstance(handle, FakeGpu) and handle.shares_memory:
+            raise FakeNotSupported("Not Supported")
         total_bytes, reserved_bytes, taken_bytes = handle.total_mib * MIB, 0, handle.unlisted_bytes
         if isinstance(handle, FakeGpu):
             reserved_bytes = handle.reserved_mib * MIB

@@ -1,5 +1,6 @@
 """Which device a run is planned for."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,20 @@ from autotrain_mem.machine import choose as module
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.store import Store
 from autotrain_mem.units import GIB
 
 
 def found(name: str, index: int) -> Hardware:
     size_bytes = 24 * GIB
     return Hardware(
-        name=name, origin="detected", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=1, index=index
+        name=name,
+        origin="detected",
+        total_bytes=size_bytes,
+        free_bytes=size_bytes,
+        non_torch_bytes=1,
+        index=index,
+        uuid=f"GPU-{index}",
     )
 
 
@@ -23,8 +31,15 @@ def found(name: str, index: int) -> Hardware:
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     """The GPUs that detection finds: two, until a test changes the list."""
     gpus = [found("first", 1), found("second", 0)]
-    monkeypatch.setattr(module, "detect", lambda: tuple(gpus))
-    monkeypatch.setattr(module, "measured", lambda card, store: replace(card, source="measured"))
+
+    def seen(environment: Mapping[str, str], *on_unreadable: object) -> tuple[Hardware, ...]:
+        return tuple(gpus[:: -1 if environment else 1])
+
+    def measured(card: Hardware, store: Store, environment: Mapping[str, str]) -> Hardware:
+        return replace(card, source=f"measured{environment.get('CUDA_VISIBLE_DEVICES', '')}")
+
+    monkeypatch.setattr(module, "detect", seen)
+    monkeypatch.setattr(module, "measured", measured)
     return gpus
 
 
@@ -40,6 +55,29 @@ def test_the_first_gpu_that_cuda_shows_is_measured_unless_another_card_a_size_or
     assert several("all") == catalog()
     assert several("rtx3060,rtx4090") == (named("rtx3060"), named("rtx4090"))
     assert several("rtx3060") == ()
+
+
+def test_the_jobs_environment_says_which_card_is_planned_for_measured_and_trained_on(machine: list[Hardware]) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "1"}
+    chosen = choose(None, use_cpu=False, environment=environment)
+    assert chosen == replace(machine[1], source="measured1")
+    assert module.training_device(chosen, simulate=False) is chosen
+    assert module.training_device(named("rtx3060"), simulate=False, environment=environment) == machine[1]
+    assert module.training_device(named("rtx3060"), simulate=False) == machine[0]
+
+
+@pytest.mark.parametrize(("has_driver", "cure"), [(True, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), (False, "")])
+def test_without_nvml_its_reason_is_told_and_where_the_driver_is_how_a_container_gets_it(
+    machine: list[Hardware], monkeypatch: pytest.MonkeyPatch, *, has_driver: bool, cure: str
+) -> None:
+    machine.clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(module, "why_no_nvml", lambda: "NVML does not start (NVML Shared Library Not Found)")
+    monkeypatch.setattr(module, "_DRIVER_FILES", ("/",) if has_driver else ())
+    with pytest.raises(NoGpuError, match="machine: NVML does not start \\(NVML Shared Library Not Found\\)") as refusal:
+        choose(None, use_cpu=False)
+    assert cure in refusal.value.hint
+    assert ("libnvidia-ml" in refusal.value.hint) == has_driver
 
 
 @pytest.mark.parametrize("hidden", [None, "-1"])

@@ -1,16 +1,20 @@
 """Detection through NVML, against a small stand-in for the pynvml module."""
 
+import contextlib
 import sys
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
 
 import pytest
-from fake_nvml import FakeGpu, FakeInstance, FakeNvml, FakeNvmlError
+from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 
 from autotrain_mem.errors import UnreadableGpuError
+from autotrain_mem.host import HostMemory
+from autotrain_mem.machine import detect as module
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
-from autotrain_mem.units import MIB
+from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
+from autotrain_mem.units import GIB, MIB
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-bbbb2222-0000-0000-0000-000000000000"
@@ -79,6 +83,9 @@ def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
     assert indices() == shown
     assert {device.origin for device in detect()} <= {"detected"}
+    if wanted is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,0")
+        assert [device.index for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] == shown, "an env block wins"
     assert nvml.started == 0
 
 
@@ -132,14 +139,89 @@ def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_
     assert "outside torch: unknown" in device.source
 
 
-def test_a_card_that_does_not_tell_its_memory_is_an_error(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(handle: FakeGpu, version: int | None = None) -> SimpleNamespace:
-        raise FakeNvmlError("Not Supported")
+@pytest.mark.parametrize(
+    ("wanted", "shown", "told"),
+    [
+        (None, [1, 2], "does not answer for GPU 0: GPU is lost. Another GPU is taken"),
+        ("1", [1], ""),
+        (B, [1], ""),
+        ("1,0,2", [1], ""),
+        ("-1", [], ""),
+        ("0", None, "does not answer for GPU 0: GPU is lost"),
+        ("GPU-aaaa", None, "does not answer for GPU 0: GPU is lost"),
+    ],
+)
+def test_a_card_that_is_lost_is_in_the_way_of_none_but_who_names_it(
+    nvml: FakeNvml, wanted: str | None, shown: list[int] | None, told: str
+) -> None:
+    nvml.gpus[0].lost = "GPU is lost"
+    environment, reasons = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}, list[str]()
+    if shown is not None:
+        assert [device.index for device in detect(environment, reasons.append)] == shown
+        assert [told in reason for reason in reasons] == [True] * bool(told)
+    else:
+        with pytest.raises(UnreadableGpuError, match=told) as refusal:
+            detect(environment)
+        assert "Hide" not in refusal.value.hint
+    assert nvml.started == 0
 
-    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", refuse)
-    with pytest.raises(UnreadableGpuError, match="Not Supported"):
+
+def test_of_cards_that_all_do_not_answer_each_reason_is_told(nvml: FakeNvml) -> None:
+    nvml.gpus = [FakeGpu(A, lost="GPU is lost"), FakeGpu(B, lost="Insufficient Permissions")]
+    with pytest.raises(UnreadableGpuError, match="GPU 0: GPU is lost, GPU 1: Insufficient Permissions"):
+        detect()
+
+
+@pytest.mark.parametrize(("is_integrated", "free_gib"), [(True, 100), (False, 5)])
+def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool, free_gib: int
+) -> None:
+    """``cudaMemGetInfo`` does not count pages of files, which fill the host's memory and can be taken back."""
+    asked = []
+
+    @contextlib.contextmanager
+    def child(uuid: str, environment: Mapping[str, str]) -> Iterator[tuple[None, TorchDevice]]:
+        asked.append((uuid, environment))
+        yield None, TorchDevice(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
+
+    memory = HostMemory(total_bytes=121 * GIB, available_bytes=100 * GIB, source="")
+    monkeypatch.setattr(module, "torch_child", child)
+    monkeypatch.setattr(module, "host_memory", lambda: memory)
+    nvml.gpus = [FakeGpu(A, "NVIDIA GB10", capability=(12, 1), cores=6144, shares_memory=True)]
+    (device,) = detect({"SOME": "1"})
+    assert device.total_bytes == 119 * GIB
+    assert device.free_bytes == free_gib * GIB - (HOST_NON_TORCH_BYTES if is_integrated else 0)
+    assert device.non_torch_bytes == overhead(48, (12, 1))
+    assert asked == [(A, {"SOME": "1"})]
+    assert module.free_bytes(device) is None
+
+
+def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def silent(uuid: str, environment: Mapping[str, str]) -> Iterator[None]:
+        raise NoAnswer("the process ended with status 3")
+        yield
+
+    monkeypatch.setattr(module, "torch_child", silent)
+    nvml.gpus[0].shares_memory = True
+    with pytest.raises(UnreadableGpuError, match="ended with status 3"):
         detect()
     assert nvml.started == 0
+
+
+def test_one_process_asks_for_its_own_device_and_for_what_is_free_of_a_card_whatever_the_others_do(
+    nvml: FakeNvml,
+) -> None:
+    nvml.gpus[2].unlisted_bytes = MIB
+    third = module.cuda_device(2)
+    assert third is not None
+    assert (third.index, module.cuda_device(3)) == (2, None)
+    nvml.gpus[0].lost, nvml.gpus[2].unlisted_bytes = "GPU is lost", 3 * MIB
+    assert module.free_bytes(third) == third.free_bytes - 2 * MIB
+    nvml.gpus[2].lost = "GPU is lost"
+    assert module.free_bytes(third) is None
 
 
 def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: FakeNvml) -> None:

@@ -1,6 +1,7 @@
 """Measuring what a process holds outside torch, with a stand-in for NVML and for the child."""
 
 import contextlib
+import functools
 import itertools
 import json
 import pathlib
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
+from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine import measure, measure_process
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.machine.measure import Loaded, measured, run_child
@@ -122,6 +124,7 @@ def test_what_was_measured_on_another_card_driver_or_torch_does_not_count(
     measured(replace(CARD, name="NVIDIA GeForce RTX 3090 Ti"), Store(tmp_path), child.run)
     monkeypatch.setattr(measure, "installed_version", lambda package: "99.0")
     measured(CARD, Store(tmp_path), child.run)
+    measured(CARD, Store(tmp_path), child.run, environment={"CUDA_MODULE_LOADING": "EAGER"})
     monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
     measured(CARD, Store(tmp_path), child.run)
     assert child.runs == 5
@@ -158,16 +161,25 @@ CHILDREN = {
     "dies": "raise SystemExit(3)",
     "hangs": "import time; time.sleep(600)",
     "fails": """
+        import os
         from autotrain_mem.processes import Channel
         channel = Channel(ignore_interrupt=True)
-        channel.send({"error": "RuntimeError: no kernel image"})
+        channel.send({"error": "RuntimeError: no kernel image for " + os.environ["SOME"]})
+        channel.receive()
+    """,
+    "cannot": """
+        from autotrain_mem.errors import UnreadableGpuError
+        from autotrain_mem.processes import Channel
+        channel = Channel(ignore_interrupt=True)
+        channel.send({"unusable": UnreadableGpuError("too old", hint="Update the driver").to_json()})
         channel.receive()
     """,
 }
 
 
 @pytest.mark.parametrize(
-    ("ending", "reason"), [("dies", "ended with status 3"), ("hangs", "no answer within 1 s"), ("fails", "no kernel")]
+    ("ending", "reason"),
+    [("dies", "ended with status 3"), ("hangs", "no answer within 1 s"), ("fails", "no kernel image for this")],
 )
 def test_a_child_without_an_answer_leaves_the_tables_figure(
     nvml: FakeNvml, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ending: str, reason: str
@@ -175,10 +187,29 @@ def test_a_child_without_an_answer_leaves_the_tables_figure(
     (tmp_path / "some_measured_child.py").write_text(textwrap.dedent(CHILDREN[ending]))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     limit_seconds = 1.0 if ending == "hangs" else 60.0
-    found = measured(
-        CARD, Store(tmp_path / "kept"), lambda hardware: run_child(hardware, "some_measured_child", limit_seconds)
-    )
+    run = functools.partial(run_child, environment={"SOME": "this"}, limit_seconds=limit_seconds)
+    found = measured(CARD, Store(tmp_path / "kept"), functools.partial(run, module="some_measured_child"))
     assert_falls_back(found, reason)
+
+
+def test_a_card_that_torch_cannot_use_is_refused_before_anything_is_planned(
+    nvml: FakeNvml, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_measured_child.py").write_text(textwrap.dedent(CHILDREN["cannot"]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    with pytest.raises(UnreadableGpuError, match="too old") as refusal:
+        measured(CARD, Store(tmp_path / "kept"), functools.partial(run_child, module="some_measured_child"))
+    assert refusal.value.hint == "Update the driver"
+    assert nvml.started == 0
+
+
+def test_a_card_that_shares_the_hosts_memory_is_measured_where_its_processes_are_listed(
+    nvml: FakeNvml, child: Child, tmp_path: pathlib.Path
+) -> None:
+    child.gpu.shares_memory = True
+    assert measured(CARD, Store(tmp_path / "kept"), child.run).non_torch_bytes == OUTSIDE
+    nvml.lists_processes = False
+    assert_falls_back(measured(CARD, Store(tmp_path / "no"), child.run), "NVML tells no memory of it")
 
 
 @pytest.mark.slow

@@ -65,6 +65,9 @@ def test_without_nvml_and_of_a_card_that_is_not_here_nobody_is_known(
     gpu.computing = {STRANGER: GIB}
     named = Hardware(name="rtx", origin="named", total_bytes=GIB, free_bytes=GIB, non_torch_bytes=0)
     assert (others_on(named), held_by(named, STRANGER)) == ((), None)
+    gpu.lost = "GPU is lost"
+    assert (others_on(CARD), held_by(CARD, STRANGER)) == ((), None)
+    assert nvml.started == 0
     nvml.driver = None
     assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
     monkeypatch.setitem(sys.modules, "pynvml", None)

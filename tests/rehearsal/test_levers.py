@@ -93,7 +93,8 @@ def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torc
 
 
 def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
-    assert on_host({"fp16": True}) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 0}
+    given = {"fp16": True, "dataloader_num_workers": 2}
+    assert on_host(given) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 2}
 
 
 def test_lora_adapts_the_given_modules_with_the_given_rank_and_changes_nothing_else(make: Make) -> None:

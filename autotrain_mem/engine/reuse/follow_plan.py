@@ -15,6 +15,7 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.machine.detect import CHOOSE_CARDS
 from autotrain_mem.planner.ladder import FURTHEST, check_forbid, lever_name
 from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.planner.nearest import budget_line, needs_line
@@ -233,6 +234,6 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
         if before.arguments.get(name) != now.arguments.get(name):
             words = [str(each.arguments[name]) if name in each.arguments else "not given" for each in (before, now)]
             yield f"{name} {' -> '.join(words)}"
-    for name in sorted(before.environment.keys() | now.environment.keys()):
+    for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # the card is compared
         if before.environment.get(name) != now.environment.get(name):
             yield f"the variable {name}"

@@ -19,6 +19,7 @@ from autotrain_mem.data import load
 from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
@@ -148,8 +149,14 @@ class Device:
 
 @contextlib.contextmanager
 def device_of(request: Request) -> Iterator[Device]:
-    """Have a trainer built and trained inside; where the card is simulated, CPU tensors are treated as its own."""
+    """Have a trainer built and trained inside; where the card is simulated, CPU tensors are treated as its own.
+
+    Raises:
+        UnreadableGpuError: torch cannot use the card.
+    """
     if not request.simulate:
+        if request.hardware.origin != "cpu":
+            check_usable()
         yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
         return
     from autotrain_mem.rehearsal.fake_run import Watch

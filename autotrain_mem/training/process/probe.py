@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.columns import row_lengths
 from autotrain_mem.errors import GpuOutOfMemoryError
+from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
 from autotrain_mem.machine.other_processes import held_by
 from autotrain_mem.methods import online
@@ -123,8 +124,10 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
         return hardware.non_torch_bytes
     held_bytes = held_by(hardware, os.getpid())
     if held_bytes is None:
-        free_bytes, _ = torch.cuda.mem_get_info()
-        held_bytes = hardware.free_bytes - free_bytes
+        now_bytes = free_bytes(hardware)
+        if now_bytes is None:
+            return None
+        held_bytes = hardware.free_bytes - now_bytes
     outside_bytes = held_bytes - reading.reserved_bytes
     return outside_bytes if outside_bytes in PLAUSIBLE_BYTES else None
 

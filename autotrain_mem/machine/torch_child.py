@@ -1,0 +1,73 @@
+"""Asks torch of a card in a process of its own, since a context of CUDA costs memory and cannot be closed again.
+
+The child (``measure_process``) says first what torch sees of the card, or why it cannot use it, and later what it holds
+of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import from_json
+from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+
+CHILD_MODULE = "autotrain_mem.machine.measure_process"
+TIME_LIMIT_SECONDS = 120.0
+"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
+
+
+class NoAnswer(Exception):
+    """Why the child told nothing, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchDevice:
+    """Holds what torch sees of a card."""
+
+    total_bytes: int
+    free_bytes: int
+    """Once the child has opened a context."""
+    is_integrated: bool
+    """Its memory is the host's (``cudaDeviceProp.integrated``)."""
+
+
+@contextlib.contextmanager
+def torch_child(
+    uuid: str,
+    environment: Mapping[str, str],
+    module: str = CHILD_MODULE,
+    limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Iterator[tuple[Child, TorchDevice]]:
+    """A child that sees this one card, once it has opened it; it ends with the context.
+
+    Args:
+        environment: What is set for the training process, over this one's environment.
+
+    Raises:
+        UnreadableGpuError: torch cannot use the card; the hint says what mends it.
+        NoAnswer: it did not get so far as to tell.
+    """
+    child = Child(module, {**environment, "CUDA_VISIBLE_DEVICES": uuid})
+    try:
+        yield child, TorchDevice(**next_answer(child, limit_seconds)["device"])
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
+
+
+def next_answer(child: Child, limit_seconds: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
+    """The child's next answer. Raises as :func:`torch_child`."""
+    try:
+        answer = child.receive(limit_seconds)
+    except ChildTimeout as timeout:
+        raise NoAnswer(f"no answer within {limit_seconds:.0f} s") from timeout
+    except ChildDied as death:
+        raise NoAnswer(f"the process ended with status {death.code}") from death
+    if "unusable" in answer:
+        raise from_json(answer["unusable"])
+    if "error" in answer:
+        raise NoAnswer(str(answer["error"]))
+    return answer

@@ -1,0 +1,136 @@
+"""Asks in a process that is to use a card whether torch can: it may be built for other drivers, or for none.
+
+``torch.cuda.init`` raises with torch's own words (``torch/cuda/__init__.py: _lazy_init``, which calls
+``c10/cuda/CUDAFunctions.cpp``), and what a card or a virtual one refuses comes with the first allocation and the first
+kernel. transformers says of all of it that the setup does not support bf16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+from autotrain_mem.allocator.settings import NEWER_VARIABLE, given_settings
+from autotrain_mem.errors import UnreadableGpuError
+from autotrain_mem.machine.detect import nvml_session
+
+OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""Oldest driver for each major version of CUDA, which serves all its minor ones (NVIDIA CUDA Compatibility, "Minor
+Version Compatibility", table 1)."""
+WHEELS = {12: "cu126", 13: "cu130"}
+"""Builds at download.pytorch.org, by CUDA's major version (pytorch RELEASE.md, "PyTorch CUDA Support Matrix", from 2.9
+on). cu126 alone has kernels for cards before Turing."""
+TURING = (7, 5)
+_OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
+
+
+def check_usable() -> None:
+    """Run one kernel on the card that this process sees.
+
+    A card that is full passes: what is on it may end before it is needed.
+
+    Raises:
+        UnreadableGpuError: torch cannot use it; with torch's words and the cure.
+    """
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        raise UnreadableGpuError(f"torch cannot use the GPU: {_words(error)}", hint=_cure()) from error
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except torch.OutOfMemoryError:
+        return
+    except RuntimeError as error:
+        if "expandable_segments:True" in given_settings(os.environ):
+            raise UnreadableGpuError(
+                f"The GPU refuses expandable segments, as virtual GPUs and WSL do: {_words(error)}",
+                hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
+                f"{NEWER_VARIABLE} either.",
+            ) from error
+        raise UnreadableGpuError(f"torch cannot use the GPU: {_words(error)}", hint=_cure()) from error
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def _words(error: Exception) -> str:
+    """All but the advice on debugging that follows a CUDA error (``c10/cuda/CUDAMiscFunctions.cpp``)."""
+    text = " ".join(str(error).split())
+    return text.partition(" CUDA kernel errors might be")[0].partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
+
+
+def _cure() -> str:
+    import torch
+
+    name, built_for = f"torch {torch.__version__}", torch.version.cuda
+    driver, newest_cuda = _driver()
+    if built_for is None:
+        lines = [
+            f"{name} is built without CUDA. Install a build for this driver:",
+            _install(newest_cuda or max(WHEELS)),
+        ]
+    elif newest_cuda is not None and newest_cuda < (needed := int(built_for.partition(".")[0])):
+        oldest = OLDEST_DRIVERS.get(needed, driver)
+        lines = [
+            f"{name} is built for CUDA {built_for}: it needs driver {oldest} or newer, and {driver} is installed.",
+            "Update the driver (https://www.nvidia.com/drivers), or install a torch for the one that is here:",
+            _install(newest_cuda),
+        ]
+    elif not _has_libcuda():
+        lines = [
+            "libcuda.so.1 is not found. In WSL: export LD_LIBRARY_PATH=/usr/lib/wsl/lib:$LD_LIBRARY_PATH",
+            "In a container: start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+        ]
+    elif (capability := _capability()) is not None and capability < TURING and built_for != "12.6":
+        kernels = f"{name} for CUDA {built_for} has no kernels for cards before Turing, which the build for 12.6 has:"
+        lines = [kernels, _install(min(WHEELS))]
+    else:
+        lines = [
+            "Where the driver was updated, a reboot may be due. This command shows the same:",
+            "python -c 'import torch; torch.ones(1, device=0)'",
+        ]
+    return "\n".join((*lines, _OTHERWISE))
+
+
+def _install(cuda: int) -> str:
+    """The command that installs a build for a driver that can do this major version of CUDA."""
+    if cuda < min(WHEELS):
+        return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
+    wheel = WHEELS[min(cuda, max(WHEELS))]
+    return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{wheel}"
+
+
+def _driver() -> tuple[str, int | None]:
+    """The driver's version, and the newest major version of CUDA that it can do; None where NVML does not tell."""
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return "", None
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000
+        except nvml.NVMLError:
+            return "", None
+
+
+def _capability() -> tuple[int, int] | None:
+    """The card's, by its UUID in this process's environment."""
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return None
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        except nvml.NVMLError:
+            return None
+    return int(major), int(minor)
+
+
+def _has_libcuda() -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""A wish becomes a job on the card that its own environment names."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem import api
+from autotrain_mem.engine import request
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.spec import Hardware
+from autotrain_mem.spec.autofit import AutoFit
+
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "1,0"}
+CARD = replace(named("rtx3090"), origin="detected", uuid="GPU-1")
+
+
+def test_an_env_block_chooses_the_card_to_plan_for_and_to_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(name: str | None, *, environment: Any, **others: Any) -> Hardware:
+        return CARD if environment == ENVIRONMENT else named("t4")
+
+    monkeypatch.setattr(request, "choose", choose)
+    workers: Any = SimpleNamespace(first=SimpleNamespace(parse=lambda *words: ({}, TRL_DEFAULTS)))
+    rehearsals = api.rehearsals_for(workers, api.Wish(method="sft", model="tiny", environment=ENVIRONMENT), print)
+    assert rehearsals.hardware is CARD
+    plan: Any = SimpleNamespace(knobs=TRL_DEFAULTS)
+    assert api.training_environment(rehearsals, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    elsewhere = replace(rehearsals, hardware=named("t4"))  # an export for a card that is not here
+    assert api.training_environment(elsewhere, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_workers_that_a_simulated_card_cannot_count_are_said_to_have_no_effect(tmp_path: Path) -> None:
+    given = {"dataloader_num_workers": 2, "output_dir": str(tmp_path / "run")}
+    worker = SimpleNamespace(parse=lambda *words: (given, TRL_DEFAULTS), check_can_train=lambda job: None)
+    wish = api.Wish(method="sft", model="tiny", autofit=AutoFit(gpu="t4"), simulate=True)
+    notes: list[str] = []
+    api.begin(SimpleNamespace(first=worker), wish, notes.append, to_train=True)  # type: ignore[arg-type]
+    assert [note.startswith("--dataloader_num_workers 2 has no effect with --simulate") for note in notes] == [True]

@@ -1,0 +1,116 @@
+"""Why torch cannot use a card that is here, in torch's words with the cure; torch and NVML are stood in for."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from fake_nvml import FakeGpu, FakeNvml
+
+from autotrain_mem.errors import UnreadableGpuError
+from autotrain_mem.machine import usable
+from autotrain_mem.machine.usable import check_usable
+
+UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"
+OLD = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver"
+KERNELS = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be ..."
+COMPILED = "Torch not compiled with CUDA enabled"
+
+
+def raising(error: Exception) -> Any:
+    def function(*args: Any, **keywords: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A card that torch can use until a test says otherwise."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
+    for name in ("init", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
+    monkeypatch.setattr(usable, "_has_libcuda", lambda: True)
+    return FakeGpu(UUID)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *, cuda: int, built_for: str | None) -> None:
+    """A driver for this CUDA, and a torch built for that one."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu], driver="535.104", cuda=cuda))
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+
+
+def refusal() -> tuple[str, str]:
+    with pytest.raises(UnreadableGpuError) as refused:
+        check_usable()
+    return refused.value.message, refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "driver_cuda", "built_for", "cures"),
+    [
+        (RuntimeError(OLD), 12020, "13.0", ["driver 580 or newer, and 535.104 is installed", "whl/cu126"]),
+        (RuntimeError(OLD), 11040, "12.6", ["driver 525 or newer", "there is none for a driver so old"]),
+        (AssertionError(COMPILED), 12020, None, ["built without CUDA", "whl/cu126"]),
+        (AssertionError(COMPILED), 13020, None, ["whl/cu130"]),
+        (AssertionError(COMPILED), 14000, None, ["whl/cu130"]),
+        (RuntimeError("CUDA unknown error"), 13000, "13.0", ["a reboot may be due"]),
+    ],
+)
+def test_torch_says_why_and_the_cure_follows_from_driver_and_build(
+    gpu: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    driver_cuda: int,
+    built_for: str | None,
+    cures: list[str],
+) -> None:
+    use(monkeypatch, gpu, cuda=driver_cuda, built_for=built_for)
+    monkeypatch.setattr(torch.cuda, "init", raising(error))
+    message, hint = refusal()
+    assert " ".join(str(error).split()) in message
+    assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
+
+
+def test_without_libcuda_wsl_and_containers_are_told_where_it_is(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
+    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError("Found no NVIDIA driver on your system.")))
+    monkeypatch.setattr(usable, "_has_libcuda", lambda: False)
+    _, hint = refusal()
+    assert "/usr/lib/wsl/lib" in hint
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in hint
+
+
+def test_a_card_for_which_torch_has_no_kernels_is_found_by_the_first_one(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
+    check_usable()
+    monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
+    gpu.capability = (7, 0)
+    message, hint = refusal()
+    assert message.endswith("execution on the device")
+    assert "before Turing" in hint
+    assert "whl/cu126" in hint
+
+
+def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virtual_card_refuses_them(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
+    words = "CUDA driver error: operation not supported"
+    monkeypatch.setattr(torch, "ones", raising(RuntimeError(words)))
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    message, hint = refusal()
+    assert "refuses expandable segments" in message
+    assert words in message
+    assert "--forbid expandable_segments" in hint
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    assert "expandable" not in "".join(refusal())
+
+
+def test_a_full_card_is_usable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "ones", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    check_usable()
