@@ -77,7 +77,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table planner spec trainers",
+        "errors files methods methods.table planner spec trainers units",
         "accelerate bitsandbytes dill peft torch transformers trl",
     ),
     "data": part(

@@ -44,6 +44,11 @@ class Hollow:
         """The stand-ins."""
         return self.cache / "libraries"
 
+    @property
+    def libraries_with_values(self) -> Path:
+        """Those of the runtime and of NVML whose device holds values; they go before the others."""
+        return self.cache / "libraries-with-values"
+
     def environment(self, capacity_bytes: int, allocator: str) -> dict[str, str]:
         """Of a process that imports that torch, and finds a device of so many bytes."""
         rest = {name: value for name, value in os.environ.items() if name not in NOT_REWRITTEN}
@@ -55,13 +60,29 @@ class Hollow:
             "TORCH_SYMBOLIZE_MODE": "dladdr",  # names of C++ functions, which is all that the history is asked for
         }
 
+    def environment_with_values(self, ledger: Path) -> dict[str, str]:
+        """Over that of a command, whose processes then share cards that compute; values_nvml.c says how many and which.
+
+        Args:
+            ledger: A folder that says which process holds what.
+        """
+        packages = (HERE / "site", self.packages, ROOT / "scripts", ROOT)
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, packages)),
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, (self.libraries_with_values, self.libraries))),
+            "HOLLOW_LEDGER": str(ledger),
+            "HOLLOW_VALUES": "1",
+            "HOLLOW_CARD": "a100",  # on an H100 plans are for cuDNN's attention, whose stand-in cannot size its plans
+            "TORCH_SYMBOLIZE_MODE": "dladdr",
+        }
+
 
 def build(cache: Path) -> Hollow:
     """What is missing is made, or made anew where its sources are newer."""
     hollow = Hollow(cache)
     if not (hollow.packages / ".installed").exists():
         _install(hollow)
-    runtime = hollow.libraries / RUNTIME
+    runtime = hollow.libraries_with_values / RUNTIME
     sources = [path for folder in (HERE, REAL_ALLOCATOR) for path in folder.glob("*.[ch]*")]
     sources += [HERE / "stubs.py", HERE / "libcudart.map", Path(__file__)]
     if not runtime.exists() or runtime.stat().st_mtime < max(path.stat().st_mtime for path in sources):
@@ -87,16 +108,27 @@ def _compile(hollow: Hollow) -> None:
         linked.append(Path(bitsandbytes.submodule_search_locations[0]) / BITSANDBYTES)
     write_stubs(imports_of(path for path in linked if path.exists()), hollow.libraries)
 
-    nvml = hollow.libraries / "libnvidia-ml.so.1"
-    source = REAL_ALLOCATOR / "nvml_standin.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", str(source), f"-Wl,-soname,{nvml.name}", "-o", str(nvml)], check=True)
-    c = [REAL_ALLOCATOR / "cudart_standin.c", HERE / "cudart_device.c", HERE / "cudart_nothing.c"]
-    objects = [hollow.libraries / f"{path.stem}.o" for path in c]
-    for path, made in zip(c, objects, strict=True):
+    _compile_nvml(REAL_ALLOCATOR / "nvml_standin.c", hollow.libraries)
+    _compile_nvml(HERE / "values_nvml.c", hollow.libraries_with_values)
+    runtime = [REAL_ALLOCATOR / "cudart_standin.c", HERE / "cudart_device.c", HERE / "cudart_nothing.c"]
+    _compile_runtime(hollow, runtime, hollow.libraries)
+    _compile_runtime(hollow, [*runtime, HERE / "values_memory.c"], hollow.libraries_with_values)
+
+
+def _compile_nvml(source: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "libnvidia-ml.so.1"
+    options = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *options, str(source), f"-Wl,-soname,{name}", "-o", str(folder / name)], check=True)
+
+
+def _compile_runtime(hollow: Hollow, sources: list[Path], folder: Path) -> None:
+    objects = [folder / f"{path.stem}.o" for path in sources]
+    for path, compiled in zip(sources, objects, strict=True):
         renamed = [f"-D{old}={new}" for old, new in RENAMED.items()] if path.parent == REAL_ALLOCATOR else []
         include = f"-I{headers_of(hollow.cache)}"
         options = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", include, *renamed]
-        subprocess.run(["gcc", "-c", *options, str(path), "-o", str(made)], check=True)
+        subprocess.run(["gcc", "-c", *options, str(path), "-o", str(compiled)], check=True)
     shared = ["gcc", "-shared", *map(str, objects), f"-Wl,-soname,{RUNTIME}"]
     version = f"-Wl,--version-script={HERE / 'libcudart.map'}"
-    subprocess.run([*shared, version, "-o", str(hollow.libraries / RUNTIME)], check=True)
+    subprocess.run([*shared, version, "-o", str(folder / RUNTIME)], check=True)

@@ -4,10 +4,11 @@
  *
  * Kernels   are launched and compute nothing.
  * Copies    to the device and within it go nowhere. One from the device gives zeros, or what standin_answer() laid
- *           ready for it: so a caller who knows what the device would have computed can say it.
+ *           ready for it: so a caller who knows what the device would have computed can say it. values_memory.c
+ *           replaces them (WEAK) where the device's memory holds values.
  * Events    are always ready: the device is never behind. A block that another stream used is free at once.
- * The device is described as an H100 SXM: what torch and bitsandbytes decide by is its compute capability of 9.0, its
- *           132 multiprocessors and its shared memory.
+ * The device is described as an H100 SXM, or with HOLLOW_CARD=a100 as an A100 SXM: what torch and bitsandbytes decide by
+ *           is its compute capability, its multiprocessors and its shared memory.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -21,8 +22,12 @@
 #define LAST 0x500000000000ull
 
 void standin_set_memory(size_t capacity_bytes, size_t total_bytes);
+int standin_device_of(const void *address);
+int standin_card(int device);
 
-__attribute__((constructor)) static void set_memory(void) {
+#define WEAK __attribute__((weak))
+
+__attribute__((constructor(101))) static void set_memory(void) {
     const char *capacity = getenv("HOLLOW_CAPACITY");
     size_t bytes = capacity ? strtoull(capacity, NULL, 10) : 80ull << 30;
     standin_set_memory(bytes, bytes);
@@ -43,35 +48,59 @@ void standin_answer(long long number) {
 
 void standin_no_answer(void) { answered = 0; }
 
-static cudaError_t copy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+/* Whether the answer was laid ready for this copy; it is given once. */
+int standin_answers(void *to, size_t size) {
+    if (!answered || size > sizeof answer) {
+        return 0;
+    }
+    memcpy(to, answer, size);
+    answered = 0;
+    return 1;
+}
+
+cudaError_t standin_copy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind);
+
+WEAK cudaError_t standin_copy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     if (kind == cudaMemcpyHostToHost) {
         memcpy(to, from, size);
     } else if (kind == cudaMemcpyDeviceToHost || (kind == cudaMemcpyDefault && !is_on_device(to))) {
-        memset(to, 0, size);
-        if (answered && size <= sizeof answer) {
-            memcpy(to, answer, size);
-            answered = 0;
+        if (!standin_answers(to, size)) {
+            memset(to, 0, size);
         }
     }
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
-    return copy(to, from, size, kind);
+    return standin_copy(to, from, size, kind);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
     (void)stream;
-    return copy(to, from, size, kind);
+    return standin_copy(to, from, size, kind);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)from, (void)from_pitch, (void)stream;
-    for (size_t row = 0; kind == cudaMemcpyDeviceToHost && row < height; row++) {
-        memset((char *)to + row * to_pitch, 0, width);
+    (void)stream;
+    for (size_t row = 0; row < height; row++) {
+        standin_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
     }
     return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int peer, size_t size, cudaStream_t stream) {
+    (void)device, (void)peer, (void)stream;
+    return standin_copy(to, from, size, cudaMemcpyDeviceToDevice);
+}
+
+cudaError_t standin_fill(void *to, int value, size_t size);
+
+WEAK cudaError_t standin_fill(void *to, int value, size_t size) { return (void)to, (void)value, (void)size, cudaSuccess; }
+cudaError_t cudaMemset(void *to, int value, size_t size) { return standin_fill(to, value, size); }
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) {
+    return (void)stream, standin_fill(to, value, size);
 }
 
 /* Pinned memory is ordinary memory of the host. */
@@ -90,6 +119,7 @@ cudaError_t cudaMallocManaged(void **address, size_t size, unsigned int flags) {
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
     memset(attributes, 0, sizeof *attributes);
     attributes->type = is_on_device(address) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    attributes->device = is_on_device(address) ? standin_device_of(address) : 0;
     attributes->devicePointer = is_on_device(address) ? (void *)address : NULL;
     return cudaSuccess;
 }
@@ -105,12 +135,10 @@ cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
 /* cudart_standin.c's own, under another name: see build.py. It fills in the name, the memory and sm_90. */
 cudaError_t standin_properties(struct cudaDeviceProp *properties, int device);
 
-/* CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", column 9.0; H100 SXM datasheet. */
+/* CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", columns 8.0 and 9.0; datasheets of
+ * H100 SXM and A100 SXM. */
 enum {
-    MULTIPROCESSORS = 132,
     SHARED_PER_BLOCK = 48 << 10,
-    SHARED_PER_BLOCK_OPTIN = 227 << 10,
-    SHARED_PER_MULTIPROCESSOR = 228 << 10,
     REGISTERS = 64 << 10,
     THREADS_PER_MULTIPROCESSOR = 2048,
     THREADS_PER_BLOCK = 1024,
@@ -118,22 +146,36 @@ enum {
     MOST_BLOCKS_IN_GRID = 2147483647,
     MOST_BLOCKS_IN_GRID_YZ = 65535,
     BLOCKS_PER_MULTIPROCESSOR = 32,
-    L2_BYTES = 50 << 20,
 };
+
+typedef struct {
+    const char *name;
+    int major, multiprocessors, shared_per_block_optin, shared_per_multiprocessor, l2_bytes;
+} Card;
+
+static const Card CARDS[] = {{"h100", 9, 132, 227 << 10, 228 << 10, 50 << 20},
+                             {"a100", 8, 108, 163 << 10, 164 << 10, 40 << 20}};
+
+static const Card *described(void) {
+    const char *name = getenv("HOLLOW_CARD");
+    return &CARDS[name && !strcmp(name, CARDS[1].name)];
+}
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     standin_properties(properties, device);
-    properties->multiProcessorCount = MULTIPROCESSORS;
+    const Card *card = described();
+    properties->major = card->major;
+    properties->multiProcessorCount = card->multiprocessors;
     properties->maxThreadsPerMultiProcessor = THREADS_PER_MULTIPROCESSOR;
     properties->maxBlocksPerMultiProcessor = BLOCKS_PER_MULTIPROCESSOR;
     properties->maxThreadsPerBlock = THREADS_PER_BLOCK;
     properties->sharedMemPerBlock = SHARED_PER_BLOCK;
-    properties->sharedMemPerBlockOptin = SHARED_PER_BLOCK_OPTIN;
-    properties->sharedMemPerMultiprocessor = SHARED_PER_MULTIPROCESSOR;
+    properties->sharedMemPerBlockOptin = card->shared_per_block_optin;
+    properties->sharedMemPerMultiprocessor = card->shared_per_multiprocessor;
     properties->reservedSharedMemPerBlock = 1 << 10;
     properties->regsPerBlock = properties->regsPerMultiprocessor = REGISTERS;
     properties->totalConstMem = 64 << 10;
-    properties->l2CacheSize = L2_BYTES;
+    properties->l2CacheSize = card->l2_bytes;
     properties->memoryBusWidth = 5120;
     properties->asyncEngineCount = 3;
     properties->unifiedAddressing = properties->concurrentKernels = 1;
@@ -156,18 +198,20 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxGridDimZ: *value = MOST_BLOCKS_IN_GRID_YZ; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_PER_BLOCK; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_PER_BLOCK_OPTIN; break;
-    case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = described()->shared_per_block_optin; break;
+    case cudaDevAttrMultiProcessorCount: *value = described()->multiprocessors; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = THREADS_PER_MULTIPROCESSOR; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = described()->major; break;
     default: *value = 0;
     }
     return cudaSuccess;
 }
 
+/* The number of a device among all cards of the machine, those that are hidden from this process too. */
+WEAK int standin_card(int device) { return device; }
+
 cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device) {
-    (void)device;
-    return snprintf(id, size, "0000:00:00.0"), cudaSuccess;
+    return snprintf(id, size, "0000:%02x:00.0", standin_card(device)), cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }

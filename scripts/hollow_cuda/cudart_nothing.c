@@ -17,10 +17,7 @@ SUCCEEDS(cudaLibraryUnload)
 
 /* memory of the device: it holds nothing */
 SUCCEEDS(cudaMemPrefetchAsync)
-SUCCEEDS(cudaMemcpyPeerAsync)
 SUCCEEDS(cudaMemcpyToSymbol)
-SUCCEEDS(cudaMemset)
-SUCCEEDS(cudaMemsetAsync)
 
 SUCCEEDS(cudaHostRegister)
 SUCCEEDS(cudaHostUnregister)

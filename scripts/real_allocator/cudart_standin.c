@@ -6,6 +6,7 @@
  *           and cuMemCreate take from the same `capacity`, to the byte, and refuse what is beyond it.
  * Events    An event is ready once standin_complete_events() was called after it was recorded, or once somebody waited
  *           for it. Nothing else makes it ready: a real cudaFree waits for the device, this one does not.
+ * Devices   One, unless a function that is marked WEAK here is replaced (scripts/hollow_cuda/values_memory.c).
  * The rest  Succeeds and does nothing, or (cudart_unsupported.c) says that it is not supported.
  */
 #include <cuda.h>
@@ -18,18 +19,34 @@
 #define FIRST_ADDRESS 0x100000000000ull
 #define PAGE (2ull << 20)
 #define MOST_REGIONS (1u << 20)
+#define MOST_DEVICES 2
+#define WEAK __attribute__((weak))
 
 typedef struct {
     unsigned long long base, size;
+    int device;
 } Region;
 
 static Region regions[MOST_REGIONS]; /* by address, since addresses only grow; freed ones stay, with size 0 */
 static size_t region_count;
-static size_t capacity, total, used;
+static size_t capacity[MOST_DEVICES], total[MOST_DEVICES], used[MOST_DEVICES];
+static __thread int current;
+
+int standin_devices(void);
+void standin_count(int device, long long more_bytes);
+size_t standin_used(int device);
+
+WEAK int standin_devices(void) { return 1; }
+WEAK void standin_count(int device, long long more_bytes) { used[device] += more_bytes; }
+WEAK size_t standin_used(int device) { return used[device]; }
+
+void standin_set_device_memory(int device, size_t capacity_bytes, size_t total_bytes) {
+    capacity[device] = capacity_bytes;
+    total[device] = total_bytes;
+}
 
 void standin_set_memory(size_t capacity_bytes, size_t total_bytes) {
-    capacity = capacity_bytes;
-    total = total_bytes;
+    standin_set_device_memory(0, capacity_bytes, total_bytes);
 }
 
 /* The number of the cudaMalloc or cuMemAddressReserve that an address came from, counted from 0. */
@@ -47,45 +64,51 @@ size_t standin_region(const void *address) {
 }
 
 unsigned long long standin_region_base(size_t region) { return regions[region].base; }
+int standin_device_of(const void *address) { return region_count ? regions[standin_region(address)].device : 0; }
 
-static unsigned long long new_region(size_t size) {
+static unsigned long long new_region(int device, size_t size) {
     if (region_count == MOST_REGIONS) {
         abort();
     }
     static unsigned long long next = FIRST_ADDRESS;
-    regions[region_count++] = (Region){next, size};
+    regions[region_count++] = (Region){next, size, device};
     next += (size + 2 * PAGE - 1) / PAGE * PAGE; /* at least one page apart */
     return regions[region_count - 1].base;
 }
 
-static int take(size_t size) {
-    if (size > capacity - used) {
+static size_t room(int device) {
+    size_t taken = standin_used(device);
+    return taken > capacity[device] ? 0 : capacity[device] - taken;
+}
+
+static int take(int device, size_t size) {
+    if (size > room(device)) {
         return 0;
     }
-    used += size;
+    standin_count(device, size);
     return 1;
 }
 
 cudaError_t cudaMalloc(void **address, size_t size) {
-    if (!take(size)) {
+    if (!take(current, size)) {
         return cudaErrorMemoryAllocation;
     }
-    *address = (void *)new_region(size);
+    *address = (void *)new_region(current, size);
     return cudaSuccess;
 }
 
 cudaError_t cudaFree(void *address) {
     if (address) { /* cudaFree(NULL) is how a context is made */
         Region *region = &regions[standin_region(address)];
-        used -= region->size;
+        standin_count(region->device, -(long long)region->size);
         region->size = 0;
     }
     return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = capacity - used;
-    *total_bytes = total;
+    *free_bytes = room(current);
+    *total_bytes = total[current];
     return cudaSuccess;
 }
 
@@ -93,23 +116,25 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
     (void)alignment, (void)hint, (void)flags;
-    *address = new_region(size);
+    *address = new_region(current, size);
     return CUDA_SUCCESS;
 }
 
-/* A handle is the size of what it stands for: handles are only ever mapped, unmapped and released. */
+/* A handle is the size of what it stands for, whose low bits are free for the device: handles are only ever mapped,
+ * unmapped and released. */
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *what,
                        unsigned long long flags) {
-    (void)what, (void)flags;
-    if (!take(size)) {
+    (void)flags;
+    if (!take(what->location.id, size)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *handle = size;
+    *handle = size | what->location.id;
     return CUDA_SUCCESS;
 }
 
 static CUresult release(CUmemGenericAllocationHandle handle) {
-    used -= handle;
+    int device = handle % MOST_DEVICES;
+    standin_count(device, -(long long)(handle - device));
     return CUDA_SUCCESS;
 }
 
@@ -173,17 +198,28 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 /* -- the device ----------------------------------------------------------------------------------------------------- */
 
-cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = standin_devices();
+    return *count ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
+
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= standin_devices()) {
+        return cudaErrorInvalidDevice;
+    }
+    current = device;
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDA_VERSION, cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-    (void)device;
     memset(properties, 0, sizeof *properties);
     strcpy(properties->name, "stand-in");
-    properties->totalGlobalMem = total;
+    properties->totalGlobalMem = total[device];
     properties->major = 9;
     properties->multiProcessorCount = 1;
     properties->warpSize = 32;
@@ -256,7 +292,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
 const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorMemoryAllocation ? "out of memory" : "error of the stand-in runtime";
+    return error == cudaErrorMemoryAllocation ? "out of memory"
+           : error == cudaErrorNoDevice       ? "no CUDA-capable device is detected"
+                                              : "error of the stand-in runtime";
 }
 
 const char *cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }

@@ -2,9 +2,11 @@
 
 A model that is loaded with a map of devices is written down as transformers 5.23 loads it:
 
-- first one block of all bytes to come, freed at once, so that it stays cached as one segment from which the weights are
-  carved (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``: 0.5 bytes for each element
-  of a 4-bit weight, 1 of an 8-bit one, tied weights once);
+- where the map is "auto", accelerate asks first how much each GPU has free, and puts one number on it for that
+  (``accelerate/utils/modeling.py: get_max_memory``): the segment it lies in stays;
+- then one block of all bytes to come less what is cached already, freed at once, so that it stays cached as one segment
+  from which the weights are carved (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``:
+  0.5 bytes for each element of a 4-bit weight, 1 of an 8-bit one, tied weights once);
 - then each tensor of the checkpoint in the natural order of its names (``core_model_loading.py:
   convert_and_load_state_dict_in_model``): ``lm_head`` before ``model``, ``layers.2`` before ``layers.10``. It arrives
   in its last dtype, since a blocking copy to a GPU converts on the host (``aten/src/ATen/native/cuda/Copy.cu:
@@ -39,6 +41,7 @@ from trl.trainer import utils as trl_utils
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
+from autotrain_mem.units import MIB
 
 NOT_COUNTED = (
     "where loading is not plain: tensors that are merged as they arrive (the experts of a mixture), weights that the "
@@ -50,6 +53,9 @@ card's memory less 1.2 GiB: where all weights are more, nothing is left to train
 cached is what the first one left of its own block."""
 
 WARM_UP = "caching_allocator_warmup"
+ASKED_FREE = "get_max_memory"
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""Cached after that number: its segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or a page that expands."""
 FLOAT, HALF = 4, 2
 
 _Function = Callable[..., Any]
@@ -83,7 +89,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
             loading = underway.pop()
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if device_map is not None or getattr(model, "hf_quantizer", None) is not None:
-            _arrive(model, loading, recorder)
+            _arrive(model, loading, recorder, is_automatic=device_map == "auto")
         return loaded
 
     def watched_read(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
@@ -121,9 +127,16 @@ def _look(model: Any, load_config: Any) -> _Loading:
     )
 
 
-def _arrive(model: Any, loading: _Loading, recorder: Recorder) -> None:
-    with recorder.taken(loading.warm_up_bytes, Owner.TEMPORARY, WARM_UP):
-        pass
+def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: bool) -> None:
+    warm_up_bytes = loading.warm_up_bytes
+    if is_automatic:
+        with recorder.taken(torch.int64.itemsize, Owner.TEMPORARY, ASKED_FREE):
+            pass
+        is_more = warm_up_bytes - SMALL_SEGMENT_BYTES > SMALL_SEGMENT_BYTES
+        warm_up_bytes = HALF * ((warm_up_bytes - SMALL_SEGMENT_BYTES) // HALF) if is_more else 0
+    if warm_up_bytes:
+        with recorder.taken(warm_up_bytes, Owner.TEMPORARY, WARM_UP):
+            pass
     for name in loading.names:
         _load(model, name, loading.source_bytes, recorder)
     for name, buffer in model.named_buffers():

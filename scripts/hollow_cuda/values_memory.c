@@ -1,0 +1,100 @@
+/* Memory of the device that holds values: memory of the host, mapped where cudart_standin.c gives out addresses. So copies
+ * and fills are real, and what the device would have computed can be computed on the same bytes (values_kernels.py).
+ *
+ * Cards       HOLLOW_CARDS of them (1). Those that CUDA_VISIBLE_DEVICES names, by number or by the beginning of a UUID,
+ *             are this process's devices, in that order; the first name that is unknown ends the list, as in CUDA
+ *             (CUDA C++ Programming Guide, "CUDA Environment Variables").
+ * Capacity    HOLLOW_CAPACITY bytes, shared by all processes; HOLLOW_TOTAL is what the card says that it has.
+ * Context     HOLLOW_CONTEXT bytes (300 MiB) of each process that allocates or copies.
+ */
+#include "values_ledger.h"
+#include <cuda_runtime_api.h>
+
+#define FIRST_ADDRESS 0x100000000000ull
+#define LAST_ADDRESS 0x500000000000ull
+#define CONTEXT_BYTES (300ull << 20)
+
+void standin_set_device_memory(int device, size_t capacity_bytes, size_t total_bytes);
+int standin_answers(void *to, size_t size);
+
+static int cards[MOST_CARDS], visible;
+
+static void add_card(const char *name, int present) {
+    for (int card = 0; card < present; card++) {
+        int by_number = name[0] >= '0' && name[0] <= '9' && atoi(name) == card;
+        if (by_number || (strlen(name) > 4 && !strncmp(UUIDS[card], name, strlen(name)))) {
+            cards[visible++] = card;
+            return;
+        }
+    }
+}
+
+static void see_cards(void) {
+    int present = (int)setting("HOLLOW_CARDS", 0, 1);
+    const char *named = getenv("CUDA_VISIBLE_DEVICES");
+    if (!named) {
+        for (; visible < present; visible++) {
+            cards[visible] = visible;
+        }
+        return;
+    }
+    char *names = strdup(named), *rest = names, *name;
+    for (int before = 0; visible < MOST_CARDS && (name = strsep(&rest, ",")); before = visible) {
+        add_card(name, present);
+        if (visible == before) {
+            break;
+        }
+    }
+    free(names);
+}
+
+__attribute__((constructor)) static void open_device(void) {
+    void *memory = mmap((void *)FIRST_ADDRESS, LAST_ADDRESS - FIRST_ADDRESS, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (memory != (void *)FIRST_ADDRESS) {
+        perror("the device's memory cannot be mapped");
+        abort();
+    }
+    see_cards();
+    for (int device = 0; device < visible; device++) {
+        unsigned long long bytes = capacity_of(cards[device]);
+        standin_set_device_memory(device, bytes, setting("HOLLOW_TOTAL", cards[device], bytes));
+    }
+}
+
+int standin_devices(void) { return visible; }
+int standin_card(int device) { return cards[device]; }
+
+static Holder *own(int device) {
+    static Holder *slots[MOST_CARDS];
+    static int pid;
+    if (pid != getpid()) { /* a fork has no context of its parent's */
+        memset(slots, 0, sizeof slots);
+        pid = getpid();
+    }
+    Holder *all = holders(cards[device]);
+    for (int i = 0; i < MOST_PROCESSES && !slots[device]; i++) {
+        int was = all[i].pid;
+        if (!lives(was) && __sync_bool_compare_and_swap(&all[i].pid, was, pid)) {
+            slots[device] = &all[i];
+            all[i].used = setting("HOLLOW_CONTEXT", cards[device], CONTEXT_BYTES);
+        }
+    }
+    if (!slots[device]) {
+        abort();
+    }
+    return slots[device];
+}
+
+void standin_count(int device, long long more_bytes) { own(device)->used += more_bytes; }
+size_t standin_used(int device) { return own(device), held(cards[device]); }
+
+cudaError_t standin_copy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+    if (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToDevice && standin_answers(to, size)) {
+        return cudaSuccess;
+    }
+    memmove(to, from, size);
+    return cudaSuccess;
+}
+
+cudaError_t standin_fill(void *to, int value, size_t size) { return memset(to, value, size), cudaSuccess; }
