@@ -135,6 +135,8 @@ def train(method: str, argv: Sequence[str]) -> int:
     console.print(plan_view(chosen))
     with progress_bar(console, rehearsals) as on_event:
         report = api.train(rehearsals, chosen, wish, on_event)
+    if output.out is not None:
+        plan_files.refresh(output.out, report.output_dir)
     if output.json:
         kept = Plan.load(report.output_dir)  # with what the run taught
         return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})

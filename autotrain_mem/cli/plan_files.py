@@ -9,7 +9,7 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
-from autotrain_mem.errors import UsageError
+from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.job import MAX_SLOWDOWN
@@ -63,6 +63,15 @@ def write(plan: Plan, out: str) -> None:
     file = str(save_plan(out, plan, place=OUT))
     line = f"Wrote the plan to {file}: autofit {plan.method} --plan {shlex.quote(file)} trains with it."
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+
+
+def refresh(out: str, run: str) -> None:
+    """Replaces a plan written before a training by the run's own, which a probe may have moved and has measured."""
+    try:
+        save_plan(out, Plan.load(run), place=OUT)
+    except (PlanFileError, OutputFolderError) as error:  # the training is done all the same
+        message = f"note: {out} holds the plan as it was before the training: {error.message}"
+        Console(stderr=True).print(message, style="dim", highlight=False, markup=False)
 
 
 # -- the command that plans again ----------------------------------------------------------------------------------

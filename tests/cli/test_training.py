@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotrain_mem.spec import Plan
 from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,8 @@ def started(files: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Path) -> None:
     probing = [word for word in TRAIN if word != "--no_probe"]
-    tried = autofit_once(*probing, "--max_steps", "1", "--save_strategy", "no", "--output_dir", "tried", "--json")
+    once = ("--max_steps", "1", "--save_strategy", "no", "--output_dir", "tried")
+    tried = autofit_once(*probing, *once, "--json", "--out", "tried.json")
     assert tried.code == 0, tried.err
     (probe,) = json.loads(tried.out)["plan"]["experience"]["probes"]
     assert (probe["fits"], probe["row_tokens"], probe["refused"]) == (True, 32, "")
@@ -56,7 +58,8 @@ def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Pat
     assert "probe: 8 x 1 rows of 32 tokens: needs " in tried.err
     assert not (files / "tried" / ".probe").exists()
     assert not [*(files / "tried").glob("checkpoint-*")]
-    again = autofit_once("sft", "--plan", "tried", "--simulate", "--output_dir", "again", "--json")
+    assert Plan.load(files / "tried.json") == Plan.load(files / "tried"), "what was measured is kept there too"
+    again = autofit_once("sft", "--plan", "tried.json", "--simulate", "--output_dir", "again", "--json")
     assert again.code == 0, again.err
     assert not [word for word in ("rehearsing", "probing") if word in again.err]  # it was searched for and confirmed
     told, before = (json.loads(ran.out)["plan"] for ran in (again, tried))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_worker
+import probe_examples
 import pytest
 from fake_worker import FakeWorker
 from test_compare_gpus import ADA, LARGE, SMALL
@@ -17,7 +18,7 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Candidate, Hardware, Job, Plan
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.store import Store
-from autotrain_mem.units import GIB
+from autotrain_mem.units import GIB, MIB
 from autotrain_mem.versions import versions_key
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512, "lora_r": 16})
@@ -174,6 +175,24 @@ def test_less_free_memory_counts_only_where_the_plan_needs_it_and_its_headroom_i
     assert followed(plan, card=enough).estimate.hardware == enough
     with pytest.raises(DoesNotFitError, match=r"since then: budget 23\.0 GiB -> "):
         followed(plan, card=replace(enough, free_bytes=enough.free_bytes - 1))
+
+
+def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_other_is_told_what_has_changed() -> None:
+    """As where the context cannot be measured this time, so that the table's figure counts."""
+    plan = made()
+    spare = plan.estimate.budget_bytes - plan.estimate.required_bytes
+    unmeasured = replace(LARGE, non_torch_bytes=LARGE.non_torch_bytes + spare + 500 * MIB)
+    with pytest.raises(DoesNotFitError, match="since then: memory outside torch ") as refusal:
+        followed(plan, card=unmeasured)
+    assert "budget 23.0 GiB ->" not in refusal.value.message
+    measured = replace(probe_examples.probe(probe_examples.measured(60)), knobs=plan.knobs)
+    probed = replace(plan, experience=plan.experience.with_probe(measured))
+    again = followed(probed, card=unmeasured)
+    assert (again.warnings, again.estimate.required_bytes) == ((), plan.estimate.required_bytes)
+    assert again.experience == probed.experience
+    refuted = replace(plan, experience=plan.experience.with_probe(replace(measured, fits=False)))
+    with pytest.raises(DoesNotFitError, match="memory outside torch"):
+        followed(refuted, card=unmeasured)
 
 
 @pytest.mark.parametrize(

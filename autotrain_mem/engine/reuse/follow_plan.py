@@ -76,6 +76,10 @@ def follow_plan(
     given = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
     knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
+    if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
+        # A probe showed that it fits with this figure; what is measured or assumed without the job is another.
+        measured = replace(rehearsals.hardware, non_torch_bytes=before.hardware.non_torch_bytes)
+        rehearsals = replace(rehearsals, hardware=measured)
     estimate = replace(  # the same bytes against what is free here
         before,
         hardware=rehearsals.hardware,
@@ -85,8 +89,7 @@ def follow_plan(
     if not reasons and estimate.fits:
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
-    less_room = f"budget {format_bytes(before.budget_bytes)} -> {format_bytes(estimate.budget_bytes)}"
-    reasons = reasons or (less_room,)
+    reasons = reasons or _less_room(before, estimate)
     (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
     attempt = candidate(estimate)
     on_attempt(attempt)
@@ -97,6 +100,17 @@ def follow_plan(
     experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
     warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
     return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
+
+
+def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
+    """What the plan no longer fits for, where the same settings take the same of torch's allocator."""
+    figures = {
+        "budget": (before.budget_bytes, now.budget_bytes),
+        "memory outside torch": (before.outside_bytes, now.outside_bytes),
+    }
+    return tuple(
+        f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, (old, new) in figures.items() if old != new
+    )
 
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
