@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.engine.output_dir import check_output, check_weights, output_dir, resumes
+from autotrain_mem.engine.output_dir import check_output, check_weights, output_dir, resumes, resumes_in_folder
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
 from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched
 from autotrain_mem.engine.predict.predictions import judge_trace
@@ -36,8 +37,8 @@ from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.training import launch
 from autotrain_mem.training.environment import environment_setting, process_environment
+from autotrain_mem.training.run_folder import RunFolder, hold_folder
 from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
@@ -89,18 +90,18 @@ def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = 
     ``on_event`` hears of the events of :func:`fit`, of those of ``engine.probe.confirm.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run.
     """
-    if wish.overwrite_output_dir and (path := launch.move_aside(output_dir(rehearsals.job))):
-        on_event({"event": "moved_aside", "path": str(path)})
-    if wish.probe:
-        chosen = _confirmed(rehearsals, chosen, wish, on_event)
-    return fit(
-        rehearsals,
-        chosen,
-        simulate=wish.simulate,
-        guarded=wish.autofit.guard,
-        max_restarts=wish.max_restarts,
-        on_event=on_event,
-    )
+    with _folder(rehearsals, on_event, overwrite=wish.overwrite_output_dir) as folder:
+        if wish.probe:
+            chosen = _confirmed(rehearsals, chosen, wish, folder, on_event)
+        return fit(
+            rehearsals,
+            chosen,
+            simulate=wish.simulate,
+            guarded=wish.autofit.guard,
+            max_restarts=wish.max_restarts,
+            on_event=on_event,
+            folder=folder,
+        )
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def cards(
     return compare_cards(rehearsals, devices, lengths, on_attempt)
 
 
-def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent) -> Plan:
+def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: RunFolder, on_event: OnEvent) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
     A plan that the user follows does not move (``engine.probe.confirm: confirmed``). Nothing is probed where nothing
@@ -198,8 +199,7 @@ def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEve
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
-    folder = launch.prepare_folder(output_dir(job), resuming=resumes(job))
-    ways = Ways(rehearsals=rehearsals, device=device, simulate=wish.simulate, folder=folder, workers=Workers)
+    ways = Ways(rehearsals=rehearsals, device=device, simulate=wish.simulate, folder=folder.path, workers=Workers)
     return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
 
 
@@ -211,6 +211,7 @@ def fit(
     guarded: bool = True,
     max_restarts: int = RESTARTS,
     on_event: OnEvent = lambda event: None,
+    folder: RunFolder | None = None,
 ) -> Report:
     """Train with a plan in a process of its own, and in others where it dies (``verbs.fit``, which tells the rest).
 
@@ -219,19 +220,28 @@ def fit(
         on_event: Hears of every step: ``start``, ``step`` and ``log`` events of
             ``training.process.train``, ``checkpoint`` and ``save_failed`` ones of
             ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
+        folder: The output folder, where somebody holds it already.
     """
-    job = rehearsals.job
     device = _training_device(rehearsals, simulate=simulate)
-    run = SupervisedRun(
-        rehearsals=rehearsals,
-        plan=chosen,
-        device=device,
-        folder=launch.prepare_folder(output_dir(job), resuming=resumes(job)),
-        simulate=simulate,
-        guarded=guarded,
-        on_event=on_event,
-    )
-    return run.finish(restarts=max_restarts)
+    with _folder(rehearsals, on_event) if folder is None else contextlib.nullcontext(folder) as held:
+        run = SupervisedRun(
+            rehearsals=rehearsals,
+            plan=chosen,
+            device=device,
+            output=held,
+            simulate=simulate,
+            guarded=guarded,
+            on_event=on_event,
+        )
+        return run.finish(restarts=max_restarts)
+
+
+def _folder(
+    rehearsals: Rehearsals, on_event: OnEvent, *, overwrite: bool = False
+) -> contextlib.AbstractContextManager[RunFolder]:
+    """The output folder of a job, held until the run has ended."""
+    job = rehearsals.job
+    return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
 
 
 def _training_device(rehearsals: Rehearsals, *, simulate: bool) -> Hardware:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 LOG_TAIL_CHARACTERS = 2000
@@ -53,6 +53,7 @@ class Child:
         log: Where the child's stderr goes; None for a temporary file that ends with the child.
         has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
             and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
+        keeps_open: Open files that it inherits.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Child:
         log: pathlib.Path | None = None,
         *,
         has_children: bool = False,
+        keeps_open: Sequence[int] = (),
     ) -> None:
         self._log = open(log, "a+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -74,6 +76,7 @@ class Child:
             text=True,
             encoding="utf-8",
             process_group=0 if has_children and _HAS_GROUPS else None,
+            pass_fds=keeps_open,
         )
         self._leads_group = has_children and _HAS_GROUPS
         threading.Thread(target=self._read, daemon=True).start()

@@ -30,6 +30,8 @@ from autotrain_mem import processes
 ROOT = pathlib.Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
 """More than command, folder and environment take: they come in one piece, with the pipes."""
+MOST_FILES = 8
+"""Its three streams, and what it keeps open beside them."""
 SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""
 IMPORTED = (
@@ -111,6 +113,7 @@ class ForkedProcess:
         env: Mapping[str, str] | None = None,
         cwd: Any = None,
         process_group: int | None = None,
+        pass_fds: Sequence[int] = (),
         text: bool = False,
         encoding: str = "utf-8",
     ) -> None:
@@ -140,7 +143,7 @@ class ForkedProcess:
             self.stdout, its_out = opened(stdout, False)
             its_err = its_out if stderr == subprocess.STDOUT else opened(stderr, False)[1]
             connection = forge.connect()
-            socket.send_fds(connection, [json.dumps(request).encode()], [its_in, its_out, its_err])
+            socket.send_fds(connection, [json.dumps(request).encode()], [its_in, its_out, its_err, *pass_fds])
         told = connection.makefile()
         self.pid = int(told.readline())
         threading.Thread(target=self._hear, args=(connection, told), daemon=True).start()
@@ -196,7 +199,7 @@ def serve() -> None:
         if sys.stdin in ready:
             break
         connection, _ = listener.accept()
-        request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+        request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, MOST_FILES)
         keeper = os.fork()
         if keeper == 0:
             listener.close()
@@ -247,7 +250,7 @@ def _exit(code: Any) -> None:
 
 def _become(request: Mapping[str, Any], files: list[int]) -> None:
     """``python ...`` in its folder, with its environment."""
-    for number, each in enumerate(files):
+    for number, each in enumerate(files[:3]):
         os.dup2(each, number)
         os.close(each)
     if request["leads_group"]:

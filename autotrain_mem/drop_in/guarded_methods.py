@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.plan import OUR_LIBRARIES
 from autotrain_mem.report.events import event_line
 from autotrain_mem.spec import Incident, Learned, codec
+from autotrain_mem.training.run_folder import lock_folder
 
 RUNS = ("train", "evaluate", "predict")
 """A trainer's methods that take memory."""
@@ -44,6 +46,10 @@ def guard(trainer: Any) -> None:
 def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(kind, name))
     def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _alone(trainer) if name == "train" else nullcontext():
+            return guarded(trainer, *args, **kwargs)
+
+    def guarded(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         trls = getattr(super(kind, trainer), name)
         if not vars(trainer).pop(_GUARDED, False):  # not to be, or already: training evaluates
             return trls(*args, **kwargs)
@@ -54,6 +60,12 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
             guard(trainer)
 
     return run
+
+
+def _alone(trainer: Any) -> AbstractContextManager[Any]:
+    """Keeps other runs out of the folder that this one writes its checkpoints to."""
+    writes = str(trainer.args.save_strategy.value) != "no" and ranks.is_first()
+    return lock_folder(trainer.args.output_dir) if writes else nullcontext()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
+from autotrain_mem.engine.output_dir import check_saves_over_no_model
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.engine.request import Wish, read_plan
 from autotrain_mem.errors import EmptyDatasetError, UsageError
@@ -76,19 +77,27 @@ def make_plan(asked: Asked) -> Plan:
         DoesNotFitError: nothing that is allowed fits.
         UsageError: words that contradict each other, or a device that is not rehearsed.
         UnsupportedModelError: a model object that cannot be rehearsed.
+        OutputFolderError: what is saved would replace a model.
         DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     ranks.check_launch()
     _check_words(asked.autofit)
     _check_keywords(asked)
+    config = asked.call.keywords["args"]
+    check_saves_over_no_model(str(config.output_dir), _model_names(asked))
     earlier = _earlier_plan(asked)
     store = Store(cache_folder(), on_damage=_note)
-    config = asked.call.keywords["args"]
     hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
     plan = ranks.agreed(lambda: _planned(asked, hardware, store, earlier))
     if asked.autofit.show and ranks.is_first():
         Console(stderr=True).print(plan_view(plan))
     return plan
+
+
+def _model_names(asked: Asked) -> Iterator[str]:
+    """Names the models of a call, each by its hub id or by the folder that it was loaded from."""
+    names = [value for name, value in asked.call.keywords.items() if name == "model" and isinstance(value, str)]
+    yield from (*names, *(str(getattr(model.config, "_name_or_path", "")) for model in asked.models))
 
 
 def _planned(asked: Asked, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:

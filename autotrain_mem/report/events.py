@@ -55,7 +55,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             rows = formatting.counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
             return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
-        case "sign" | "torn":
+        case "sign" | "torn" | "note":
             return str(event["message"])
     return ""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import pathlib
 import shutil
 import signal
@@ -14,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, RewardFunctionError, TrainingError
+from autotrain_mem.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
 from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import codec
 from autotrain_mem.spec.experience import Probe
-from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
 from autotrain_mem.training.request import Request, interrupted_before_training
+from autotrain_mem.training.run_folder import unwritable
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
 LOG_NAME = "train.log"
@@ -43,96 +41,6 @@ HOST_SECONDS = 1.0
 """How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
 
 Event = dict[str, Any]
-
-
-def prepare_folder(output_dir: str, *, resuming: bool) -> pathlib.Path:
-    """Make the output folder, and make sure that it can be written and holds no other run.
-
-    Args:
-        resuming: The run in the folder is the one to go on with.
-
-    Raises:
-        OutputFolderError: it cannot be made or written, or a run is in it already.
-    """
-    folder = pathlib.Path(output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".autofit-probe"
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise unwritable(folder, str(error.strerror)) from error
-    if not resuming:
-        _check_holds_no_run(folder)
-    return folder
-
-
-def move_aside(output_dir: str) -> pathlib.Path | None:
-    """Rename the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
-
-    None where there is none to move.
-
-    Raises:
-        OutputFolderError: it cannot be renamed, or the process works in it.
-    """
-    folder = pathlib.Path(output_dir).absolute()
-    if not folder.is_dir() or not _holds(folder):
-        return None
-    if folder in (pathlib.Path.cwd(), *pathlib.Path.cwd().parents):
-        raise OutputFolderError(
-            f"The output folder {output_dir} is the one that autofit runs in, and cannot be moved away.",
-            hint="Start autofit elsewhere, or give another --output_dir.",
-        )
-    numbers = itertools.count(1)
-    aside = next(path for n in numbers if not (path := folder.with_name(f"{folder.name}.previous-{n}")).exists())
-    try:
-        return folder.rename(aside)
-    except OSError as error:
-        raise OutputFolderError(
-            f"The run in {output_dir} cannot be moved to {aside.name}: {error.strerror}.",
-            hint="Give another --output_dir, or move that one away yourself.",
-        ) from error
-
-
-def check_folder(output_dir: str, *, resuming: bool) -> None:
-    """Refuse what :func:`prepare_folder` would, as far as it can be told without making anything.
-
-    Raises:
-        OutputFolderError: the nearest folder that exists cannot be written, or a run is in it already.
-    """
-    folder = pathlib.Path(output_dir).absolute()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "may not be written to" if nearest.is_dir() else "is a file"
-        raise unwritable(output_dir, f"{nearest} {reason}")
-    if not resuming:
-        _check_holds_no_run(pathlib.Path(output_dir))
-
-
-def unwritable(folder: str | pathlib.Path, reason: str) -> OutputFolderError:
-    """The error of an output folder that cannot be written to."""
-    return OutputFolderError(
-        f"Cannot write to the output folder {folder}: {reason}.",
-        hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
-    )
-
-
-def _holds(folder: pathlib.Path) -> list[str]:
-    """Names of what shows that a run is there."""
-    names = (RUN_NAME, "model.safetensors", "adapter_model.safetensors")
-    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    return [name for name in names if (folder / name).exists()] + checkpoints
-
-
-def _check_holds_no_run(folder: pathlib.Path) -> None:
-    if names := _holds(folder):
-        has_checkpoint = any(name.startswith("checkpoint-") for name in names)
-        go_on = "\nTo go on with it, add --resume_from_checkpoint." if has_checkpoint else ""
-        raise OutputFolderError(
-            f"The output folder {folder} already holds a run ({', '.join(names[:3])}).",
-            hint="Give another --output_dir, or add --overwrite_output_dir: "
-            f"that run is then renamed, and nothing of it is lost.{go_on}",
-        )
 
 
 class _Progress:
@@ -182,7 +90,12 @@ class _Progress:
 
 
 def train(
-    request: Request, environment: Mapping[str, str], log: pathlib.Path, on_event: Callable[[Event], None]
+    request: Request,
+    environment: Mapping[str, str],
+    log: pathlib.Path,
+    on_event: Callable[[Event], None],
+    *,
+    lock: int | None = None,
 ) -> Event | Ending:
     """Run one training process to its end; returns its ``end`` event, or how it ended without one.
 
@@ -191,13 +104,14 @@ def train(
     Args:
         log: Where everything goes that the trainer and its libraries print.
         on_event: Is called with every event on the way.
+        lock: The open file that the lock on the output folder is of: the process holds it too.
 
     Raises:
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
             and so does this function.
     """
     progress = _Progress(on_event)
-    child = Child(RUN_PROCESS, environment, log, has_children=True)
+    child = Child(RUN_PROCESS, environment, log, has_children=True, keeps_open=() if lock is None else (lock,))
     try:
         child.send(codec.to_json(request))
         return _listen(child, child.messages(), log, progress)

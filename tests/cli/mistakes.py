@@ -185,7 +185,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     ),
     # -- output folders
     "output_below_a_file": (62, f"{SIMULATED} --output_dir data.jsonl/run", "FILES/data.jsonl --output_dir"),
-    "output_holds_a_run": (62, f"{SIMULATED} --output_dir tiny", "model.safetensors --overwrite_output_dir"),
+    "output_is_the_model": (62, f"{SIMULATED} --output_dir tiny", "tiny --output_dir beside"),
+    "output_holds_weights": (62, f"{SIMULATED} --output_dir judge", "model.safetensors --overwrite_output_dir"),
     "quickstart_folder_exists": (2, "quickstart --folder tiny", "tiny --folder"),
     "quickstart_unknown_flag": (2, "quickstart --foo", "--foo '[--folder FOLDER]'"),
     "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run", "data.jsonl/run '--folder FOLDER'"),

@@ -12,7 +12,7 @@ from autotrain_mem.cli import flags
 from autotrain_mem.engine import output_dir
 from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.spec import Job
-from autotrain_mem.training import launch
+from autotrain_mem.training import run_folder
 from tests.place import Autofit, Ran
 
 TRAIN = shlex.split(
@@ -96,7 +96,7 @@ def test_another_run_is_refused_or_moved_to_the_next_free_number_whole(tmp_path:
         with pytest.raises(OutputFolderError, match="--overwrite_output_dir"):
             output_dir.check_output(_job(folder), overwrite=False)
         output_dir.check_output(_job(folder), overwrite=True)
-        assert launch.move_aside(str(folder)) == tmp_path / f"run.previous-{number}"
+        assert run_folder.move_aside(str(folder)) == tmp_path / f"run.previous-{number}"
         assert (tmp_path / f"run.previous-{number}/run.json").is_file()
         assert not folder.exists()
 
@@ -105,13 +105,47 @@ def test_a_folder_that_holds_no_run_that_one_works_in_or_that_is_read_is_not_mov
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert launch.move_aside(str(tmp_path)) is None
-    assert launch.move_aside(str(tmp_path / "nowhere")) is None
+    assert run_folder.move_aside(str(tmp_path)) is None
+    assert run_folder.move_aside(str(tmp_path / "nowhere")) is None
     folder = _held(tmp_path / "run")
-    with pytest.raises(UsageError, match="which the training reads"):
-        output_dir.check_output(replace(_job(folder), model=str(folder)), overwrite=True)
+    (folder / "rows.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"would move .*rows\.jsonl away, which the training reads"):
+        output_dir.check_output(replace(_job(folder), dataset=str(folder / "rows.jsonl")), overwrite=True)
     with pytest.raises(UsageError, match="--resume_from_checkpoint"):
         output_dir.check_output(_job(folder, resume_from_checkpoint=True), overwrite=True)
     monkeypatch.chdir(folder)
     with pytest.raises(OutputFolderError, match="is the one that autofit runs in"):
-        launch.move_aside(".")
+        run_folder.move_aside(".")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "relation"),
+    [("base", "is"), ("base/out", "lies in"), (".", "holds"), ("link", "is"), ("link/out", "lies in")],
+)
+@pytest.mark.parametrize("read", ["model", "dataset", "reward_model_path"])
+def test_an_output_folder_that_meets_what_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, relation: str, read: str, overwrite: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    Path("link").symlink_to("base")
+    job = _job(Path(folder))
+    is_argument = read == "reward_model_path"
+    job = replace(job, arguments={**job.arguments, read: "base"}) if is_argument else replace(job, **{read: "base"})
+    with pytest.raises(OutputFolderError, match=f"The output folder {folder} {relation} the .*'s folder, base,"):
+        output_dir.check_output(job, overwrite=overwrite)
+
+
+def test_an_output_folder_beside_what_is_read_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    Path("rows.jsonl").write_text("")
+    for folder in ("base-SFT", "runs/base"):
+        output_dir.check_output(replace(_job(Path(folder)), model="base", dataset="rows.jsonl"), overwrite=False)
+    output_dir.check_output(replace(_job(Path()), model="hub/id", dataset="rows.jsonl"), overwrite=False)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    (cache / "models--hub--id").mkdir(parents=True)
+    with pytest.raises(OutputFolderError, match="lies in the cache of the Hugging Face Hub"):
+        output_dir.check_output(_job(cache / "models--hub--id/run"), overwrite=False)

@@ -19,9 +19,11 @@ from transformers import TrainerCallback
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import build
+from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.spec import Job, Learned, Phase, Plan, codec
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
+from autotrain_mem.training.run_folder import lock_folder
 from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, texts
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
@@ -154,9 +156,13 @@ def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, t
     assert (before, type(guard).__name__) == (handler.callbacks, "Guard"), "it stands behind those of the user's own"
 
 
-def test_a_resumed_or_second_training_starts_with_what_the_first_learned(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_training_is_alone_in_its_folder_and_the_next_starts_with_what_the_first_learned(
+    tiny_qwen: Path, tmp_path: Path
+) -> None:
     trainer = sft(tiny_qwen, tmp_path, save_strategy="steps", save_steps=2)
     refuse(trainer, 1)
+    with lock_folder(trainer.args.output_dir), pytest.raises(OutputFolderError, match="Another run is under way"):
+        trainer.train()
     trainer.train()
     learned = trainer.plan.experience.learned
     trainer.train()  # once more

@@ -1,15 +1,17 @@
 """What no plan can be made with is refused before anything is started, with the cure."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
+from transformers import AutoModelForCausalLM
 
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
-from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, UsageError
+from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, OutputFolderError, UsageError
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 
 
@@ -23,6 +25,20 @@ def test_a_process_that_shards_is_refused(monkeypatch: pytest.MonkeyPatch, varia
     monkeypatch.setenv(variable, "true")
     with pytest.raises(UsageError, match=ranks.SHARDING[variable]):
         ranks.check_launch()
+
+
+@pytest.mark.parametrize("is_object", [False, True])
+@pytest.mark.parametrize(("model", "folder"), [("model", "model"), ("run/checkpoint-5", "run")])
+def test_no_model_is_saved_over(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, folder: str, is_object: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_qwen, model)
+    (tmp_path / "link").symlink_to(tmp_path / folder)
+    args = trl.SFTConfig("link", use_cpu=True, report_to="none")
+    given = AutoModelForCausalLM.from_pretrained(model) if is_object else model
+    with pytest.raises(OutputFolderError, match=f"would replace the model in {model}"):
+        autotrain_mem.SFTTrainer(given, args=args, train_dataset=texts(), autofit=QUIET)
 
 
 @pytest.mark.parametrize(

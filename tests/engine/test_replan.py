@@ -1,6 +1,8 @@
 """Another plan for a run under way: less memory, and the same training; or what would have fit."""
 
+import errno
 import json
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from fake_worker import FakeWorker, toy
 from nouns import TRL_DEFAULTS
 from test_follow_plan import JOB, counting, made, rehearsals
 
+from autotrain_mem import files
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.recover.replan import (
     MOVABLE,
@@ -28,6 +31,7 @@ from autotrain_mem.spec.experience import Restart
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
+from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
 from autotrain_mem.units import GIB
 
 PLAN = made(replace(JOB, effective_batch_size=16))
@@ -80,9 +84,10 @@ def test_what_the_plan_moved_to_the_host_comes_back() -> None:
 def _run(folder: Path, job: Job = JOB) -> Any:
     events: list[Any] = []
     device = PLAN.estimate.hardware
+    output = RunFolder(path=folder, lock=os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT))
     work = rehearsals(counting(), job)
     run: Any = SupervisedRun(
-        rehearsals=work, plan=PLAN, device=device, folder=folder, simulate=True, guarded=True, on_event=events.append
+        rehearsals=work, plan=PLAN, device=device, output=output, simulate=True, guarded=True, on_event=events.append
     )
     run.events = events
     return run
@@ -108,6 +113,21 @@ def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
     kept = Plan.load(tmp_path).experience
     assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
     assert [event["event"] for event in run.events] == ["incident", "restart"]
+
+
+def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = _run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "replace_file", full)
+        for _ in range(2):
+            run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+    assert [event["event"] for event in run.events] == ["note", "restart", "restart"]
+    assert "plan.json: the disk is full. The run goes on without it." in run.events[0]["message"]
+    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+    assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
 
 
 def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
@@ -138,6 +158,22 @@ def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_p
     write_manifest(tmp_path / "checkpoint-10", {}, run._number)
     assert run.newest(ending).step == 10
     assert _run(tmp_path).newest(ending) is None
+
+
+def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> None:
+    first = _run(tmp_path)
+    first.output.begin(LastRun(number=first._number, start=None))
+    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
+    with pytest.raises(OutputFolderError, match="of the run that was in it last") as raised:
+        _run(tmp_path, _resuming(True)).first_checkpoint()
+    assert f"name it: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
+    write_manifest(_checkpoint(tmp_path, 10), {}, first._number)
+    again = _run(tmp_path, _resuming(True))
+    assert (again.first_checkpoint().step, again._number) == (10, first._number)
+    branch = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-10")))
+    branch.output.begin(LastRun(number=branch._number, start=branch.first_checkpoint().path))
+    write_manifest(_checkpoint(tmp_path, 15), {}, first._number)
+    assert _run(tmp_path, _resuming(True)).first_checkpoint().step == 10, "where the branch began"
 
 
 def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_written_is_removed(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from autotrain_mem.training.environment import one_tracked_run, process_environm
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.launch import Event
 from autotrain_mem.training.request import Request
+from autotrain_mem.training.run_folder import LastRun, RunFolder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
 from autotrain_mem.worker.pool import Workers
 
@@ -48,21 +49,29 @@ class SupervisedRun:
     """What ``plan.json`` holds: with what the run taught, and the settings that it goes on with."""
     device: Hardware
     """That it trains on."""
-    folder: Path
-    """The output folder, which exists."""
+    output: RunFolder
+    """The output folder."""
     simulate: bool
     guarded: bool
     """Else the process trains as TRL does by itself."""
     on_event: Callable[[Mapping[str, Any]], None]
     _first: Checkpoint | None = None
+    _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """What makes all processes one run of Weights & Biases."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
+    _unwritten: set[str] = field(default_factory=set)
+    """Files of the run that could not be written as they were to be."""
     _losses: list[float] = field(default_factory=list)
     _rewards: list[float] = field(default_factory=list)
     _began: list[float] = field(default_factory=list)
     """By the clock of this process, for each of the run's."""
     _began_at: int = 0
     """The step that the last process went on from."""
+
+    @property
+    def folder(self) -> Path:
+        return self.output.path
 
     def finish(self, *, restarts: int) -> Report:
         """Trains to the end, and writes ``plan.json`` before it and ``run.json`` after it.
@@ -75,13 +84,17 @@ class SupervisedRun:
             InterruptedByUser: Ctrl-C; what was written is whole.
             GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
         """
-        self._keep(as_begun(self.plan))
         checkpoint = self.first_checkpoint()
+        self.output.begin(LastRun(number=self._number, start=None if checkpoint is None else checkpoint.path))
+        self.plan = as_begun(self.plan)
+        write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
         end = supervise(first, self, restarts=restarts, on_event=self.record)
         report, job = self._report(end), codec.to_json(as_recorded(self.rehearsals.job))
         run = codec.to_json(report) | {"job": job, "experience": codec.to_json(self.plan.experience)}
-        write_json(self.folder / RUN_NAME, run)
+        self._write(RUN_NAME, run)
+        if PLAN_NAME in self._unwritten:  # there may be room by now
+            self._keep(self.plan)
         if end["interrupted"]:
             message = f"Interrupted after step {report.steps}; what was written is whole."
             raise InterruptedByUser(message, hint=how_to_resume(self.folder))
@@ -106,8 +119,9 @@ class SupervisedRun:
             guarded=self.guarded,
         )
         environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
-        environment |= one_tracked_run(self._number, job.environment)
-        return launch.train(request, environment, self.folder / launch.LOG_NAME, on_event)
+        environment |= one_tracked_run(self._tracked, job.environment)
+        log = self.folder / launch.LOG_NAME
+        return launch.train(request, environment, log, on_event, lock=self.output.lock)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
@@ -124,7 +138,7 @@ class SupervisedRun:
                     details = ending.error.details
                     others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
-            except AutofitError:
+            except (AutofitError, OSError):
                 return None  # the user reads what ended the training, not what came of the search for a way out
         if plan is None:
             return None
@@ -166,25 +180,52 @@ class SupervisedRun:
 
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
-        write_json(self.folder / PLAN_NAME, codec.to_json(plan))
+        self._write(PLAN_NAME, codec.to_json(plan))
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file of the run. One for which there is no room ends no training; that is said once."""
+        try:
+            write_json(self.folder / name, content)
+        except OutputFolderError as error:
+            if name not in self._unwritten:
+                self._unwritten.add(name)
+                self.on_event({"event": "note", "message": f"{error.message} The run goes on without it."})
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
-        """The one that the user wishes to resume from: the newest whole one of the folder, or the one that is named."""
+        """The one that the user wishes to resume from: the newest whole one of the folder's run, or the one named."""
         wish = self.rehearsals.job.arguments.get(RESUME)
         if not wish:
             return None
         if wish is not True:
             self._first = _named(Path(str(wish)))
             return self._first
-        self._first = self._newest_start()
+        self._first = self._last_start()
         if self._first is None:
+            other, whose, by_name = self._newest_start(), "", ""
+            if other is not None:
+                whose = " of the run that was in it last"
+                by_name = f"\nTo go on from another run's, name it: --resume_from_checkpoint {other.path}"
             raise OutputFolderError(
-                f"The output folder {self.folder} holds no whole checkpoint to resume from.",
-                hint="Remove --resume_from_checkpoint and give another --output_dir, to start again.",
+                f"The output folder {self.folder} holds no whole checkpoint to resume from{whose}.",
+                hint=f"Remove --resume_from_checkpoint and give another --output_dir, to start again.{by_name}",
             )
         return self._first
+
+    def _last_start(self) -> Checkpoint | None:
+        """Find where the run that was in the folder last has got to, and go on as that run.
+
+        Where no run has left its id (TRL alone trained there) the newest checkpoint counts, whoever wrote it.
+        """
+        last = self.output.last_run()
+        if last is None:
+            return self._newest_start()
+        self._number = last.number
+        newest = self._newest_start(last.number)
+        if newest is None and last.start is not None and not why_no_start(last.start):
+            return Checkpoint(path=last.start, step=step_of(last.start))
+        return newest
 
     def _newest_start(self, run: str | None = None) -> Checkpoint | None:
         def on_torn(message: str) -> None:

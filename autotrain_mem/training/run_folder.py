@@ -1,0 +1,264 @@
+"""Keeps an output folder to one run: refuses a folder that holds another's work, and locks it while a run is alive.
+
+The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits: it
+lasts until both processes have ended, however they end, and the file that is left means nothing. Linux carries it over
+NFS (flock(2): "since Linux 2.6.12"); where a filesystem has no locks a run goes on without, and says so.
+
+The file also says whose run was there last, for the run that goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.spec.report import RUN_NAME
+
+LOCK_NAME = "_autofit.lock"
+"""With a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``)."""
+
+LOCK_SECONDS = 1.0
+"""How long a lock is waited for: a command that only asks whether a folder is free holds it for a moment."""
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
+"""Files of weights, and what tells their shards. ``save_pretrained`` deletes those that it does not write itself
+(``transformers/modeling_utils.py: save_pretrained``, "Clean the folder from a previous save")."""
+
+_RECORD_BYTES = 65536
+_HAS_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastRun:
+    """The run that was in a folder last."""
+
+    number: str
+    """Its id, which its checkpoints carry."""
+    start: Path | None
+    """The checkpoint that it went on from; None for a run from the beginning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """An output folder that no other run writes to."""
+
+    path: Path
+    lock: int
+    """The open file that holds the lock: for the training process, so that it holds it too."""
+
+    def last_run(self) -> LastRun | None:
+        """Read whose run was here last; None where no run has said."""
+        record = _read_record(self.lock)
+        if not record.get("run"):
+            return None
+        return LastRun(number=str(record["run"]), start=Path(record["start"]) if record.get("start") else None)
+
+    def begin(self, run: LastRun) -> None:
+        """Say whose run is here from now on.
+
+        Raises:
+            OutputFolderError: it cannot be written.
+        """
+        start = None if run.start is None else str(run.start.resolve())
+        try:
+            _write_record(self.lock, {**_read_record(self.lock), "run": run.number, "start": start})
+        except OSError as error:
+            raise unwritable(self.path, str(error.strerror)) from error
+
+
+@contextlib.contextmanager
+def hold_folder(
+    output_dir: str,
+    *,
+    resuming: bool,
+    overwrite: bool = False,
+    on_event: OnEvent = lambda event: None,
+) -> Iterator[RunFolder]:
+    """Make the output folder, and keep every other run out of it until the end.
+
+    Args:
+        resuming: The run in the folder is the one to go on with.
+        overwrite: Another run's folder is moved aside first.
+        on_event: Hears ``moved_aside`` with the ``path`` of that, and a ``note`` where nothing can be locked.
+
+    Raises:
+        OutputFolderError: it cannot be made or written, a run is under way in it, or it holds another's work.
+    """
+    folder = Path(output_dir)
+    with contextlib.ExitStack() as stack:
+        _prepare(folder)
+        lock = stack.enter_context(lock_folder(output_dir, on_event))
+        aside = move_aside(output_dir) if overwrite else None
+        if aside is not None:
+            on_event({"event": "moved_aside", "path": str(aside)})
+            _prepare(folder)
+            lock = stack.enter_context(lock_folder(output_dir))
+        elif not resuming:
+            _check_holds_nothing(folder)
+        yield RunFolder(path=folder, lock=lock)
+
+
+@contextlib.contextmanager
+def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iterator[int]:
+    """Keep every other run out of a folder, which exists, and yield the open file that holds the lock.
+
+    Raises:
+        OutputFolderError: a run is under way in it, or the lock's file cannot be made.
+    """
+    folder, give_up = Path(output_dir), time.monotonic() + LOCK_SECONDS
+    while (file := _try_lock(folder, on_event)) is None:
+        if time.monotonic() >= give_up:
+            raise _busy(folder)
+        time.sleep(LOCK_SECONDS / 20)
+    with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends with the last who has it open
+        with contextlib.suppress(OSError):  # it only tells others whom to look for
+            _write_record(file, {**_read_record(file), "pid": os.getpid(), "host": socket.gethostname()})
+        yield file
+
+
+def move_aside(output_dir: str) -> Path | None:
+    """Rename the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
+
+    None where there is none to move.
+
+    Raises:
+        OutputFolderError: it cannot be renamed, or the process works in it.
+    """
+    folder = Path(output_dir).absolute()
+    if not folder.is_dir() or not _holds(folder):
+        return None
+    if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise OutputFolderError(
+            f"The output folder {output_dir} is the one that autofit runs in, and cannot be moved away.",
+            hint="Start autofit elsewhere, or give another --output_dir.",
+        )
+    numbers = itertools.count(1)
+    aside = next(path for n in numbers if not (path := folder.with_name(f"{folder.name}.previous-{n}")).exists())
+    try:
+        return folder.rename(aside)
+    except OSError as error:
+        raise OutputFolderError(
+            f"The run in {output_dir} cannot be moved to {aside.name}: {error.strerror}.",
+            hint="Give another --output_dir, or move that one away yourself.",
+        ) from error
+
+
+def check_folder(output_dir: str, *, resuming: bool) -> None:
+    """Refuse what :func:`hold_folder` would, as far as it can be told without making anything.
+
+    Raises:
+        OutputFolderError: the nearest folder that exists cannot be written, a run is under way in the folder, or it
+            holds another's work.
+    """
+    folder = Path(output_dir).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "may not be written to" if nearest.is_dir() else "is a file"
+        raise unwritable(output_dir, f"{nearest} {reason}")
+    if (folder / LOCK_NAME).exists():
+        with lock_folder(output_dir):
+            pass
+    if not resuming:
+        _check_holds_nothing(Path(output_dir))
+
+
+def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
+    """The error of an output folder that cannot be written to."""
+    return OutputFolderError(
+        f"Cannot write to the output folder {folder}: {reason}.",
+        hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
+    )
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".autofit-probe"
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(folder, str(error.strerror)) from error
+
+
+def _holds(folder: Path) -> list[str]:
+    """Names of what a run, or whoever wrote weights there, would lose."""
+    weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]
+
+
+def _check_holds_nothing(folder: Path) -> None:
+    if names := _holds(folder):
+        checkpoints = [name for name in names if name.startswith("checkpoint-")]
+        what = "a run" if checkpoints or RUN_NAME in names else "weights"
+        go_on = "\nTo go on with it, add --resume_from_checkpoint." if checkpoints else ""
+        raise OutputFolderError(
+            f"The output folder {folder} already holds {what} ({', '.join(names[:3])}).",
+            hint="Give another --output_dir, or add --overwrite_output_dir: "
+            f"that folder is then renamed, and nothing of it is lost.{go_on}",
+        )
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
+    """Lock the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
+    path = folder / LOCK_NAME
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        if error.errno in _HAS_NO_LOCKS:
+            message = f"{folder} cannot be locked ({error.strerror}): see to it that no other run writes there"
+            on_event({"event": "note", "message": message})
+            return file
+        os.close(file)
+        raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
+    os.close(file)
+    return None
+
+
+def _busy(folder: Path) -> OutputFolderError:
+    who = ""
+    with contextlib.suppress(OSError), open(folder / LOCK_NAME, "rb") as file:
+        record = _read_record(file.fileno())
+        who = f" (process {record['pid']} on {record.get('host')})" if record.get("pid") else ""
+    return OutputFolderError(
+        f"Another run is under way in the output folder {folder}{who}.",
+        hint="Wait until it has ended, or give another --output_dir.",
+    )
+
+
+def _read_record(file: int) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(os.pread(file, _RECORD_BYTES, 0))
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+def _write_record(file: int, record: Mapping[str, Any]) -> None:
+    """In its place, since the lock is the file's; cut to its length last, so that a killed writer leaves none empty."""
+    content = json.dumps(record).encode()
+    os.pwrite(file, content, 0)
+    os.ftruncate(file, len(content))

@@ -1,0 +1,136 @@
+"""Two runs never write to one folder, and none writes over what another wrote."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.training import run_folder
+from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, hold_folder
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.0)
+
+
+def _refused(folder: Path) -> None:
+    """Whatever is asked for, and nothing is moved."""
+    for overwrite in (False, True):
+        with (
+            pytest.raises(OutputFolderError, match="Another run is under way in the output folder"),
+            hold_folder(str(folder), resuming=not overwrite, overwrite=overwrite),
+        ):
+            pass
+    with pytest.raises(OutputFolderError, match=r"\(process \d+ on .+\)"):
+        check_folder(str(folder), resuming=True)
+    assert [path.name for path in folder.parent.glob("run*")] == ["run"]
+
+
+def test_a_folder_is_one_runs_until_it_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with hold_folder(str(folder), resuming=False) as held:
+        held.begin(LastRun(number="first", start=None))
+        (folder / "run.json").write_text("{}")
+        _refused(folder)
+    events: list[Any] = []
+    with hold_folder(str(folder), resuming=True) as held:
+        assert held.last_run() == LastRun(number="first", start=None)
+    with hold_folder(str(folder), resuming=False, overwrite=True, on_event=events.append) as held:
+        assert events == [{"event": "moved_aside", "path": str(tmp_path / "run.previous-1")}]
+        assert held.last_run() is None
+        with pytest.raises(OutputFolderError, match="under way"):
+            check_folder(str(folder), resuming=False)
+
+
+HOLDER = """
+import os, sys, time
+from autotrain_mem.processes import Child
+from autotrain_mem.training.run_folder import hold_folder
+
+with hold_folder(sys.argv[1], resuming=False) as held:
+    child = Child("outlives", {}, has_children=True, keeps_open=(held.lock,))
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[int]:
+    """The child of a run that was killed, which lives on."""
+    (tmp_path / "outlives.py").write_text("import time; time.sleep(600)")
+    root = Path(run_folder.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
+    argv = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    yield child
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: Path, killed: int) -> None:
+    _refused(tmp_path / "run")
+    os.kill(killed, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            check_folder(str(tmp_path / "run"), resuming=False)
+            return
+        except OutputFolderError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_filesystem_without_locks_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
+    events: list[Any] = []
+    with hold_folder(str(tmp_path / "run"), resuming=False, on_event=events.append) as held:
+        assert held.path.is_dir()
+    (note,) = events
+    assert "cannot be locked (No locks available): see to it that no other run writes there" in note["message"]
+
+
+def test_a_lock_of_a_folder_that_was_moved_meanwhile_is_not_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, folder = run_folder.fcntl.flock, tmp_path / "run"
+
+    def moved_first(file: int, operation: int) -> None:
+        monkeypatch.setattr(run_folder.fcntl, "flock", lock)
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        lock(file, operation)
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", moved_first)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 5.0)
+    with hold_folder(str(folder), resuming=False) as held:
+        assert os.path.samestat(os.fstat(held.lock), os.stat(folder / LOCK_NAME))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model-00001-of-00005.safetensors", "model.safetensors.index.json", "pytorch_model-00001-of-00002.bin", "a.pt"],
+)
+def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("")
+    for check in (check_folder, lambda *args, **options: hold_folder(*args, **options).__enter__()):
+        with pytest.raises(OutputFolderError, match="already holds weights") as raised:
+            check(str(folder), resuming=False)
+        assert "--overwrite_output_dir" in raised.value.hint
+    with hold_folder(str(folder), resuming=False, overwrite=True):
+        assert (tmp_path / "run.previous-1" / name).is_file()
