@@ -62,9 +62,12 @@ SHORT_RUN_ERROR = 0.02
 
 def report_view(report: Report) -> RenderableType:
     """Shows what a finished run did, and how good its prediction was."""
-    steps = formatting.counted(report.steps, "step")
     grid = table("", "", show_header=False)
-    add(grid, "loss", _moved(report.first_loss, report.last_loss))
+    if not report.has_trained:
+        add(grid, "output folder", report.output_dir)
+        headline = f"nothing was left to train: the run was finished at step {report.steps}"
+        return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+    add(grid, "loss", _loss(report))
     if report.first_reward is not None:
         add(grid, "reward", _moved(report.first_reward, report.last_reward))
     add(grid, "peak", _allocated(report))
@@ -79,13 +82,25 @@ def report_view(report: Report) -> RenderableType:
     if incidents or restarts:
         add(grid, "survived", ", ".join(filter(None, [incidents, restarts])))
     add(grid, "output folder", report.output_dir)
-    headline = Text(f"trained {steps} in {formatting.duration(report.seconds)}", style="bold")
-    return Block(Group(headline, Block(grid, 2)))
+    steps = formatting.counted(report.steps - report.began_at, "step")
+    since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
+    headline = f"trained {steps} in {formatting.duration(report.seconds)}{since}"
+    return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+
+
+def _loss(report: Report) -> RenderableType:
+    if (step := report.not_finite_step) is None:
+        return _moved(report.first_loss, report.last_loss)
+    first = "" if report.first_loss is None else f"{report.first_loss:#.4g} -> "
+    return Text(f"{first}not a number from step {step} on: the trained weights are of no use", style=BAD)
 
 
 def _moved(first: float | None, last: float | None) -> str:
+    """``2.314 -> 1.870``; one value where one was logged."""
     if first is None or last is None:
         return "not logged"
+    if first == last:
+        return f"{first:#.4g}"
     return f"{first:#.4g} -> {last:#.4g}"
 
 
@@ -98,6 +113,8 @@ def _allocated(report: Report) -> str:
         return sentence
     if report.incidents:
         return f"{sentence} (the prediction is for whole micro-batches, of which some were split)"
+    if report.longest_rows_first:
+        return f"{sentence} (too high: the longest rows went through first)"
     return f"{sentence} (the prediction is for the longest row, which this run may not have drawn)"
 
 

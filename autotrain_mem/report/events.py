@@ -55,9 +55,26 @@ def event_line(event: Mapping[str, Any]) -> str:
             rows = formatting.counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
             return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
+        case "not_finite":
+            return _not_finite(event)
         case "sign" | "torn" | "note":
             return str(event["message"])
     return ""
+
+
+def _not_finite(event: Mapping[str, Any]) -> str:
+    """Say at which step a number was none, what that means, and what to look at."""
+    figures = f"warning: step {event['step']}: loss {event['loss']}, norm of the gradient {event['gradient']}"
+    if not event["spoils"]:
+        return (
+            f"{figures}: the gradient is sound, and training goes on. A micro-batch in which no token counts has no "
+            "mean: look for rows whose completion --max_length cuts off."
+        )
+    return (
+        f"{figures}: the weights are of no use from here on, whatever loss is logged (transformers leaves such values "
+        "out, --logging_nan_inf_filter). Lower --learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm "
+        "at 1, and look at the rows of that step and at the weights that it began with."
+    )
 
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:

@@ -69,8 +69,14 @@ class Report:
 
     output_dir: str
     steps: int
+    """Optimizer steps that are done, those before a resume included."""
+    began_at: int = 0
+    """The step of the checkpoint that this training went on from; 0 for the beginning."""
     first_loss: float | None
     last_loss: float | None
+    """None where none was logged, and from :attr:`not_finite_step` on."""
+    not_finite_step: int | None = None
+    """The first step whose gradient was no finite number; what was trained from there on is of no use."""
     first_reward: float | None = None
     """Mean reward of the completions, where they are rewarded; None elsewhere."""
     last_reward: float | None = None
@@ -78,12 +84,23 @@ class Report:
     """Allocated; what follows says what is reserved."""
     predicted_peak_reserved_bytes: int
     measured: MemoryReading | None
-    """As training ended; None where nothing measures (plain CPU training)."""
+    """The peaks of all its processes with the plan's settings, and the rest as training ended; None where nothing
+    measures (plain CPU training)."""
+    longest_rows_first: bool = False
+    """The longest rows ran before the first step, so that the peak is theirs at least."""
     seconds: float
     incidents: int = 0
     """How often the device was full and the run went on; ``run.json`` has each of them."""
     restarts: int = 0
     """How often another process went on with it."""
+    started_at: str = ""
+    """When the first of its processes was started, in ISO 8601 and UTC."""
+    ended_at: str = ""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether there was a step left to train."""
+        return self.steps != self.began_at
 
     @property
     def prediction_error(self) -> float | None:

@@ -72,6 +72,8 @@ def test_ctrl_c_ends_after_the_step_leaves_no_process_behind_and_the_run_can_be_
     stopped: Path, autofit_once: Autofit
 ) -> None:
     record = json.loads((stopped / "run.json").read_text())
+    assert record["started_at"] < record["ended_at"]
+    assert {"torch", "transformers", "trl", "autotrain_mem"} <= record["versions"].keys()
     (checkpoint,) = stopped.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{record['steps']}"
     assert _tensors(checkpoint / "model.safetensors") > 10

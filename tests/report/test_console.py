@@ -93,6 +93,28 @@ def test_text_is_the_golden_one(path: Path) -> None:
     assert text == kept(path, text)
 
 
+TOO_LOW = replace(examples.MEASURED, peak_allocated_bytes=6_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"last_loss": 2.3142}, "  loss           2.314\n"),
+        ({"began_at": 100}, "trained 20 steps in 3 min 20 s, from step 100 to 120\n"),
+        (
+            {"began_at": 120, "first_loss": None, "measured": None},
+            "nothing was left to train: the run was finished at step 120\n  output folder  runs/[first] try\n",
+        ),
+        ({"measured": TOO_LOW}, "error +32.8 % (the prediction is for the"),
+        ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (too high: the longest rows went"),
+        ({"not_finite_step": 7, "last_loss": None}, "2.314 -> not a number from step 7 on: the trained weights are of"),
+        ({"not_finite_step": 1, "first_loss": None, "last_loss": None}, "  loss           not a number from step 1 on"),
+    ],
+)
+def test_a_report_says_what_there_is_to_say(changes: dict[str, Any], line: str) -> None:
+    assert line in rendered(report_view(replace(examples.REPORT, **changes)), width=120)
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_no_line_is_wider_than_the_console_or_ends_in_spaces_and_colour_adds_nothing_else(name: str) -> None:
     for width in (80, 100, 120):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from autotrain_mem.engine.output_dir import RESUME, how_to_resume, resumes
 from autotrain_mem.engine.recover.replan import flags_of, smallest_change, with_less_on_device, with_less_on_host
+from autotrain_mem.engine.recover.run_figures import RunFigures
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.files import write_json
@@ -20,7 +20,7 @@ from autotrain_mem.spec.experience import Experience, Learned, Restart
 from autotrain_mem.spec.job import without_wish
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.plan_file import PLAN_NAME
-from autotrain_mem.spec.report import REWARD_NAMES, RUN_NAME, MemoryReading
+from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoints import (
@@ -37,6 +37,7 @@ from autotrain_mem.training.launch import Event
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import LastRun, RunFolder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.pool import Workers
 
 
@@ -62,12 +63,7 @@ class SupervisedRun:
     """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
     _unwritten: set[str] = field(default_factory=set)
     """Files of the run that could not be written as they were to be."""
-    _losses: list[float] = field(default_factory=list)
-    _rewards: list[float] = field(default_factory=list)
-    _began: list[float] = field(default_factory=list)
-    """By the clock of this process, for each of the run's."""
-    _began_at: int = 0
-    """The step that the last process went on from."""
+    _figures: RunFigures = field(default_factory=RunFigures)
 
     @property
     def folder(self) -> Path:
@@ -90,9 +86,9 @@ class SupervisedRun:
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
         end = supervise(first, self, restarts=restarts, on_event=self.record)
-        report, job = self._report(end), codec.to_json(as_recorded(self.rehearsals.job))
-        run = codec.to_json(report) | {"job": job, "experience": codec.to_json(self.plan.experience)}
-        self._write(RUN_NAME, run)
+        report = self._figures.report(end, self.plan, str(self.folder))
+        if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
+            self._write(RUN_NAME, self._run(report))
         if PLAN_NAME in self._unwritten:  # there may be room by now
             self._keep(self.plan)
         if end["interrupted"]:
@@ -167,16 +163,18 @@ class SupervisedRun:
                 experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
             case "restart":
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
-            case "start":
-                self._began.append(time.perf_counter())
-                self._began_at = event["step"]
-            case "log":
-                logs = event["logs"]
-                self._losses += [logs["loss"]] if "loss" in logs else []
-                self._rewards += [logs[name] for name in REWARD_NAMES if name in logs]
+        self._figures.see(event)
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
         self.on_event(event)
+
+    def _run(self, report: Report) -> dict[str, Any]:
+        """Add to a report what else ``run.json`` holds."""
+        return codec.to_json(report) | {
+            "versions": versions_key(),
+            "job": codec.to_json(as_recorded(self.rehearsals.job)),
+            "experience": codec.to_json(self.plan.experience),
+        }
 
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
@@ -232,34 +230,6 @@ class SupervisedRun:
             self.on_event({"event": "torn", "message": message})
 
         return newest_start(self.folder, run, on_torn)
-
-    # -- what came of it ----------------------------------------------------------------------------------------------
-
-    def _report(self, end: Event) -> Report:
-        """Reports on all processes of the run.
-
-        Nothing is measured where the last one found nothing left to train. The time is by that process's own clock
-        where it was the only one; else from the first one's start to the end.
-        """
-        estimate, seconds = self.plan.estimate.reserved, end["seconds"]
-        losses, rewards = self._losses or end["losses"], self._rewards or end["rewards"]
-        has_trained = end["memory"] is not None and end["steps"] != self._began_at
-        if len(self._began) > 1:
-            seconds = time.perf_counter() - self._began[0]
-        return Report(
-            output_dir=str(self.folder),
-            steps=end["steps"],
-            first_loss=losses[0] if losses else None,
-            last_loss=losses[-1] if losses else None,
-            first_reward=rewards[0] if rewards else None,
-            last_reward=rewards[-1] if rewards else None,
-            predicted_peak_bytes=estimate.peak_allocated_bytes,
-            predicted_peak_reserved_bytes=estimate.peak_reserved_bytes,
-            measured=codec.from_json(MemoryReading, end["memory"]) if has_trained else None,
-            seconds=round(seconds, 3),
-            incidents=len(self.plan.experience.incidents),
-            restarts=len(self.plan.experience.restarts),
-        )
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."

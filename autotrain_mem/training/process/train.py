@@ -24,6 +24,8 @@ from autotrain_mem.training.longest_batch.run import attach_longest_batch
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
+from autotrain_mem.training.process.finite_values import FiniteValues
+from autotrain_mem.training.process.model_card import complete_cards
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
@@ -38,6 +40,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         trainer.add_callback(progress)
         trainer.add_callback(NoStepAfterTheLast(trainer))
         follow_saving(trainer, send, request.run)
+        complete_cards(trainer, request)
         started = time.perf_counter()
         _run(trainer, device, request, send)
     seconds = time.perf_counter() - started
@@ -60,6 +63,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
 def _run(trainer: Any, device: Device, request: Request, send: SendEvent) -> None:
     """Train to the end, or to an error that says what was held when the device was full."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
+    trainer.add_callback(FiniteValues(trainer, send))  # outermost: the longest rows' loss is none of the run's
     resume = request.job.arguments.get("resume_from_checkpoint")
     try:
         device.train(trainer, resume_from_checkpoint=resume)
@@ -93,7 +97,7 @@ class Safeguards:
             send({"event": "worst_batch", **codec.to_json(batch)})
 
         def on_notice(message: str) -> None:
-            send({"event": "sign", "message": message})
+            send({"event": "note", "message": message})
 
         attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
         attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)

@@ -91,6 +91,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._host = host
         self._host_memory: HostMemory | None = None
         self._host_read_at = 0.0
+        self._began = 0.0
         self._rows = Rows()
         self._clock = _Clock()
         self._lookout = Lookout()
@@ -105,6 +106,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         """Take the place before the trackers, and look at the model's embedding."""
         _move_first(self)
         self._clock.start()
+        self._began = time.perf_counter()
         self._logged_step = -1
         if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
             self._rows.follow(model)
@@ -163,7 +165,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         host = self._host_memory
         return Sample(
             step=step,
-            seconds=now,
+            seconds=round(now - self._began, 3),
             device=self._read(),
             total_bytes=self._total_bytes,
             rows=None if batches is None else batches.rows,

@@ -73,7 +73,7 @@ class Sample:
 
     step: int
     seconds: float
-    """On a clock that only goes forward."""
+    """Since the process began to train, on a clock that only goes forward."""
     device: MemoryReading | None = None
     """After the step; None where nothing measures."""
     total_bytes: int | None = None

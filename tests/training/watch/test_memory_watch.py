@@ -132,6 +132,9 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     events = [line["event"] for line in lines(tmp_path)]
     assert events == ["start", "sample", "sample", "sample", "end"]
     assert lines(tmp_path)[0]["predicted_bytes"] == {"backward": 3 * GIB, "forward": 2 * GIB}
+    first, *samples, last = lines(tmp_path)
+    seconds = [0.0, *(sample["seconds"] for sample in samples), last["time"] - first["time"] + 0.1]
+    assert seconds == sorted(seconds), "since training began"
     assert lines(tmp_path)[1]["device"]["peak_allocated_bytes"] == 3 * GIB
     assert lines(tmp_path)[-1]["phases"]["save"] == {"allocated_bytes": GIB // 2, "reserved_bytes": 2 * GIB}
     assert not warned

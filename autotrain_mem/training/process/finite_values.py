@@ -1,0 +1,73 @@
+"""Tells of the first step whose loss or gradient is no finite number: what transformers logs then hides it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+
+from autotrain_mem.training.request import SendEvent
+
+LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
+"""Of what a trainer logs: the first two of transformers, the others of PPO, which makes its steps by itself
+(``trl/experimental/ppo/ppo_trainer.py: train``)."""
+
+
+class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Sends one ``not_finite`` event: the step, its loss, its gradient's norm, and whether that spoils the weights.
+
+    transformers leaves such a loss out of what it logs (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so
+    that the values themselves are looked at: each loss, for which transformers waits as well, and each step's norm.
+    With fp16 a gradient that is too large is the loss scaler's daily business, and is not looked at.
+    """
+
+    def __init__(self, trainer: Any, send: SendEvent) -> None:
+        self._trainer, self._send = trainer, send
+        self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
+        self._loss = 0.0
+        self._is_told = False
+        self._training_step = trainer.training_step
+        self._get_grad_norm = getattr(trainer, "_get_grad_norm", None)
+        trainer.training_step = self.training_step
+        if self._get_grad_norm is not None:
+            trainer._get_grad_norm = self.get_grad_norm
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """``Trainer.training_step``."""
+        loss = self._training_step(*args, **kwargs)
+        if not self._is_told and not math.isfinite(value := float(loss)):
+            self._loss = value
+        return loss
+
+    def get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """``Trainer._get_grad_norm``, after the last micro-step of a step."""
+        assert self._get_grad_norm is not None
+        norm = self._get_grad_norm(*args, **kwargs)
+        if not self._is_told:
+            value = None if norm is None or self._is_scaled else float(norm)
+            self._judge(self._trainer.state.global_step + 1, self._loss, value)
+        return norm
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """A trainer whose steps are not seen logs what it has computed."""
+        names = [name for name in LOGGED if not (self._is_scaled and name == "grad_norm")]
+        logged = logs or {}
+        values = [float(logged[name]) for name in names if isinstance(logged.get(name), (int, float))]
+        if not self._is_told:
+            bad = next((value for value in (self._loss, *values) if not math.isfinite(value)), 0.0)
+            self._judge(state.global_step, bad, None)
+
+    def _judge(self, step: int, loss: float, norm: float | None) -> None:
+        is_gradient = norm is not None and not math.isfinite(norm)
+        if math.isfinite(loss) and not is_gradient:
+            return
+        self._is_told = True
+        values = {"loss": _word(loss), "gradient": "unknown" if norm is None else _word(norm)}
+        self._send({"event": "not_finite", "step": step, **values, "spoils": is_gradient or norm is None})
+
+
+def _word(value: float) -> str:
+    """``nan`` and ``inf`` as text, since JSON has neither."""
+    return "finite" if math.isfinite(value) else str(value)

@@ -1,0 +1,37 @@
+"""The card beside the weights: TRL knows no base model that is a folder, and nothing of a plan."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_trainers import trainer
+
+from autotrain_mem.spec import Hardware, Job
+from autotrain_mem.training.process.model_card import NO_BASE, complete_cards
+from autotrain_mem.training.request import Request
+from autotrain_mem.units import GIB
+from tests.nouns import TRL_DEFAULTS
+
+CARD = Hardware(name="toy", origin="imagined", total_bytes=12 * GIB, free_bytes=11 * GIB, non_torch_bytes=0)
+
+
+@pytest.mark.newest
+def test_a_card_names_the_folder_of_the_base_model_and_the_settings(qwen: Path, tmp_path: Path) -> None:
+    made = trainer("sft", qwen, tmp_path)
+    made.create_model_card()
+    assert NO_BASE in (tmp_path / "README.md").read_text(), "TRL names it by now"
+    request = Request(
+        task="train",
+        job=Job(method="sft", model=f"{qwen}/", dataset=None, arguments={}),
+        knobs=replace(TRL_DEFAULTS, gradient_accumulation_steps=2),
+        hardware=CARD,
+        simulate=True,
+        output_dir=str(tmp_path),
+    )
+    complete_cards(made, request)
+    made.create_model_card(model_name="mine")
+    card = (tmp_path / "README.md").read_text()
+    assert "fine-tuned version of `qwen2`." in card
+    assert "Chosen by autofit for toy with 12.0 GiB; 16 rows in each optimizer step." in card
+    assert "| per_device_train_batch_size | 8 |" in card
+    assert card.count("## Settings") == 1
