@@ -62,8 +62,8 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
     folder to write to?
 
     Raises:
-        UsageError: also what the method needs beside its arguments is not given, such as a reward; a run cannot be
-            resumed and be moved aside; the mishaps of a simulated card cannot be read.
+        UsageError: also no data are named; what the method needs beside its arguments is not given, such as a reward; a
+            run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
     rehearsals = rehearsals_for(workers, wish, warn)
@@ -78,6 +78,12 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
                     "counts what one process allocates, so batches are made there."
                 )
         workers.first.check_can_train(job)
+        if not job.names_data:
+            example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
+            raise UsageError(
+                "No --dataset is given, and training needs one.",
+                hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
+            )
         for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
             check_weights(pathlib.Path(name))
         check_output(job, overwrite=wish.overwrite_output_dir)

@@ -51,7 +51,7 @@ def estimate(
         method: A trainer of TRL's, by name: ``sft``, ``reward``, ``dpo``, ``grpo``, ``rloo`` or ``ppo``.
         model: A hub id or a folder.
         dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only where a length
-            must be counted (``max_length="auto"``, prompts). None: TRL's example for the method.
+            must be counted (``max_length="auto"``, prompts). None: rows as those of TRL's example for the method.
         autofit: The device above all, ``AutoFit(gpu="rtx4090")``; None: the GPU that is here.
         environment: Variables for the processes that load the model, such as ``PYTORCH_ALLOC_CONF``.
         **arguments: TRL's own, by name, with values as in Python or as in flags: ``learning_rate=1e-4``,
@@ -110,7 +110,7 @@ def plan(
     """
     with python_errors():
         wish = _wish("plan", method, model, dataset, autofit, environment, arguments)
-        wish = api.with_plan(wish, _HINTS, to_train=False)
+        wish = api.with_plan(wish, _HINTS, _warn, to_train=False)
         with api.Workers() as workers:
             return api.plan(api.begin(workers, wish, _warn, to_train=False), earlier=wish.plan)
 
@@ -156,7 +156,7 @@ def fit(
     [1, 2]
 
     Args:
-        method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; the data are always read.
+        method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; data are needed, and always read.
         simulate: Train on the CPU, while a simulated card of the name in ``AutoFit(gpu=...)`` keeps account and runs
             out of memory where that card would.
         max_restarts: How often in a row another process may go on without a new checkpoint in between; 0 for never.
@@ -182,7 +182,7 @@ def fit(
         wish = _wish("fit", method, model, dataset, autofit, environment, arguments)
         wish = replace(wish, simulate=simulate, max_restarts=max_restarts, probe=probe)
         wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir))
-        wish = api.with_plan(wish, _HINTS, to_train=True)
+        wish = api.with_plan(wish, _HINTS, _warn, to_train=True)
         with api.Workers() as workers:
             rehearsals = api.begin(workers, wish, _warn, to_train=True)
             chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=wish.plan)

@@ -82,7 +82,7 @@ def _checked(wish: api.Wish, output: flags.Output, *, to_train: bool) -> api.Wis
     """The wish with the plan that it names; what cannot be done is refused before any process starts."""
     export.check(wish, output)
     plan_files.check_files(wish, output)
-    return api.with_plan(wish, plan_files.HINTS, to_train=to_train)
+    return api.with_plan(wish, plan_files.HINTS, warn, to_train=to_train)
 
 
 def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *, to_train: bool) -> Plan:
@@ -164,7 +164,7 @@ def warn(message: str) -> None:
 def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
     example = api.example_dataset(rehearsals.job)
     if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
-        console.print(f"No --dataset given: TRL's own example it is, {example}.")
+        console.print(f"No --dataset is given: planned for rows as those of TRL's example, {example}.")
 
 
 def _print_plan(chosen: Plan, *, as_json: bool) -> int:

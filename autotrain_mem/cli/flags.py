@@ -6,7 +6,7 @@ import argparse
 import difflib
 import functools
 import json
-import pathlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import FITS
 from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.units import KIB, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +231,12 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
     return _given(make_parser(prog).parse_args(argv))
 
 
+LARGEST_CONFIG_BYTES = 256 * KIB
+"""Of a YAML file: PyYAML reads some 100 KiB a second."""
+MOST_VALUES = 100_000
+"""Of a YAML file, where each alias counts as a copy: a few lines of aliases of aliases stand for billions."""
+
+
 def _read_yaml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
@@ -237,7 +244,18 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
 
     hint = f"Write key: value in {path}, one a line."
     try:
-        config = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_CONFIG_BYTES + 1)
+        if len(content) > LARGEST_CONFIG_BYTES:
+            message = f"The config {path} is larger than {format_bytes(LARGEST_CONFIG_BYTES)}."
+            raise UsageError(message, hint="Check --config; data go to --dataset.")
+        loader = yaml.SafeLoader(content.decode("utf-8"))
+        node = loader.get_single_node()
+        if node is not None and _count(node, {}) > MOST_VALUES:
+            message = f"The config {path} holds more than {MOST_VALUES:,} values."
+            raise UsageError(message, hint="Write values out in place of aliases (*name) of aliases.")
+        config = None if node is None else loader.construct_document(node)
+        plain: Any = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
     except OSError as error:
         raise UsageError(f"Cannot read the config {path}: {error.strerror}.", hint="Check --config.") from error
     except UnicodeDecodeError as error:
@@ -247,10 +265,24 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
         problem = getattr(error, "problem", None)  # such as: expected ',' or ']'
         where = f" at line {mark.line + 1}, column {mark.column + 1} ({problem})" if mark is not None else ""
         raise UsageError(f"The config {path} is not YAML{where}.", hint=hint) from error
-    if not isinstance(config, dict):
+    except RecursionError as error:
+        raise UsageError(f"The config {path} is nested too deeply.", hint=hint) from error
+    except (TypeError, ValueError) as error:  # a month 13, a key that is a date
+        raise UsageError(f"The config {path} holds a value that is none: {error}.", hint=hint) from error
+    if not isinstance(plain, dict):
         raise UsageError(f"The config {path} holds no keys.", hint=hint)
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
     return {name.replace("-", "_"): value for name, value in plain.items()}
+
+
+def _count(node: Any, counted: dict[int, float]) -> float:
+    """Counts the values below a node of YAML's, itself included, with a copy for each alias; endless where one holds
+    itself."""
+    if id(node) not in counted:
+        counted[id(node)] = math.inf
+        parts = node.value if isinstance(node.value, list) else []
+        pairs = [part if isinstance(part, tuple) else (part,) for part in parts]
+        counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
+    return counted[id(node)]
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:

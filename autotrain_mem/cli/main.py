@@ -20,7 +20,7 @@ usage: autofit COMMAND [FLAGS]
 
 Finds the best TRL configuration that fits the GPU, before anything is loaded, and trains with it.
 
-  autofit METHOD --model MODEL [--dataset DATA]      plan and train
+  autofit METHOD --model MODEL --dataset DATA        plan and train
   autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
   autofit plan METHOD ... --out FILE                 the same, written to a file;
   autofit METHOD --plan FILE                         trains with it, here or on another machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, Step
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
 from autotrain_mem.versions import versions_key
@@ -41,6 +43,8 @@ class Lengths:
     """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""
     profile: DataProfile | None = None
     """None where the data were not read."""
+    why_not: str = ""
+    """Why they were not, though they are named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +130,10 @@ class Rehearsals:
         try:
             profile = self._profile(on_counting)
         except ModelNotFoundError:
-            if self.job.pins_length:
-                return Lengths(longest=self.job.prompt_length)
-            raise
+            if not self.job.pins_length:
+                raise
+            why = f"The tokens of the data were not counted: {self.job.model} comes without a tokenizer."
+            return Lengths(longest=self.job.prompt_length, why_not=why)
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
 
     def lengths_to_estimate(self) -> Lengths:
@@ -182,9 +187,8 @@ class Rehearsals:
 
 
 def example_dataset(job: Job) -> str | None:
-    """TRL's own example, when the job names no data and so takes it."""
-    named = job.dataset is not None or job.python_call or {"dataset_name", "datasets"} & set(job.arguments)
-    return None if named else job.method_facts.example_dataset
+    """TRL's own example, when the job names no data: a plan takes its rows."""
+    return None if job.names_data else job.method_facts.example_dataset
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
@@ -244,7 +248,11 @@ them: optimizers that add it to the gradients hold a copy of these."""
 
 def job_key(job: Job) -> dict[str, Any]:
     """Returns what of a job's own words a rehearsal depends on."""
-    seen = {name: value for name, value in job.arguments.items() if name not in UNSEEN}
+    recorded = as_recorded(job)  # a cache is a file, too
+    seen = {name: value for name, value in recorded.arguments.items() if name not in UNSEEN}
+    others = {name: value for name, value in job.environment.items() if name not in recorded.environment}
+    digests = {name: hashlib.blake2b(value.encode(), digest_size=16).hexdigest() for name, value in others.items()}
+    environment = {**recorded.environment, **digests}
     call = None if job.python_call is None else [job.python_call.digest, job.python_call.processes > 1]
-    words = {"method": job.method, "model": job.model, "arguments": seen, "environment": dict(job.environment)}
+    words = {"method": job.method, "model": job.model, "arguments": seen, "environment": environment}
     return words | {"python_call": call}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class Wish:
             dataset=self.dataset,
             arguments=arguments,
             environment=self.environment,
+            unrecorded=None if self.plan is None else self.plan.job.unrecorded,
             effective_batch_size=autofit.effective_batch_size,
             prompt_length=autofit.prompt_length,
             fit=autofit.fit,
@@ -153,10 +155,11 @@ def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
     return plan
 
 
-def with_plan(wish: Wish, hints: PlanHints, *, to_train: bool) -> Wish:
+def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> Wish:
     """The wish with the plan that it names, whose own words stand where the wish leaves something open.
 
     Args:
+        warn: Hears which variables the plan sets, before any process has them, and which it does not have.
         to_train: On the device that is here; else on the plan's, unless the wish names another.
 
     Raises:
@@ -174,6 +177,8 @@ def with_plan(wish: Wish, hints: PlanHints, *, to_train: bool) -> Wish:
             hint=hints.objects.format(plan=given),
         )
     job = plan.job
+    for message in _of_environment(job, wish.environment):
+        warn(message)
     return replace(
         wish,
         plan=plan,
@@ -183,6 +188,17 @@ def with_plan(wish: Wish, hints: PlanHints, *, to_train: bool) -> Wish:
         config={**job.trl_arguments, **wish.config},
         environment={**job.environment, **wish.environment},
     )
+
+
+def _of_environment(planned: Job, given: Mapping[str, str]) -> Iterator[str]:
+    """Yields what to know of the variables of a plan, beside those that the user gives."""
+    if taken := [f"{name}={value}" for name, value in planned.environment.items() if name not in given]:
+        yield f"the plan sets {' '.join(taken)} for the processes that load the model"
+    if missing := sorted({*(planned.unrecorded or ())} - given.keys() - os.environ.keys()):
+        yield (
+            f"the plan was made with {', '.join(missing)}, whose value no plan holds, and which is not set here: "
+            f"{missing[0]}=... before the command sets it, or the env: block of a config"
+        )
 
 
 def _called(given: Plan | str | Path) -> str:

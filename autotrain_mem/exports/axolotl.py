@@ -115,7 +115,7 @@ def _data(case: Case) -> Part:
         **({"eval_sample_packing": bool(case.settings.get("eval_packing", packs))} if evaluates else {}),
         "train_on_inputs": not masks,
     }
-    mixture = () if case.data else ("datasets: Axolotl reads a mixture from its own datasets key, one entry each",)
+    mixture = case.no_data("datasets: Axolotl reads a mixture from its own datasets key, one entry each")
     return Part(
         keys={
             **({"datasets": [_dataset(case, train=True)]} if case.data else {}),

@@ -92,10 +92,11 @@ class Case:
 
     @property
     def data(self) -> Data | None:
-        """None for a mixture of datasets, which only TRL reads."""
-        if self.job.dataset is None and self.settings.get("datasets"):
+        """None where none are named, and for a mixture of datasets, which only TRL reads."""
+        named = self.job.dataset or self.settings.get("dataset_name")
+        if named is None:
             return None
-        path = str(self.job.dataset or self.settings.get("dataset_name") or self.method_facts.example_dataset)
+        path = str(named)
         return Data(
             path=path,
             kind=FILE_KINDS.get(pathlib.PurePath(path).suffix.lower()),
@@ -103,6 +104,11 @@ class Case:
             train_split=self.settings.get("dataset_train_split", "train"),
             test_split=self.settings.get("dataset_test_split", "test"),
         )
+
+    def no_data(self, mixture: str = "") -> tuple[str, ...]:
+        """Notes what to know where ``data`` is None; ``mixture`` says what to do with one."""
+        note = mixture if self.job.names_data else "data: the plan was made without any, and training needs some"
+        return (note,) if note and self.data is None else ()
 
     @property
     def length(self) -> int:

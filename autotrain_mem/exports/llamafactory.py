@@ -148,7 +148,7 @@ def _data(case: Case) -> Part:
             *(
                 _entries(case, data, names)
                 if data
-                else ("datasets: name each of the mixture in dataset, divided by commas",)
+                else case.no_data("datasets: name each of the mixture in dataset, divided by commas")
             ),
             *(masked if is_packable and not masks else ()),
             *_known(case).length_notes,

@@ -49,7 +49,7 @@ def unsaid(case: Case, tool: Tool, parts: Sequence[Part]) -> Iterable[str]:
         if name not in answered:
             text = json.dumps(value, ensure_ascii=False, default=str)
             yield f"{name} {text}: {tool.name} has no key for it here"
-    yield from (f"{name}: a secret, which is not written here" for name in case.hidden)
+    yield from (f"{name}: perhaps a secret, which is not written here: set it where you train" for name in case.hidden)
 
 
 def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping[str, str]) -> str:

@@ -31,7 +31,7 @@ def trl(plan: Plan, job: Job) -> str:
     whole = Part(
         keys={**first, **rest, **environment},
         answered=frozenset({*settings, *DATA_NAMES}),
-        notes=(*offload.notes, *(() if job.method_facts.has_trl_command else (no_script,))),
+        notes=(*offload.notes, *case.no_data(), *(() if job.method_facts.has_trl_command else (no_script,))),
     )
     return document(case, tool, [whole], {})
 
@@ -40,7 +40,7 @@ def _data(case: Case) -> dict[str, object]:
     """A file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up."""
     data = case.data
     if data is None:
-        return {"datasets": case.settings["datasets"]}
+        return {"datasets": case.settings["datasets"]} if case.job.names_data else {}
     if data.kind is None:
         return {"dataset_name": data.path}
     return {"datasets": [{"path": data.kind, "data_files": data.path}]}

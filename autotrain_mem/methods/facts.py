@@ -63,8 +63,8 @@ class MethodFacts:
 
     # data
     example_dataset: str
-    """What TRL's own documentation trains on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); taken
-    when no dataset is given."""
+    """What TRL's own documentation trains on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a
+    plan takes its rows when no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
     """Sets of columns that the trainer reads, in its own order of preference."""
     has_text_column: bool = False
@@ -131,3 +131,11 @@ class MethodFacts:
     def trainer(self) -> str:
         """``SFTTrainer``."""
         return f"{self.title}Trainer"
+
+    def noun(self, number: int) -> str:
+        """Names what a batch counts, for that many of it: ``pair`` for 1."""
+        return self.row_noun.removesuffix("s") if number == 1 else self.row_noun
+
+    def rows(self, number: int) -> str:
+        """``1 pair``, ``1,200 pairs``."""
+        return f"{number:,} {self.noun(number)}"

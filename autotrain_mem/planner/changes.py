@@ -58,7 +58,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
         native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
-        needed = f"with segments of fixed size it needs {_against(native.required_bytes, native.budget_bytes)}"
+        needed = f"with segments of fixed size it needs {against(native.required_bytes, native.budget_bytes)}"
     elif row.name in OFFLOADING:
         needed = _needed_on_the_device(row, space, knobs, memo)
     elif row.without:
@@ -82,7 +82,7 @@ def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
     if not failed:
         return ""
     least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
-    return f"{_rows_need(space, least)} {_against(least.required_bytes, least.budget_bytes)}"
+    return f"{_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
@@ -94,8 +94,8 @@ def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
 
 def _rows_need(space: Space, estimate: Estimate) -> str:
     """``4 pairs at once need``, ``1 pair at once needs``."""
-    rows, noun = estimate.knobs.per_device_train_batch_size, METHODS[space.method].row_noun
-    return f"{rows} {noun} at once need" if rows > 1 else f"1 {noun.removesuffix('s')} at once needs"
+    rows = estimate.knobs.per_device_train_batch_size
+    return f"{METHODS[space.method].rows(rows)} at once {'need' if rows > 1 else 'needs'}"
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
@@ -114,7 +114,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     if not tried:
         return ""
     least = min(tried, key=lambda estimate: estimate.required_bytes)
-    return f"{row.without} at least {_against(least.required_bytes, least.budget_bytes)}"
+    return f"{row.without} at least {against(least.required_bytes, least.budget_bytes)}"
 
 
 def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
@@ -126,7 +126,7 @@ def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo)
         return ""
     least = min(alike, key=lambda estimate: estimate.required_bytes)
     what = "it" if _pulled(least.knobs).intersection(OFFLOADING) else "offloading"
-    return f"without {what} {_rows_need(space, least)} {_against(least.required_bytes, least.budget_bytes)}"
+    return f"without {what} {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
 
 
 def _pulled(knobs: Knobs) -> frozenset[str]:
@@ -134,5 +134,9 @@ def _pulled(knobs: Knobs) -> frozenset[str]:
     return frozenset(name for name in (*OFFLOADING, "gradient_checkpointing") if getattr(knobs, name))
 
 
-def _against(required_bytes: int, budget_bytes: int) -> str:
-    return f"{format_bytes(required_bytes)}, the budget is {format_bytes(budget_bytes)}"
+def against(required_bytes: int, budget_bytes: int) -> str:
+    """``31.2 GiB, the budget is 11.1 GiB``; where both would read the same, what is missing."""
+    required, budget = format_bytes(required_bytes), format_bytes(budget_bytes)
+    if required == budget:
+        return f"{format_bytes(required_bytes - budget_bytes)} more than the budget of {budget}"
+    return f"{required}, the budget is {budget}"

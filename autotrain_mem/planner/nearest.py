@@ -163,7 +163,7 @@ def needs_line(least: Estimate) -> str:
 
 def _settings(space: Space, knobs: Knobs) -> str:
     batch = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
-    noun = METHODS[space.method].row_noun
+    noun = METHODS[space.method].noun(knobs.effective_batch_size)
     if knobs.completion_length:
         rows = f"{batch} {noun} of {knobs.completion_length} tokens"
     else:
@@ -185,4 +185,7 @@ def budget_line(least: Estimate) -> str:
     parts = [f"{format_bytes(hardware.total_bytes)} total"]
     parts += [f"{format_bytes(others)} used by others"] if others else []
     parts += [f"{format_bytes(hardware.free_bytes - least.budget_bytes)} headroom"]
-    return f"  budget  {format_bytes(least.budget_bytes)} ({', '.join(parts)})"
+    missing = least.required_bytes - least.budget_bytes
+    is_close = missing > 0 and format_bytes(least.required_bytes) == format_bytes(least.budget_bytes)
+    short = f", {format_bytes(missing)} too little" if is_close else ""
+    return f"  budget  {format_bytes(least.budget_bytes)} ({', '.join(parts)}){short}"

@@ -79,7 +79,7 @@ def _not_finite(event: Mapping[str, Any]) -> str:
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     """``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
-    rows = f"{formatting.batch(probe.knobs)} {_rows(probe)}"
+    rows = f"{formatting.rows(probe.knobs)}{_lengths(probe)}"
     end = "fits" if probe.fits else "does not fit"
     where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
     if probe.required_bytes is None:
@@ -101,17 +101,19 @@ def _moved(before: Knobs, plan: Plan) -> str:
     """``the plan moves: 2 x 4 rows in place of 4 x 2, predicted with what was measured: 60.1 of 99.8 MiB``."""
     names = formatting.differing([before, plan.knobs])
     now, then = formatting.settings(plan.knobs, names), formatting.settings(before, names)
+    change = f"moves to {now} (from {then})"
+    if not (now and then):  # a switch has no words where it is off
+        change = f"takes {now}" if now else f"goes without {then}"
     needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
-    return f"the plan moves to {now} (from {then}): {needs}, by what was measured"
+    return f"the plan {change}: {needs}, by what was measured"
 
 
 def _who(other: OtherProcess) -> str:
     return f"{other.name or 'process'} ({other.pid})" if other.pid else "others"
 
 
-def _rows(probe: Probe) -> str:
-    knobs = probe.knobs
-    if knobs.completion_length:
-        prompts = f"on prompts of {probe.row_tokens} tokens" if probe.row_tokens else ""
-        return f"completions of {knobs.completion_length} tokens {prompts}".strip()
-    return f"rows of {probe.row_tokens} tokens" if probe.row_tokens else "rows"
+def _lengths(probe: Probe) -> str:
+    if probe.knobs.completion_length:
+        prompts = f" on prompts of {probe.row_tokens} tokens" if probe.row_tokens else ""
+        return f" of {probe.knobs.completion_length} tokens{prompts}"
+    return f" of {probe.row_tokens} tokens" if probe.row_tokens else ""

@@ -82,7 +82,7 @@ def _peak(estimate: Estimate) -> str:
 
 def _larger(plan: Plan) -> str:
     """Shows what the next larger micro-batch needs, of those that were rehearsed with the same settings."""
-    rows, noun = plan.knobs.per_device_train_batch_size, plan.job.method_facts.row_noun
+    rows, facts = plan.knobs.per_device_train_batch_size, plan.job.method_facts
     if plan.knobs.gradient_accumulation_steps == 1:
         return f"the whole batch of {rows} is computed at once already"
     alike = [each for each in plan.attempts if set(formatting.differing([each.knobs, plan.knobs])) <= _ALIKE]
@@ -90,10 +90,10 @@ def _larger(plan: Plan) -> str:
     if not plan.attempts:
         return "nothing was tried"
     if not larger:
-        return f"no more than {rows} {noun} at once were tried with these settings"
+        return f"no more than {facts.rows(rows)} at once {'were' if rows > 1 else 'was'} tried with these settings"
     nearest = min(each.knobs.per_device_train_batch_size for each in larger)
     last = [each for each in larger if each.knobs.per_device_train_batch_size == nearest][-1]
-    needed = f"{nearest} {noun} need {format_bytes(last.required_bytes)}"
+    needed = f"{facts.rows(nearest)} need {format_bytes(last.required_bytes)}"
     if not last.fits:
         return f"{needed}, {format_bytes(last.required_bytes - last.budget_bytes)} more than the budget"
     speed = last.tokens_per_second

@@ -68,8 +68,8 @@ and can be copied whole."""
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """``1 row``, ``1,200 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(seconds: float) -> str:
@@ -138,7 +138,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         names: Only what these knobs say; None for all of them.
     """
     parts = {
-        "per_device_train_batch_size": f"{batch(knobs)} {'completions' if knobs.completion_length else 'rows'}",
+        "per_device_train_batch_size": rows(knobs),
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
         "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
         "packing": "packing on" if knobs.packing else "",
@@ -187,6 +187,12 @@ def _base(knobs: Knobs) -> str:
 def batch(knobs: Knobs) -> str:
     """``4 x 16``: rows at once, times accumulation steps."""
     return f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+
+
+def rows(knobs: Knobs) -> str:
+    """``4 x 16 rows``, ``1 x 1 row``; completions where these are sampled."""
+    noun = "completion" if knobs.completion_length else "row"
+    return f"{batch(knobs)} {noun}{'s' if knobs.effective_batch_size > 1 else ''}"
 
 
 def differing(knobs: Sequence[Knobs]) -> list[str]:

@@ -49,7 +49,7 @@ class CardsProgress(Redrawn[Status]):
     def counting(self, counting: Counting) -> None:
         """Tokens of the data are being counted, before any card is looked at."""
         if self._line is not None:
-            self._line.update(f"counting tokens: {counting.done:,} of {counting.rows:,} rows")
+            self._line.update(f"counting tokens: {counting.done:,} of {formatting.counted(counting.rows, 'row')}")
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""

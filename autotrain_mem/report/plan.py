@@ -57,6 +57,9 @@ def facts(plan: Plan) -> Table:
     add(grid, "data", _data(plan))
     if share := plan.estimate.vllm_share_bytes:
         add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
+    variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
+    if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
+        add(grid, "env", " ".join(variables))
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
@@ -74,16 +77,30 @@ def _speed(plan: Plan) -> Text:
 
 def _data(plan: Plan) -> Text:
     """Shows how long the rows are, how much of the computing is padding, and what is cut."""
-    if plan.data is None and plan.job.is_online:
-        assumed = f"prompts of up to {plan.prompt_length} tokens and completions of {plan.knobs.completion_length}"
-        return Text(f"{assumed} are assumed: no data were read")
     if plan.data is None:
-        return Text(f"not read: how much of it is {_lost(plan)} is not known")
-    noun = "prompts" if plan.job.is_online else plan.job.method_facts.row_noun
+        return Text(f"not read{_why_not_read(plan)}: {_assumed(plan)}")
+    count = plan.data.rows
+    rows = formatting.counted(count, "prompt") if plan.job.is_online else plan.job.method_facts.rows(count)
     named = zip(PERCENTILES, plan.data.percentiles, strict=True)
     percentiles = ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
-    lengths = f"{plan.data.rows:,} {noun}: {percentiles}, max {plan.data.longest} tokens"
+    lengths = f"{rows}: {percentiles}, max {plan.data.longest} tokens"
     return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
+
+
+def _why_not_read(plan: Plan) -> str:
+    if plan.objects is not None:
+        return ", since a stream's rows are not known before they are trained on"
+    if not plan.job.names_data:
+        return ", since no --dataset is given"
+    return ", as a warning here says" if plan.warnings else ""
+
+
+def _assumed(plan: Plan) -> str:
+    """What is planned for where the data were not read."""
+    if plan.job.is_online:
+        completions = f"completions of {plan.knobs.completion_length}"
+        return f"prompts of up to {plan.prompt_length} tokens and {completions} are assumed"
+    return f"how much of it is {_lost(plan)} is not known"
 
 
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
@@ -98,7 +115,7 @@ def _cut(plan: Plan, data: DataSummary) -> Text:
     """Reward training filters pairs by max_length; all others truncate their rows."""
     facts, length = plan.job.method_facts, plan.knobs.max_length
     if not data.truncated_rows_fraction:
-        return Text(f"no {facts.row_noun.removesuffix('s')} is {_lost(plan)}")
+        return Text(f"no {facts.noun(1)} is {_lost(plan)}")
     rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
     if facts.drops_long_rows:
         longer = f"those with a side longer than {length}"
@@ -190,6 +207,7 @@ def passed_over(each: Candidate) -> str:
 def _settings_table(plan: Plan) -> Table:
     """A star marks what differs from TRL's default, so that it shows without colour too."""
     grid = table("", "", "", show_header=False)
+    grid.columns[0].no_wrap = True  # a star on a line of its own would be nobody's
     for name in knob_names(plan.method, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
         if chosen == default:

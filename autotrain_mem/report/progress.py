@@ -172,7 +172,8 @@ class SearchProgress(Redrawn[Live]):
         """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
         if self._line is None:
             return
-        done, share = f"{counting.done:,} of {counting.rows:,} rows", counting.done / max(1, counting.rows)
+        done = f"{counting.done:,} of {formatting.counted(counting.rows, 'row')}"
+        share = counting.done / max(1, counting.rows)
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_row(
             self._spinner,

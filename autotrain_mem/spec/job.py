@@ -61,17 +61,20 @@ class Job:
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
-    json_form: ClassVar = Form(optional=("python_call",))
+    json_form: ClassVar = Form(optional=("python_call", "unrecorded"))
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
     model: str
     """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
     dataset: str | None
-    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: TRL's own example for the method."""
+    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: as the arguments say, or none, with which a
+    plan takes its rows to be those of TRL's example, and nothing trains."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """The ``env:`` mapping of a YAML config, for the processes that load the model."""
+    unrecorded: tuple[str, ...] | None = None
+    """Names of variables that a file's ``environment`` leaves out, since their values may be secrets; None for none."""
     effective_batch_size: int | None = None
     """Rows per optimizer step, when given as one number instead of TRL's two."""
     prompt_length: int | None = None
@@ -85,6 +88,12 @@ class Job:
     python_call: PythonCall | None = None
     """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
     the script plans: no file of ours holds it."""
+
+    @property
+    def names_data(self) -> bool:
+        """Tells whether it says what to train on."""
+        is_named = bool(self.dataset or self.arguments.get("dataset_name") or self.arguments.get("datasets"))
+        return is_named or self.python_call is not None
 
     @property
     def pins_length(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from autotrain_mem.errors import PlanFileError
 from autotrain_mem.files import write_json
 from autotrain_mem.spec import codec, plan_file
 from autotrain_mem.spec.codec import Form
@@ -18,9 +19,22 @@ from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
-_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
-"""Of the environment, as services name what lets somebody in: HF_TOKEN, WANDB_API_KEY. A plan is made to be passed on,
-so it holds none of them."""
+RECORDED_VARIABLES = frozenset(
+    {
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "MALLOC_ARENA_MAX"),
+        *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+        *("CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+        *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY"),
+        *("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES", "WANDB_MODE"),
+        *("WANDB_DISABLED", "WANDB_LOG_MODEL", "WANDB_WATCH", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME"),
+    }
+)
+"""Of the environment, what a file may hold: devices, allocators, threads, and the names that trackers give a run.
+
+A plan is made to be passed on, and others' plans are followed. So it holds no other value, which may let somebody in
+(HF_TOKEN, DATABASE_URL, a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH,
+LD_PRELOAD), and none is taken from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +163,15 @@ class Plan:
 
 
 def as_recorded(job: Job) -> Job:
-    """Returns the job as others may read it in a file: no token or key of the user's, no object of a script's."""
+    """Returns the job as others may read it in a file: no token of the user's, no object of a script's.
+
+    Of variables that are none of :data:`RECORDED_VARIABLES` it has the names.
+    """
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
-    public = {name: value for name, value in job.environment.items() if not _SECRET_VARIABLE.search(name)}
-    return replace(job, arguments=arguments, environment=public, python_call=None)
+    public = {name: value for name, value in job.environment.items() if name in RECORDED_VARIABLES}
+    unrecorded = sorted({*(job.unrecorded or ()), *job.environment} - public.keys())
+    recorded = replace(job, arguments=arguments, environment=public, python_call=None)
+    return replace(recorded, unrecorded=tuple(unrecorded) or None)
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
@@ -176,6 +195,7 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) ->
 def read_plan(content: bytes, name: str) -> Plan:
     """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
     values = plan_file.plan_values(content, name)
+    _refuse_unrecorded(values, name)
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
@@ -183,6 +203,21 @@ def read_plan(content: bytes, name: str) -> Plan:
     if wrong := plan_file.differing(values, codec.to_json(plan)) or _wrong_sums(plan):
         raise plan_file.damaged(name, wrong, values)
     return plan
+
+
+def _refuse_unrecorded(values: dict[str, Any], name: str) -> None:
+    """Refuses variables that no plan holds, but for those that the user sets as well: these are the user's own."""
+    job = values.get("job")
+    environment = job.get("environment") if isinstance(job, dict) else None
+    if not isinstance(environment, dict):
+        return
+    for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
+        del environment[variable]
+    if others := sorted(environment.keys() - RECORDED_VARIABLES):
+        why = "it could run code, or send data elsewhere"
+        message = f"{name} sets {', '.join(others)} for the training, which no plan may: {why}."
+        own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
+        raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
 
 
 def _wrong_sums(plan: Plan) -> str:

@@ -26,9 +26,10 @@ PLAN_NAME = "plan.json"
 """Of the plan in an output folder."""
 STDIN = "-"
 
-LARGEST_BYTES = 64 * MIB
-"""Of what is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt. The worst JSON of this size, which is of
-nothing but empty objects, takes 1.7 GiB as Python's (measured with Python 3.11, x86-64)."""
+LARGEST_BYTES = 8 * MIB
+"""Of what is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt and each time out of memory. The worst
+JSON of this size, which is of nothing but empty objects, takes 192 MiB as Python's (measured with Python 3.11, x86-64).
+"""
 
 _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"

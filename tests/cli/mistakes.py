@@ -64,6 +64,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "config_unknown_keys": (2, "sft --config unknown_keys.yaml", "learning_ratt learning_rate gpuu gpu"),
     "config_autofit_number": (2, "sft --config autofit_number.yaml", "autofit:"),
     "config_autofit_unknown": (2, "sft --config autofit_unknown.yaml", "gppu gpu forbidd forbid max_slowdown"),
+    "config_laughs": (2, "sft --config laughs.yaml", "'more than 100,000 values'"),
+    "config_itself": (2, "sft --config itself.yaml", "'more than 100,000 values'"),
+    "config_too_deep": (2, "sft --config too_deep.yaml", "'nested too deeply'"),
+    "config_too_large": (2, "sft --config too_large.yaml", "'larger than 256.0 KiB' --dataset"),
+    "config_month_13": (2, "sft --config month_13.yaml", "month_13.yaml 'month must be in 1..12'"),
     "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size int abc"),
     # -- cards
     "no_gpu": (10, "sft --model tiny", "CUDA_VISIBLE_DEVICES --plan_only --simulate --use_cpu"),
@@ -121,6 +126,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "prompt_beyond_context": (22, f"plan rloo {TINY} --dataset long_prompt.jsonl", "2402 2048"),
     "completion_beyond_context": (22, f"{GRPO} --max_completion_length 2000", "429 2048 1619"),
     # -- rewards
+    "no_data_to_train_on": (2, f"sft {TINY} --simulate", "--dataset trl-lib/Capybara --plan_only"),
     "reward_missing": (2, f"rloo {TINY} --simulate", "--reward_funcs --reward_model_name_or_path"),
     "reward_raises": (35, f"{GRPO} --reward_funcs my_rewards.raises", "my_rewards.raises TypeError completion_ids"),
     "reward_no_function": (2, f"{GRPO} --reward_funcs my_rewards.shorter", "shorter my_rewards.short accuracy_reward"),

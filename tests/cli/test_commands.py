@@ -51,6 +51,9 @@ def test_at_a_given_length_no_tokenizer_is_needed(autofit: Autofit) -> None:
     ran = autofit("plan", "sft", "--model", "no_tokenizer", *given.split(), *ONE_REHEARSAL)
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["data"] is None
+    assert json.loads(ran.out)["warnings"] == [
+        "The tokens of the data were not counted: no_tokenizer comes without a tokenizer."
+    ]
 
 
 def test_gpus_lists_at_least_25_cards_with_their_sources(autofit: Autofit) -> None:

@@ -74,9 +74,9 @@ def test_what_contradicts_it_is_refused_with_a_command_that_plans_again(autofit:
 
 
 def test_training_on_the_plans_card_needs_no_gpu_flag_where_it_is_simulated(autofit: Autofit, plan: Path) -> None:
-    """It comes as far as the output folder, which holds a model."""
+    """It comes as far as the output folder, which is the model's."""
     ran = autofit("sft", "--plan", str(plan), "--simulate", "--output_dir", "tiny")
-    assert (ran.code, "already holds a run" in ran.err) == (62, True), ran.err
+    assert (ran.code, "is the model's folder" in ran.err) == (62, True), ran.err
     assert autofit("sft", "--plan", str(plan)).code == 10, "no GPU is here"
 
 

@@ -35,7 +35,7 @@ def test_an_env_block_chooses_the_card_to_plan_for_and_to_train_on(monkeypatch: 
 def test_workers_that_a_simulated_card_cannot_count_are_said_to_have_no_effect(tmp_path: Path) -> None:
     given = {"dataloader_num_workers": 2, "output_dir": str(tmp_path / "run")}
     worker = SimpleNamespace(parse=lambda *words: (given, TRL_DEFAULTS), check_can_train=lambda job: None)
-    wish = api.Wish(method="sft", model="tiny", autofit=AutoFit(gpu="t4"), simulate=True)
+    wish = api.Wish(method="sft", model="tiny", dataset="d", autofit=AutoFit(gpu="t4"), simulate=True)
     notes: list[str] = []
     api.begin(SimpleNamespace(first=worker), wish, notes.append, to_train=True)  # type: ignore[arg-type]
     assert [note.startswith("--dataloader_num_workers 2 has no effect with --simulate") for note in notes] == [True]

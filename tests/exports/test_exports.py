@@ -49,7 +49,7 @@ TEXTS = {
     **{f"{name}_sft": functools.partial(written, name, job()) for name in EXPORTERS},
     "axolotl_grpo": functools.partial(written, "axolotl", GRPO),
     "axolotl_everything": functools.partial(
-        written, "axolotl", job(arguments={"eval_strategy": "epoch"}, environment={"A": "b c"}), EVERYTHING_ON
+        written, "axolotl", job(arguments={"eval_strategy": "epoch"}, environment={"WANDB_NAME": "b c"}), EVERYTHING_ON
     ),
     "llamafactory_ppo": functools.partial(written, "llamafactory", PPO, FULL),
     "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), FULL),
@@ -147,13 +147,22 @@ def test_nothing_that_the_user_said_is_lost(name: str, method: str) -> None:
 
 
 def test_a_secret_is_named_and_not_written() -> None:
-    secretive = job(arguments={"hub_token": "hf_abc"}, environment={"WANDB_API_KEY": "xyz", "PLAIN": "1"})
+    secretive = job(arguments={"hub_token": "hf_abc"}, environment={"DATABASE_URL": "xyz", "OMP_NUM_THREADS": "1"})
     for name in EXPORTERS:
         text = written(name, secretive)
         assert "hf_abc" not in text
         assert "xyz" not in text
-        assert {"hub_token", "WANDB_API_KEY"} <= {line.split()[2].rstrip(":") for line in notes(text)}
-    assert keys("trl", secretive)["env"]["PLAIN"] == "1"
+        assert {"hub_token", "DATABASE_URL"} <= {line.split()[2].rstrip(":") for line in notes(text)}
+    assert keys("trl", secretive)["env"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_plan_without_data_exports_none_and_says_so() -> None:
+    without = job(dataset=None)
+    for name in EXPORTERS:
+        text = written(name, without)
+        assert "Capybara" not in text
+        assert not {"dataset", "datasets", "dataset_name"} & keys(name, without).keys()
+        assert ("# - data: the plan was made without any" in text) is (name != "accelerate")
 
 
 def test_a_line_break_in_a_value_does_not_end_the_comment() -> None:

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
 
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.changes import against
 from autotrain_mem.planner.explore import TIE
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
+from autotrain_mem.planner.nearest import budget_line
 from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Phase, StepTime
 from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.units import GIB, format_bytes
+from autotrain_mem.units import GIB, MIB, format_bytes
 
 PINS: Mapping[str, tuple[object, ...]] = {
     "per_device_train_batch_size": (1, 2, 4),
@@ -281,6 +283,15 @@ def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
         ("use_peft", False, True, "full fine-tuning needs at least 4.35 GiB, the budget is 4.00 GiB"),
     ]
     assert found.levers[-1].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
+
+
+def test_a_need_that_reads_as_the_budget_is_told_by_what_is_missing() -> None:
+    assert against(76 * GIB + 12 * MIB, 76 * GIB) == "12.0 MiB more than the budget of 76.0 GiB"
+    estimate = LinearMemory(budget_bytes=GIB).estimate(TRL)
+    assert "too little" not in budget_line(estimate)
+    assert budget_line(replace(estimate, budget_bytes=estimate.required_bytes - 1)).endswith(
+        " headroom), 1 B too little"
+    )
 
 
 def test_a_lever_pulled_for_speed_says_so() -> None:

@@ -69,6 +69,12 @@ LARGER_WITHOUT_LORA = (*OTHERS, attempt(replace(examples.TWICE, use_peft=False),
 LARGER_AND_SLOWER = (*examples.PLAN.attempts[:2], attempt(examples.TWICE, 10.5, tokens_per_second=1_100.0))
 
 
+SINGLE_PAIR = replace(
+    examples.REWARD_PLAN, estimate=estimate(knobs=replace(examples.CHOSEN, per_device_train_batch_size=1))
+)
+SINGLE_PAIR = replace(SINGLE_PAIR, attempts=(attempt(SINGLE_PAIR.knobs, 4.0),))
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
@@ -76,6 +82,7 @@ LARGER_AND_SLOWER = (*examples.PLAN.attempts[:2], attempt(examples.TWICE, 10.5, 
         (replace(examples.PLAN, attempts=LARGER_WITHOUT_LORA), "no more than 4 rows"),
         (replace(examples.PLAN, attempts=LARGER_AND_SLOWER), "8 rows need 10.5 GiB, which fits, at 1,100 tokens/s"),
         (examples.UNCHANGED_PLAN, "the whole batch of 8"),
+        (SINGLE_PAIR, "no more than 1 pair at once was tried"),
     ],
 )
 def test_the_next_larger_micro_batch_binds_as_it_was_rehearsed(plan: Plan, said: str) -> None:

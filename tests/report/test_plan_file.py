@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from importlib import resources
@@ -16,16 +17,20 @@ from jsonschema import Draft202012Validator
 from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
+from autotrain_mem.engine.rehearsals import job_key
+from autotrain_mem.engine.request import PlanHints, Wish, with_plan
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Job, Plan, codec
+from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.plan import read_plan
-from autotrain_mem.spec.plan_file import PLAN_NAME, PLAN_SCHEMA
-from autotrain_mem.units import GIB
+from autotrain_mem.spec.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
+from autotrain_mem.units import GIB, MIB
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
 
@@ -174,10 +179,20 @@ def test_a_file_too_large_for_a_plan_is_not_read_to_its_end(tmp_path: Path) -> N
     path = tmp_path / "huge.json"
     with open(path, "wb") as file:
         file.truncate(20 * GIB)  # takes no room on the disk
-    with pytest.raises(PlanFileError, match=r"huge\.json is no plan: it is larger than 64\.0 MiB"):
+    with pytest.raises(PlanFileError, match=r"huge\.json is no plan: it is larger than 8\.00 MiB"):
         Plan.load(path)
     with pytest.raises(PlanFileError, match="is no plan, so it is not written over"):
         PLAN.save(path)
+
+
+def test_the_worst_that_is_read_as_a_plan_takes_little_memory() -> None:
+    share = 64
+    tracemalloc.start()
+    with pytest.raises(PlanFileError):
+        read_plan(b"[" + b"{}," * (LARGEST_BYTES // 3 // share) + b"{}]", "plan.json")
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert share * peak_bytes < 300 * MIB
 
 
 def test_an_empty_path_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +206,13 @@ def test_an_empty_path_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypa
 
 
 def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
+    names = ["DATABASE_URL", "GITHUB_PAT", "WANDB_API_KEY", "hf_token", "https_proxy"]
     job = Job(
         method="sft",
         model="m",
         dataset="d",
         arguments={"hub_token": "hf_secret", "pad_token": "<pad>", "lora_r": 8},
-        environment={"WANDB_API_KEY": "secret", "hf_token": "secret", "TOKENIZERS_PARALLELISM": "false"},
+        environment={"TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(names, "secret")},
         python_call=PythonCall(path="/tmp/call", holds_model=True, holds_rows=True, digest="d"),
     )
     kept = replace(PLAN, job=job).job
@@ -204,9 +220,34 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
         job,
         arguments={"pad_token": "<pad>", "lora_r": 8},
         environment={"TOKENIZERS_PARALLELISM": "false"},
+        unrecorded=tuple(names),
         python_call=None,
     )
-    assert "secret" not in json.dumps(codec.to_json(replace(PLAN, job=job)))
+    assert "secret" not in json.dumps([codec.to_json(replace(PLAN, job=job)), job_key(job)])
+    assert job_key(job) != job_key(replace(job, environment=dict.fromkeys(names, "other")))
+    shown = rendered(plan_view(replace(PLAN, job=job)), 160)
+    assert "env      TOKENIZERS_PARALLELISM=false DATABASE_URL=... GITHUB_PAT=..." in shown
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "HF_ENDPOINT", "SOME_VARIABLE"])
+def test_a_variable_that_no_plan_holds_is_not_taken_from_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = with_value(("job", "environment", name), "/evil")
+    monkeypatch.delenv(name, raising=False)
+    with pytest.raises(PlanFileError, match=f"sets {name} for the training"):
+        read(changed)
+    monkeypatch.setenv(name, "/mine")  # before the command: the user's own counts
+    assert read(changed) == PLAN
+
+
+def test_a_plans_variables_are_told_before_any_process_has_them() -> None:
+    job = replace(PLAN.job, environment={"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"})
+    wish = Wish(method="sft", autofit=AutoFit(plan=replace(PLAN, job=job)), environment={"WANDB_NAME": "b", "A": "2"})
+    notes = list[str]()
+    followed = with_plan(wish, PlanHints(other_method="", objects=""), notes.append, to_train=False)
+    assert followed.environment == {"OMP_NUM_THREADS": "2", "WANDB_NAME": "b", "A": "2"}
+    assert len(notes) == 2
+    assert "the plan sets OMP_NUM_THREADS=2 for" in notes[0]
+    assert "was made with HF_TOKEN, whose value no plan holds" in notes[1]
 
 
 SCHEMA = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))

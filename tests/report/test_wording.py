@@ -2,16 +2,20 @@
 
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import report_examples as examples
 from nouns import TRL_DEFAULTS
 from report_examples import CHOSEN, PLAN
+from test_console import rendered
 
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.report import formatting
 from autotrain_mem.report.events import event_line
+from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Harm, Job, Knobs, OtherProcess, Owner, Phase, Probe, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
@@ -21,6 +25,34 @@ def test_durations_carry_over_and_shares_have_the_digits_that_they_are_good_for(
     durations = [formatting.duration(seconds) for seconds in (0, 41.27, 59.96, 200.4, 3599.6, 7512)]
     assert durations == ["0.0 s", "41.3 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
     assert [formatting.percent(share) for share in (0.0, 0.0001, 1.0)] == ["0.0 %", "less than 0.1 %", "100.0 %"]
+
+
+def test_one_of_anything_is_told_in_the_singular() -> None:
+    single = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+    assert (formatting.rows(single), formatting.rows(CHOSEN)) == ("1 x 1 row", "4 x 16 rows")
+    assert [formatting.counted(number, "prompt") for number in (1, 1200)] == ["1 prompt", "1,200 prompts"]
+    assert [METHODS["dpo"].rows(number) for number in (1, 1200)] == ["1 pair", "1,200 pairs"]
+    data = replace(examples.DATA, rows=1)
+    assert "  1 pair: p50" in rendered(plan_view(replace(examples.DPO_PLAN, data=data)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"job": replace(PLAN.job, dataset=None)},
+            "not read, since no --dataset is given: how much of it is truncated",
+        ),
+        ({"warnings": ("The dataset could not be looked at.",)}, "not read, as a warning here says: how much of it"),
+        ({"objects": ""}, "not read, since a stream's rows are not known before they are trained on: how much of it"),
+    ],
+)
+def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], said: str) -> None:
+    assert said in rendered(plan_view(replace(PLAN, data=None, **changes)), 160)
+
+
+def test_a_settings_name_stands_whole_beside_its_mark() -> None:
+    assert "* local_rollout_forward_batch_size  16" in rendered(plan_view(examples.PPO_PLAN), 80)
 
 
 def test_every_harm_owner_and_phase_has_its_word() -> None:
@@ -73,7 +105,14 @@ OTHERS = (
     OtherProcess(pid=0, name="", used_bytes=64 * MIB),
 )
 BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
+EXPANDED = replace(CHOSEN, expandable_segments=True)
 BESIDE = {"event": "probe", "probe": codec.to_json(replace(FITS, others=OTHERS)), "predicted_bytes": 1}
+
+
+def replanned(before: Knobs, **changes: object) -> dict[str, object]:
+    """The plan as it was, and as these changes make it."""
+    now = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(before, **changes)))
+    return {"event": "replanned", "before": codec.to_json(before), "plan": codec.to_json(now)}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +127,8 @@ BESIDE = {"event": "probe", "probe": codec.to_json(replace(FITS, others=OTHERS))
             {"event": "replanned", "before": codec.to_json(BEFORE), "plan": codec.to_json(PLAN)},
             "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs 8.51 GiB",
         ),
+        (replanned(CHOSEN, expandable_segments=True), "the plan takes expandable segments: needs 7.70 GiB"),
+        (replanned(EXPANDED, expandable_segments=False), "the plan goes without expandable segments: needs 8.51 GiB"),
     ],
 )
 def test_an_event_is_told_in_a_line(event: dict[str, object], said: str) -> None:

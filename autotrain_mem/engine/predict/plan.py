@@ -78,7 +78,7 @@ def make_plan(
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
-        warnings=() if cut is None else (cut,),
+        warnings=tuple(filter(None, (cut, lengths.why_not))),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
         seconds=round(seconds, 3),
         row_tokens=row_length(job, knobs, lengths.longest),
