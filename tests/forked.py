@@ -200,6 +200,9 @@ def serve() -> None:
             break
         connection, _ = listener.accept()
         request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, MOST_FILES)
+        if not request:
+            connection.close()  # it was only to make sure that somebody listens
+            continue
         keeper = os.fork()
         if keeper == 0:
             listener.close()

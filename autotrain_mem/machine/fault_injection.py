@@ -6,12 +6,14 @@ the output folder tells the process that goes on after it that it was there. On 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import io
 import os
 import pathlib
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ from autotrain_mem.units import parse_bytes
 VARIABLE = "AUTOFIT_MISHAPS"
 MARKS_NAME = ".autofit-mishaps"
 """The file in the output folder that lists what has come."""
+CHECKPOINTS = "checkpoint-*"
+STDERR = 2
+SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
 """Of a checkpoint's files the one that is written after the weights and before the trainer's state
 (``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
@@ -40,6 +45,9 @@ kill:save:N              ... in the middle of writing its Nth checkpoint
 oom:save:N               the card is full in the middle of writing the Nth checkpoint
 disk:save:N              the disk is full in the middle of writing the Nth checkpoint
 torn:save:N[:FILE]       a file of the Nth checkpoint, or its largest, is cut short, and the process is killed
+rot:save:N[:FILE]        ... has one other byte, and the process is killed
+clock:save:N             the clock is set back by an hour before the Nth checkpoint
+disk:N                   from the Nth allocation on the disk is full, for all but checkpoints, until the training ends
 count                    nothing goes wrong; {MARKS_NAME} in the output folder then tells how many there are of each
 Every process counts anew, its checkpoints too."""
 
@@ -66,11 +74,6 @@ class Taken:
     def __str__(self) -> str:
         return f"taken:{self.size_bytes}B:{self.at}" + ("" if self.until is None else f":until:{self.until}")
 
-    @property
-    def over(self) -> str:
-        """Says what is marked when the other process has ended."""
-        return f"{self} is over"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Killed:
@@ -83,20 +86,35 @@ class Killed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DiskFull:
+    """Nothing can be written any more but checkpoints: no file of the output folder, and no line of the log."""
+
+    at: int
+
+    def __str__(self) -> str:
+        return f"disk:{self.at}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AtSave:
     """Something that befalls a checkpoint."""
 
-    kind: Literal["oom", "kill", "disk", "torn"]
+    kind: Literal["oom", "kill", "disk", "torn", "rot", "clock"]
     """Saving itself mostly asks for nothing of the card, so ``oom`` counts checkpoints, too."""
     save: int
     file: str = ""
-    """That is torn; empty for the largest."""
+    """That is torn or rots; empty for the largest."""
 
     def __str__(self) -> str:
         return f"{self.kind}:save:{self.save}" + (f":{self.file}" if self.file else "")
 
 
-Mishap = Refused | Taken | Killed | AtSave
+def over(lasting: Taken | DiskFull) -> str:
+    """Says what is marked when the other process has ended, or the training."""
+    return f"{lasting} is over"
+
+
+Mishap = Refused | Taken | Killed | DiskFull | AtSave
 
 
 def parse_mishaps(text: str) -> tuple[Mishap, ...]:
@@ -145,10 +163,12 @@ def _parse(parts: Sequence[str]) -> Mishap:
             return Taken(size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
         case ["kill", at]:
             return Killed(at=_count(at))
-        case ["oom" | "kill" | "disk" | "torn" as kind, "save", save]:
+        case ["disk", at]:
+            return DiskFull(at=_count(at))
+        case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", save]:
             return AtSave(kind=kind, save=_count(save))
-        case ["torn", "save", save, file] if file and pathlib.PurePath(file).name == file:
-            return AtSave(kind="torn", save=_count(save), file=file)
+        case ["torn" | "rot" as kind, "save", save, file] if file and pathlib.PurePath(file).name == file:
+            return AtSave(kind=kind, save=_count(save), file=file)
         case _:
             raise ValueError
 
@@ -175,20 +195,43 @@ def beset(
     mishaps = parse_mishaps(environment.get(VARIABLE, ""))
     counts = COUNT in environment.get(VARIABLE, "").split()
     marks = Marks(folder / MARKS_NAME)
-    pending = [mishap for mishap in mishaps if mishap not in marks or isinstance(mishap, Taken)]
+    pending = [mishap for mishap in mishaps if mishap not in marks or isinstance(mishap, Taken | DiskFull)]
     if not pending and not counts:
         yield
         return
     import torch  # only a run that already trains comes here
 
     fate = Fate(gpu, pending, marks, phase)
-    fate.save = torch.save
+    fate.save, fate.clock = torch.save, time.time
     gpu.before_allocation = fate.allocation
-    with patch.object(torch, "save", fate.saving):
+    with (
+        patch.object(torch, "save", fate.saving),
+        patch.object(time, "time", fate.time),
+        full_disk(folder, fate.is_disk_full),
+        fate.log_restored(),
+    ):
         yield
     gpu.before_allocation = None
+    fate.end()
     for line in fate.counted() if counts else ():
         marks.add(line)
+
+
+@contextlib.contextmanager
+def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[None]:
+    """Inside, what is written to the folder's files fails while the disk is full; those of checkpoints have room."""
+
+    def opened(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
+            path = pathlib.Path(file).absolute()
+            names = path.relative_to(folder.absolute()).parts if path.is_relative_to(folder.absolute()) else ()
+            if names and names[0] != MARKS_NAME and not pathlib.Path(names[0]).match(CHECKPOINTS) and is_full():
+                return io_open("/dev/full", mode.replace("x", "w"), *args, **options)
+        return io_open(file, mode, *args, **options)
+
+    io_open = io.open
+    with patch.object(builtins, "open", opened), patch.object(io, "open", opened):
+        yield
 
 
 class Marks:
@@ -218,6 +261,8 @@ class Fate:
 
     save: Callable[..., Any]
     """``torch.save`` as it was."""
+    clock: Callable[[], float]
+    """``time.time`` as it was."""
 
     def __init__(self, gpu: SimulatedGpu, pending: Sequence[Mishap], marks: Marks, phase: Callable[[], Phase]) -> None:
         self._gpu = gpu
@@ -227,6 +272,8 @@ class Fate:
         self._taken = [mishap for mishap in pending if isinstance(mishap, Taken)]
         self._killed = [mishap for mishap in pending if isinstance(mishap, Killed)]
         self._at_save = [mishap for mishap in pending if isinstance(mishap, AtSave)]
+        self._disk_full = [each for each in pending if isinstance(each, DiskFull) and over(each) not in marks]
+        self._set_back_seconds = 0.0
         self._held: dict[Taken, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
@@ -240,9 +287,12 @@ class Fate:
         self._of_phase[phase] += 1
         for taken in self._taken:
             self._come_and_go(taken)
-        for torn in self._due_at_save("torn"):
+        for full in self._disk_full:
+            if full in self._marks or full.at == self._allocations:
+                self._fill_disk(full)
+        for hurt in self._due_at_save("torn", "rot"):
             if phase is not Phase.SAVE:
-                self._tear(torn)
+                self._hurt(hurt)
         for killed in self._killed:
             if killed.at == self._allocations:
                 self._kill(killed)
@@ -263,7 +313,9 @@ class Fate:
             self.save(value, file, *args, **kwargs)
             return
         self._saves, self._checkpoint = self._saves + 1, path.parent
-        due = [mishap for kind in ("oom", "kill", "disk") for mishap in self._due_at_save(kind)]
+        for clock in self._due_at_save("clock"):
+            self._set_clock_back(clock)
+        due = self._due_at_save("oom", "kill", "disk")
         if not due:
             self.save(value, file, *args, **kwargs)
             return
@@ -277,14 +329,47 @@ class Fate:
             self._gpu.refuse(whole.tell())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def _due_at_save(self, kind: str) -> list[AtSave]:
+    def time(self) -> float:
+        """In the place of ``time.time``."""
+        return self.clock() - self._set_back_seconds
+
+    def is_disk_full(self) -> bool:
+        return any(full in self._marks for full in self._disk_full) and self._phase() is not Phase.SAVE
+
+    @contextlib.contextmanager
+    def log_restored(self) -> Iterator[None]:
+        """After it, what is printed goes where it went before."""
+        with open(os.dup(STDERR), "wb") as before:
+            yield
+            os.dup2(before.fileno(), STDERR)
+
+    def end(self) -> None:
+        """The training has come to its end."""
+        for full in filter(self._marks.__contains__, self._disk_full):
+            self._marks.add(over(full))
+
+    def _due_at_save(self, *kinds: str) -> list[AtSave]:
         """Lists what is due at the checkpoint that is being written, or was last."""
-        named = [mishap for mishap in self._at_save if (mishap.kind, mishap.save) == (kind, self._saves)]
+        named = [mishap for mishap in self._at_save if mishap.kind in kinds and mishap.save == self._saves]
         return [mishap for mishap in named if mishap not in self._marks]
+
+    def _fill_disk(self, full: DiskFull) -> None:
+        if full not in self._marks:
+            self._marks.add(full)
+        with open("/dev/full", "wb") as nowhere:
+            os.dup2(nowhere.fileno(), STDERR)
+
+    def _set_clock_back(self, clock: AtSave) -> None:
+        """What was written before has a time that is still to come: the system's clock is nobody's to set."""
+        self._marks.add(clock)
+        self._set_back_seconds = SET_BACK_SECONDS
+        then = self.clock() + SET_BACK_SECONDS
+        for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
+            os.utime(earlier, (then, then))
 
     def _come_and_go(self, taken: Taken) -> None:
         """A process that came while an earlier one of this run was alive is still there."""
-        if taken.over in self._marks:
+        if over(taken) in self._marks:
             return
         comes = taken in self._marks or self._allocations >= taken.at
         if comes and taken not in self._held:
@@ -293,14 +378,20 @@ class Fate:
                 self._marks.add(taken)
         if taken.until is not None and self._allocations >= taken.until:
             self._gpu.vacate(self._held.pop(taken))
-            self._marks.add(taken.over)
+            self._marks.add(over(taken))
 
-    def _tear(self, torn: AtSave) -> NoReturn:
+    def _hurt(self, mishap: AtSave) -> NoReturn:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]
-        path = self._checkpoint / torn.file if torn.file else max(files, key=lambda each: each.stat().st_size)
+        path = self._checkpoint / mishap.file if mishap.file else max(files, key=lambda each: each.stat().st_size)
         if path.is_file():
-            os.truncate(path, path.stat().st_size // 2)
-        self._kill(torn)
+            middle = path.stat().st_size // 2
+            if mishap.kind == "torn":
+                os.truncate(path, middle)
+            else:
+                content = bytearray(path.read_bytes())
+                content[middle] ^= 1
+                path.write_bytes(content)
+        self._kill(mishap)
 
     def _kill(self, mishap: Mishap) -> NoReturn:
         self._marks.add(mishap)

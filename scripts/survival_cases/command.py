@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-AUTOFIT = (sys.executable, "-m", "autotrain_mem.cli.main")
+AUTOFIT = "autotrain_mem.cli.main"
 LIMIT_SECONDS = 300.0
 """Of one command; a run that hangs is as bad as one that dies."""
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -74,17 +74,55 @@ class Ended:
         return {entry["step"]: float(entry[name]) for entry in history for name in names if name in entry}
 
 
-def autofit(argv: Sequence[str], place: pathlib.Path, run: str, environment: Mapping[str, str]) -> Ended:
-    """Run one command in ``place``; its output folder is ``runs/RUN`` there, made anew."""
-    folder = place / "runs" / run
-    shutil.rmtree(folder, ignore_errors=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A command that has not ended."""
+
+    process: subprocess.Popen[bytes]
+    lines: pathlib.Path
+    """What it tells of its steps."""
+
+    def reaches(self, step: int) -> bool:
+        """Wait until it has told of a step; whether it got so far."""
+        started = time.monotonic()
+        while self.process.poll() is None and time.monotonic() < started + LIMIT_SECONDS:
+            if f"\nstep {step}/" in self.lines.read_text(errors="replace"):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def autofit(
+    argv: Sequence[str],
+    place: pathlib.Path,
+    run: str,
+    environment: Mapping[str, str],
+    *,
+    folder: pathlib.Path | None = None,
+    meanwhile: Callable[[Running], None] | None = None,
+    module: str = AUTOFIT,
+) -> Ended:
+    """Run one command in ``place``.
+
+    Args:
+        folder: Its output folder, used as it is; None: ``runs/RUN`` there, made anew.
+        meanwhile: Is called when it has begun; the time of its first step is then not looked for.
+        module: That is run.
+    """
+    if folder is None:
+        folder = place / "runs" / run
+        shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     said, cried = folder.parent / f"{run}.json", folder.parent / f"{run}.txt"
-    started = time.monotonic()
+    started, first_step_seconds = time.monotonic(), None
     with said.open("w") as out, cried.open("w") as err:
-        command = [*AUTOFIT, *argv, "--output_dir", str(folder), "--json"]
+        command = [sys.executable, "-m", module, *argv, "--output_dir", str(folder), "--json"]
         process = subprocess.Popen(command, cwd=place, stdout=out, stderr=err, env=surroundings(place, environment))
-        first_step_seconds = _first_step(process, cried, started)
+        running = Running(process=process, lines=cried)
+        if meanwhile is not None:
+            meanwhile(running)
+        elif running.reaches(1):
+            first_step_seconds = round(time.monotonic() - started, 2)
         code = _ended(process, started + LIMIT_SECONDS - time.monotonic())
     printed, errors = said.read_text(), cried.read_text()
     return Ended(
@@ -95,15 +133,6 @@ def autofit(argv: Sequence[str], place: pathlib.Path, run: str, environment: Map
         folder=folder,
         first_step_seconds=first_step_seconds,
     )
-
-
-def _first_step(process: subprocess.Popen[bytes], cried: pathlib.Path, started: float) -> float | None:
-    """Look for its line until the process ends or is due to."""
-    while process.poll() is None and time.monotonic() < started + LIMIT_SECONDS:
-        if "\nstep 1/" in cried.read_text(errors="replace"):
-            return round(time.monotonic() - started, 2)
-        time.sleep(0.05)
-    return None
 
 
 def _ended(process: subprocess.Popen[bytes], limit_seconds: float) -> int | None:

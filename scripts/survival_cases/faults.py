@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
 
 from autotrain_mem import api
 from autotrain_mem.machine.fault_injection import COUNT, MARKS_NAME, VARIABLE
 from autotrain_mem.units import MIB
-from survival_cases.command import Ended, autofit
+from survival_cases import from_outside
+from survival_cases.command import AUTOFIT, Ended, autofit
 from survival_cases.jobs import METHODS
 from survival_cases.kept import Kept, Row
 from survival_cases.sizes import filled_card
@@ -51,10 +52,18 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "taken": ("sft", "dpo", "grpo", "ppo"),
     "disk:save": ("sft", "dpo", "ppo"),
     "torn:save": ("sft", "dpo", "ppo"),
+    "rot:save": ("sft", "dpo", "grpo", "ppo"),
+    "clock:save": ("sft", "dpo", "grpo", "ppo"),
+    "disk": ("sft", "dpo", "grpo", "ppo"),
+    "second run": ("sft", "dpo", "grpo", "ppo"),
+    "SIGHUP": ("sft", "dpo", "grpo", "ppo"),
 }
 """Fault -> the methods that it befalls, in turn."""
 ACCEPTED = ("survived", "other samples", "reported", "never came")
+FROM_OUTSIDE = ("second run", "SIGHUP")
+"""Not the process's own doing: for them a mishap is ``step:N`` of the run."""
 TORN_FILES = ("", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "model.safetensors")
+ROTTEN_FILES = (*TORN_FILES[1:], "training_args.bin", "config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +74,7 @@ class Case:
     number: int
     method: str
     mishap: str
-    """As ``AUTOFIT_MISHAPS`` has it."""
+    """As ``AUTOFIT_MISHAPS`` has it, or ``step:N``."""
 
     def __str__(self) -> str:
         return f"{self.fault} {self.number:02} {self.method}"
@@ -114,12 +123,16 @@ def undisturbed(workers: api.Workers, place: pathlib.Path, kept: Kept) -> dict[s
 
 
 def cases(quiet: Mapping[str, Undisturbed]) -> list[Case]:
-    """200: each fault at moments that are drawn evenly from those of the undisturbed run."""
+    """300: each fault at moments that are drawn evenly from those of the undisturbed run; each file rots in turn."""
     random = Random(0)
-    return [
+    every = [
         Case(fault=fault, number=number, method=method, mishap=_drawn(random, fault, quiet[method]))
         for fault, methods in FAULTS.items()
         for number, method in enumerate(islice(cycle(methods), MOMENTS))
+    ]
+    files = cycle(ROTTEN_FILES)
+    return [
+        replace(case, mishap=f"{case.mishap}:{next(files)}") if case.fault == "rot:save" else case for case in every
     ]
 
 
@@ -131,7 +144,16 @@ def _drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
         return f"kill:{random.randint(1, quiet.counts['all'])}"
     if kind == "taken":
         return f"taken:{_taken_bytes(random, quiet)}B:{random.randint(1, quiet.counts['all'])}"
-    is_last_spared = kind == "torn"  # a run that is done needs it no more
+    is_last_spared = kind in ("torn", "rot")  # a run that is done needs it no more
+    if fault in FROM_OUTSIDE:
+        return f"step:{random.randint(0, max(quiet.losses) - 1)}"
+    if fault == "disk":
+        return (
+            f"disk:{random.randint(1, quiet.counts['all'])} oom:backward:{random.randint(1, quiet.counts['backward'])}"
+        )
+    if kind == "clock":
+        save = random.randint(2, quiet.counts["checkpoints"])
+        return f"clock:save:{save} kill:{random.randint(1, quiet.counts['all'])}"
     save = random.randint(1, quiet.counts["checkpoints"] - is_last_spared)
     file = random.choice(TORN_FILES) if kind == "torn" else ""
     return f"{fault}:{save}" + (f":{file}" if file else "")
@@ -146,14 +168,34 @@ def _taken_bytes(random: Random, quiet: Undisturbed) -> int:
 def run(case: Case, quiet: Mapping[str, Undisturbed], place: pathlib.Path) -> Row:
     """One case, with the plan of the undisturbed run."""
     still = quiet[case.method]
-    planned = ["--plan", f"runs/undisturbed-{case.method}", "--simulate", "--no_probe"]
-    name = f"{case.fault}-{case.number:02}".replace(":", "-")
-    ended = autofit([case.method, *planned], place, name, {VARIABLE: case.mishap})
-    return {
-        "mishap": case.mishap,
+    argv = [case.method, "--plan", f"runs/undisturbed-{case.method}", "--simulate", "--no_probe"]
+    name = f"{case.fault}-{case.number:02}".replace(":", "-").replace(" ", "-")
+    if case.fault in FROM_OUTSIDE:
+        row = _from_outside(case, argv, place, name, still.losses)
+    else:
+        argv += ["--save_total_limit", "1"] if case.fault == "clock:save" else []
+        module = "survival_cases.full_disk" if case.fault == "disk" else AUTOFIT
+        ended = autofit(argv, place, name, {VARIABLE: case.mishap}, module=module)
+        row = {"seconds": round(ended.seconds, 1), **judged(ended, came=_came(ended), losses=still.losses)}
+    return {"mishap": case.mishap, **row}
+
+
+def _from_outside(case: Case, argv: Sequence[str], place: pathlib.Path, name: str, losses: Mapping[int, float]) -> Row:
+    step = int(case.mishap.partition(":")[2])
+    if case.fault == "SIGHUP":
+        stopped, ended = from_outside.hang_up(argv, place, name, step=step + 1)
+        is_told = stopped.finished or stopped.is_reported
+        came, wrong = not stopped.finished, "" if is_told else "lost"
+    else:
+        words = from_outside.SECOND[case.number % len(from_outside.SECOND)]
+        ended, stopped = from_outside.second_run(argv, place, name, step=step, words=words)
+        came, wrong = True, "" if stopped.is_reported else "both ran"
+    row = {
         "seconds": round(ended.seconds, 1),
-        **judged(ended, came=_came(ended), losses=still.losses),
+        **judged(ended, came=came, losses=losses),
+        "stopped": stopped.error[:500],
     }
+    return {**row, "outcome": wrong, "code": stopped.code} if wrong else row
 
 
 def _came(ended: Ended) -> bool:

@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -133,6 +134,47 @@ def test_a_checkpoint_is_torn_once_it_is_whole(text: str, torn: str, tmp_path: p
     assert after == sizes | {name: sizes[name] // 2}
 
 
+def test_one_byte_of_a_checkpoint_rots_once_it_is_whole(tmp_path: pathlib.Path) -> None:
+    with process("rot:save:1:trainer_state.json", tmp_path) as run:
+        run.save(tmp_path / "checkpoint-1")
+        with pytest.raises(Died):
+            run.allocate()
+    content = (tmp_path / "checkpoint-1" / "trainer_state.json").read_bytes()
+    assert len(content) == 2
+    assert content != b"{}"
+
+
+def test_the_clock_is_set_back_between_two_checkpoints(tmp_path: pathlib.Path) -> None:
+    before = time.time()
+    with process("clock:save:2", tmp_path) as run:
+        run.save(tmp_path / "checkpoint-9")
+        run.save(tmp_path / "checkpoint-10")
+        assert time.time() < before - 3000
+    assert time.time() >= before
+    earlier, later = ((tmp_path / name).stat().st_mtime for name in ("checkpoint-9", "checkpoint-10"))
+    assert earlier > later + 3000
+
+
+def test_a_disk_is_full_for_all_but_checkpoints_until_the_training_ends(tmp_path: pathlib.Path) -> None:
+    def write(name: str) -> None:
+        (tmp_path / name).write_text("line")
+
+    with process("disk:3", tmp_path) as run:
+        run.allocate(2)
+        write("memory.jsonl")
+        run.allocate()
+        for act in (lambda: write("plan.json"), lambda: os.write(2, b"line")):
+            with pytest.raises(OSError, match="No space left on device"):
+                act()
+        run.save(tmp_path / "checkpoint-1")
+    with process("disk:3", tmp_path) as another:
+        another.allocate(5)
+        write("run.json")
+    os.write(2, b"")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [MARKS_NAME, "checkpoint-1", "memory.jsonl", "run.json"]
+
+
 def test_nothing_is_left_when_the_run_is_over_and_nothing_is_done_where_nothing_is_asked_for(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -161,5 +203,6 @@ def test_what_is_no_mishap_is_named_with_the_syntax_and_a_mishap_is_written_as_i
         parse_mishaps(" ".join([*wrong, "kill:7"]))
     assert raised.value.message == f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}."
     assert "taken:SIZE:N[:until:M]" in raised.value.hint
-    text = "oom:optimizer_step:4 taken:1048576B:5 taken:7B:5:until:6 kill:2 oom:save:2 kill:save:1 torn:save:3:a.pt"
+    text = "oom:optimizer_step:4 taken:1048576B:5 taken:7B:5:until:6 kill:2 oom:save:2 kill:save:1 torn:save:3:a.pt "
+    text += "rot:save:2 rot:save:1:a.pt clock:save:2 disk:7"
     assert " ".join(map(str, parse_mishaps(text))) == text

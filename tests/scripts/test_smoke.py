@@ -323,7 +323,7 @@ def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("section", "only", "outcome"),
     [
-        ("faults", "kill", "survived"),
+        ("faults", "rot:save", "survived"),
         ("against", "sft, from the start, TRL", "OutOfMemoryError"),
     ],
 )
@@ -336,12 +336,12 @@ def test_survival(
     forge: Forge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two steps of 8 rows: killed in one of them, and in plain TRL on a card too small."""
+    """Two steps of 8 rows: killed when a byte of a checkpoint has rotted, and in plain TRL on a card too small."""
     monkeypatch.setattr(material, "rows", partial(material.rows, count=16))
     monkeypatch.setattr(material, "SHORT_ROWS", 16)
     monkeypatch.setattr(jobs, "ROWS_PER_STEP", 8)
     monkeypatch.setattr(against, "MICRO_BATCH", 4)
-    monkeypatch.setattr(faults, "FAULTS", {"kill": ("sft",), "oom:evaluate": ()})
+    monkeypatch.setattr(faults, "FAULTS", {"rot:save": ("sft",), "oom:evaluate": ()})
     monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
     monkeypatch.setattr(faults, "MOMENTS", 1)
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
