@@ -19,7 +19,8 @@ the tensor cores'; empty where there are none (before Ampere). **fp16** runs at 
 and is given for the others alone. **fp32** is what ordinary cores do, without TF32, which torch leaves off
 (``torch.backends.cuda.matmul.allow_tf32``): multiprocessors x 256 FLOP per clock at boost from GA102 on. A GeForce card
 does half as much of it as in bf16 with fp32 accumulation (512 FLOP per clock and SM), a workstation card a quarter
-(1024). The A10G's are from AWS's page on G5 instances.
+(1024), a GeForce of Turing a quarter of its fp16. A laptop that gives its card less power is slower, and has the same
+memory. The A10G's are from AWS's page on G5 instances.
 
 **The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
 board's.
@@ -47,6 +48,11 @@ _SPEED_SOURCES = {
     "geforce": "NVIDIA product page; bf16 at 512 FLOP per clock and SM at boost, accumulating in fp32 (GA102, Ada, "
     "Blackwell)",
     "sheet": "NVIDIA data sheet, bf16 halved where the sheet counts sparsity",
+    "turing-geforce": "NVIDIA product page; fp16 at 512 FLOP per clock and SM at boost, accumulating in fp32 (NVIDIA "
+    "Turing whitepaper, appendix A: GeForce does half of T4's)",
+    "laptop": "NVIDIA's page that compares laptop GPUs, at the top of the range of boost clocks; bf16 as GeForce",
+    "laptop-tops": "NVIDIA's page that compares laptop GPUs; bf16 as GeForce, a 16th of the AI TOPS (FP4, sparse)",
+    "tops": "NVIDIA data sheet: an 8th of the AI TOPS (FP4 with sparsity)",
     "turing": "NVIDIA T4 data sheet; Turing has no bf16 tensor cores",
     "volta": "NVIDIA V100 data sheet; Volta has no bf16 tensor cores",
     "aws": "AWS's page on G5 instances; 70 TFLOP/s fp16 tensor",
@@ -125,14 +131,21 @@ def named(name: str) -> Hardware:
         return _imagined(name)
     cards = _cards_called(name)
     if not cards:
-        keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
-        near = difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)
-        guess = f"Did you mean {' or '.join(keys[text] for text in near)}? " if near else ""
+        near = _near(name)
+        guess = f"Did you mean {' or '.join(near)}? " if near else ""
         raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=guess + _LIST_COMMAND)
     if len(cards) > 1:
         choices = " or ".join(f"--gpu {card.hardware.name}" for card in cards)
         raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
     return cards[0].hardware
+
+
+def _near(name: str) -> list[str]:
+    """What may be meant: a size whose unit is left away (``24``, ``24g``), or cards that are written much like it."""
+    if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):
+        return [f"--gpu {size[1]}GiB"]
+    keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
+    return [keys[text] for text in difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)]
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:

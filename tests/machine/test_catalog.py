@@ -23,8 +23,9 @@ def test_every_card_has_all_its_figures_and_says_where_they_are_from() -> None:
         # A100 and H100.
         share = (card.fp16_flops_per_second or 0) / (card.fp32_flops_per_second or 1)
         nearest = min((2, 4, 8, 16, 32), key=lambda round_share, share=share: abs(share - round_share))  # type: ignore[misc]
-        # 8 %: the sheets round, and quote tensor cores at another clock than ordinary ones (H100 SXM: 14.8 for 16)
-        assert share == pytest.approx(nearest, rel=0.14 if card.name.startswith("h") else 0.08), card.name
+        # 8 %: the sheets round, and quote tensor cores at another clock than ordinary ones (H100 SXM: 14.8 for 16);
+        # H20's are cut down
+        assert share == pytest.approx(nearest, rel=0.16 if card.name.startswith("h") else 0.08), card.name
 
 
 def test_torch_sees_a_little_less_than_the_box_says_and_figures_follow_their_own_arithmetic() -> None:
@@ -57,6 +58,10 @@ WRITTEN = {
     "H100 SXM": "h100-80gb",
     "AMD Instinct MI300X": "mi300x",
     "rtx3080": "rtx3080",
+    "RTX 4060 Laptop GPU": "rtx4060-laptop",
+    "rtx 2070 max-q": "rtx2070-max-q",
+    "2080 Ti": "rtx2080ti",
+    "RTX PRO 4500": "rtx-pro-4500-blackwell",
 }
 
 
@@ -95,13 +100,22 @@ def test_a_size_is_an_imagined_card_of_which_nothing_else_is_known(written: str,
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("rtx4099", "rtx4090"), ("", None), ("banana", None), ("-", None), ("24GB", "12GiB"), ("0GiB", None)],
+    [
+        ("rtx4099", "Did you mean rtx4090"),
+        ("24", "Did you mean --gpu 24GiB?"),
+        (" 7.5 G", "Did you mean --gpu 7.5GiB?"),
+        ("", None),
+        ("banana", None),
+        ("-", None),
+        ("24GB", "12GiB"),
+        ("0GiB", None),
+    ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_if_there_is_one(written: str, meant: str | None) -> None:
     with pytest.raises(UnknownGpuError) as refusal:
         named(written)
     assert meant is None or meant in refusal.value.hint
-    assert ("Did you mean" in refusal.value.hint) == (meant == "rtx4090")
+    assert ("Did you mean" in refusal.value.hint) == ("mean" in (meant or ""))
     assert written in ("24GB", "0GiB") or "autofit gpus" in refusal.value.hint
 
 
@@ -111,7 +125,18 @@ def test_an_unknown_name_is_answered_with_the_nearest_if_there_is_one(written: s
         ("NVIDIA GeForce RTX 3080", 10002, "rtx3080"),
         ("NVIDIA GeForce RTX 3080", 12053, "rtx3080-12gb"),
         ("NVIDIA RTX A5000", 22721, "rtx-a5000"),  # with ECC on
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16000, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15929, "rtx4090-laptop"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", 7753, "rtx3080-laptop-8gb"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15993, "rtx3080-laptop-16gb"),
+        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 5807, "rtx3050-laptop-6gb"),
+        ("NVIDIA GeForce RTX 2070 with Max-Q Design", 7972, "rtx2070-max-q"),
+        ("NVIDIA GeForce RTX 2060", 11863, "rtx2060-12gb"),
+        ("GeForce RTX 2080 Ti", 11020, "rtx2080ti"),
+        ("NVIDIA A16", 14915, "a16"),
+        ("NVIDIA H20", 97505, "h20"),
+        ("NVIDIA RTX PRO 5000 Blackwell", 48356, "rtx-pro-5000-blackwell"),
+        ("NVIDIA RTX PRO 5000 72GB Blackwell", 72836, "rtx-pro-5000-72gb-blackwell"),
+        ("NVIDIA GeForce RTX 4095 Laptop GPU", 16000, None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864, None),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_t
 def test_the_speed_of_an_unknown_card_stays_unknown_and_what_lies_outside_torch_follows_its_size_if_it_tells_it(
     nvml: FakeNvml,
 ) -> None:
-    nvml.gpus = [FakeGpu(A, "NVIDIA GeForce RTX 4090 Laptop GPU", total_mib=16376, capability=(8, 9), cores=9728)]
+    nvml.gpus = [FakeGpu(A, "NVIDIA GeForce RTX 4095 Laptop GPU", total_mib=16376, capability=(8, 9), cores=9728)]
     (device,) = detect()
     assert device.bandwidth_bytes_per_second is None
     assert device.bf16_flops_per_second is None
