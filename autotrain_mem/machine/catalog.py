@@ -106,15 +106,21 @@ def _card(row: dict[str, str]) -> _Card:
 
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|quadro")
 _MEMORY_SUFFIX = re.compile(r"-\d+gb$")
+_SOLDERED = re.compile(r"-laptop|-max-q$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
 _UNIT_SPELLING = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 _LIST_COMMAND = "autofit gpus lists the cards; --gpu also takes a size such as 12GiB."
 
 
 @functools.cache
-def catalog() -> tuple[Hardware, ...]:
-    """Every card, by name."""
-    return tuple(sorted((card.hardware for card in _cards()), key=lambda card: card.name))
+def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
+    """Every card, by name.
+
+    Args:
+        laptops: With those that are soldered into one, and so are nobody's to buy or rent by themselves.
+    """
+    cards = (card.hardware for card in _cards() if laptops or not _SOLDERED.search(card.hardware.name))
+    return tuple(sorted(cards, key=lambda card: card.name))
 
 
 def named(name: str) -> Hardware:

@@ -77,13 +77,13 @@ ALL = "all"
 
 
 def several(names: str) -> tuple[Hardware, ...]:
-    """The cards of ``"all"``, or of a list such as ``"rtx3060,rtx4090"``; empty where it names one card.
+    """The cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for the name of one.
 
     Raises:
         UnknownGpuError: a name that is not in the catalog.
     """
     if names.strip().lower() == ALL:
-        return catalog()
+        return catalog(laptops=False)
     listed = [name for name in names.split(",") if name.strip()]
     return tuple(map(named, listed)) if len(listed) > 1 else ()
 

@@ -44,7 +44,7 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
     flags = "--reward_model_name_or_path org/judge --max_completion_length 53 --num_generations 8"
     assert hint == [
         "nothing that can be changed makes it fit here",
-        "these settings would fit l40s (44.4 GiB) or rtx-6000-ada (47.4 GiB)",
+        "these settings would fit l40s (44.4 GiB) or rtx-pro-5000-blackwell (47.2 GiB)",
         f"autofit rloo {flags} --effective_batch_size 8 would need 6.00 GiB at least, which fits: no value model",
         f"autofit grpo {flags} --effective_batch_size 8 would need 9.00 GiB at least, which does not fit either: "
         "neither a value model nor, at its default beta, a reference model",

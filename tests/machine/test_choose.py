@@ -52,7 +52,8 @@ def test_the_first_gpu_that_cuda_shows_is_measured_unless_another_card_a_size_or
     assert choose(None, use_cpu=True).origin == "cpu"
     with pytest.raises(UnknownGpuError):
         choose("rtx4099", use_cpu=False)
-    assert several("all") == catalog()
+    assert {*several("all")} < {*catalog()}
+    assert not [card.name for card in several("all") if "laptop" in card.name or "max-q" in card.name]
     assert several("rtx3060,rtx4090") == (named("rtx3060"), named("rtx4090"))
     assert several("rtx3060") == ()
 

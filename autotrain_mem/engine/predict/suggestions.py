@@ -50,16 +50,20 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     reserved, halves = estimate.reserved.peak_reserved_bytes, lacks_bf16(rehearsals.compute_capability)
     fitting = [
         card
-        for card in catalog()
+        for card in catalog(laptops=False)
         if card.compute_capability is not None
         and lacks_bf16(card.compute_capability) is halves
         and reserved + card.non_torch_bytes + vllm_share_bytes(rehearsals.job, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]
     fastest: dict[int, Hardware] = {}
-    for card in sorted(fitting, key=lambda card: card.bandwidth_bytes_per_second or 0, reverse=True):
+    for card in sorted(fitting, key=_speed, reverse=True):
         fastest.setdefault(card.total_bytes, card)
     return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
+
+
+def _speed(card: Hardware) -> tuple[int, int]:
+    return card.bandwidth_bytes_per_second or 0, card.fp16_flops_per_second or 0
 
 
 # -- another method -------------------------------------------------------------------------------------------------
