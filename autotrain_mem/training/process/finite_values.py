@@ -19,14 +19,18 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
     """Sends one ``not_finite`` event: the step, its loss, its gradient's norm, and whether that spoils the weights.
 
     transformers leaves such a loss out of what it logs (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so
-    that the values themselves are looked at: each loss, for which transformers waits as well, and each step's norm.
-    With fp16 a gradient that is too large is the loss scaler's daily business, and is not looked at.
+    that the values themselves are looked at. Nothing is waited for beside what transformers waits for, which is each
+    loss and what it logs: a step's norm is read at its log, or after the next loss. With fp16 a gradient that is too
+    large is the loss scaler's daily business, and is not looked at.
     """
 
     def __init__(self, trainer: Any, send: SendEvent) -> None:
         self._trainer, self._send = trainer, send
         self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
         self._loss = 0.0
+        """Of this step, where it is no finite number."""
+        self._step: tuple[int, float, Any] | None = None
+        """The last one, its loss and its norm, which was not looked at yet."""
         self._is_told = False
         self._training_step = trainer.training_step
         self._get_grad_norm = getattr(trainer, "_get_grad_norm", None)
@@ -37,31 +41,45 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """``Trainer.training_step``."""
         loss = self._training_step(*args, **kwargs)
-        if not self._is_told and not math.isfinite(value := float(loss)):
-            self._loss = value
+        if not self._is_told:
+            value = float(loss)
+            self._look()
+            if not math.isfinite(value):
+                self._loss = value
         return loss
 
     def get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """``Trainer._get_grad_norm``, after the last micro-step of a step."""
         assert self._get_grad_norm is not None
         norm = self._get_grad_norm(*args, **kwargs)
-        if not self._is_told:
-            value = None if norm is None or self._is_scaled else float(norm)
-            self._judge(self._trainer.state.global_step + 1, self._loss, value)
+        self._step = (self._trainer.state.global_step + 1, self._loss, None if self._is_scaled else norm)
+        self._loss = 0.0
         return norm
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Before a step is logged it is looked at."""
+        if control.should_log:
+            self._look()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """No loss follows the last step."""
+        self._look()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """A trainer whose steps are not seen logs what it has computed."""
-        names = [name for name in LOGGED if not (self._is_scaled and name == "grad_norm")]
-        logged = logs or {}
+        names, logged = [name for name in LOGGED if not (self._is_scaled and name == "grad_norm")], logs or {}
         values = [float(logged[name]) for name in names if isinstance(logged.get(name), (int, float))]
-        if not self._is_told:
-            bad = next((value for value in (self._loss, *values) if not math.isfinite(value)), 0.0)
-            self._judge(state.global_step, bad, None)
+        self._judge(state.global_step, next((value for value in values if not math.isfinite(value)), self._loss), None)
+
+    def _look(self) -> None:
+        if self._step is not None:
+            step, loss, norm = self._step
+            self._step = None
+            self._judge(step, loss, None if norm is None else float(norm))
 
     def _judge(self, step: int, loss: float, norm: float | None) -> None:
         is_gradient = norm is not None and not math.isfinite(norm)
-        if math.isfinite(loss) and not is_gradient:
+        if self._is_told or (math.isfinite(loss) and not is_gradient):
             return
         self._is_told = True
         values = {"loss": _word(loss), "gradient": "unknown" if norm is None else _word(norm)}

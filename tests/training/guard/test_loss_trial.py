@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from guarded import Told
+from guarded import Faults, Told, blocks
 from test_guard_gradients import SIZES, Outcome, assert_same, fail_in_backward, fail_in_forward, micro_steps
-from tiny_trainers import trainer
+from tiny_trainers import rows, trainer
 
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.spec import Learned
+from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece, count
 from autotrain_mem.training.guard.context import GuardContext
 from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss
@@ -125,3 +126,18 @@ def test_each_kind_of_mean_is_told_from_the_others(kind: str, folders: dict[str,
         assert shares[0] == count(whole, expected.basis) / sum(
             count(Piece(inputs=batch, layout=Layout.ROWS), expected.basis) for batch in batches
         )
+
+
+def test_an_evaluation_in_parts_gives_the_loss_of_a_mean_of_the_models_own(bart: Path, tmp_path: Path) -> None:
+    """The trial takes six forward passes; where there is no room even for it, nothing is split yet."""
+    losses, remedies = [], []
+    for at in ([], [0, 7], [0, 1]):
+        sizes = {"per_device_eval_batch_size": 4, "loss_type": "nll"}
+        made, told = trainer("sft", bart, tmp_path, eval_dataset=rows("sft"), **sizes), Told()
+        attach_guard(made, learned=Learned(), on_incident=told)
+        faults = Faults(at)
+        blocks(made)[1].register_forward_pre_hook(lambda *_, faults=faults: faults())
+        losses.append(made.evaluate()["eval_loss"])
+        remedies.append([remedy.split(" rows")[0] for remedy in told.remedies])
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert remedies == [[], ["split into 2 + 2", "split into 1 + 1"], ["repeated after the cache was emptied"]]

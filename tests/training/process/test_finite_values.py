@@ -40,9 +40,13 @@ DISTURB: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", DISTURB)
-def test_the_first_step_that_is_no_number_is_told_of_once(what: str, qwen: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_the_first_step_that_is_no_number_is_told_of_once(
+    what: str, logging_steps: int, qwen: Path, tmp_path: Path
+) -> None:
     disturb, expected = DISTURB[what]
-    made, events = trainer("sft", qwen, tmp_path, max_steps=3, gradient_accumulation_steps=2, logging_steps=3), []
+    sizes = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_steps": logging_steps}
+    made, events = trainer("sft", qwen, tmp_path, **sizes), []
     disturb(made)
     made.add_callback(FiniteValues(made, events.append))
     made.train()
@@ -53,8 +57,8 @@ def test_the_first_step_that_is_no_number_is_told_of_once(what: str, qwen: Path,
     assert event["step"] == 2
     assert (event["loss"], event["gradient"], event["spoils"]) == expected
     assert event_line(event).startswith(f"warning: step 2: loss {expected[0]}, norm of the gradient {expected[1]}: ")
-    (logged,) = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-    assert math.isfinite(logged), "what transformers logs says nothing"
+    logged = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+    assert all(map(math.isfinite, logged)), "what transformers logs says nothing"
 
 
 def test_what_ppo_logs_is_looked_at_and_a_gradient_that_a_scaler_judges_is_not(qwen: Path, tmp_path: Path) -> None:
