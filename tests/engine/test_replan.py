@@ -15,6 +15,7 @@ from test_follow_plan import JOB, counting, made, rehearsals
 
 from autotrain_mem import files
 from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.recover import supervised
 from autotrain_mem.engine.recover.replan import (
     MOVABLE,
     flags_of,
@@ -128,6 +129,30 @@ def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: p
     assert "plan.json: the disk is full. The run goes on without it." in run.events[0]["message"]
     run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed, it trains nothing: what trained before stays on record."""
+    end = {
+        "event": "end",
+        "interrupted": False,
+        "losses": [],
+        "rewards": [],
+        "seconds": 0.8,
+        "memory": None,
+        "steps": 9,
+    }
+    monkeypatch.setattr(supervised, "supervise", lambda *_, **__: end)
+    reports = []
+    for start in (0, 9):
+        run = _run(tmp_path)
+        run.record({"event": "start", "step": start, "total_steps": 9})
+        run.record({"event": "log", "step": 9, "logs": {"loss": 1.5}} if start == 0 else {"event": "note"})
+        reports.append(run.finish(restarts=0))
+    assert [report.has_trained for report in reports] == [True, False]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["last_loss"], record["began_at"]) == (1.5, 0)
+    assert record["versions"]["trl"]
 
 
 def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
