@@ -212,6 +212,8 @@ def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_writ
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12, saving=str(unfinished))
     assert run.newest(ending).path == named
     assert not unfinished.exists()
+    (named / "optimizer.pt").unlink()
+    assert run.newest(ending) is None, "what it began with may be gone by now"
 
 
 def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:

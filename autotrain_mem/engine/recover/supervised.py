@@ -122,7 +122,10 @@ class SupervisedRun:
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
             discard(Path(ending.saving))
-        return self._newest_start(self._number) or self._first
+        newest = self._newest_start(self._number)
+        if newest is None and self._first is not None and not why_no_start(self._first.path):
+            return self._first  # else it was rotated out, and what came after it is torn
+        return newest
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         with Workers() as workers:

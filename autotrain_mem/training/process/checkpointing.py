@@ -64,6 +64,9 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         the new one's manifest is there, and at the end the newest, before the model is saved
         (``trainer.py: _save_checkpoint, _finalize_training``)."""
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
+        own = Path(args.output_dir) / Path(state.best_model_checkpoint or "").name
+        if own.name.startswith("checkpoint-") and own.is_dir():
+            state.best_model_checkpoint = str(own)  # a folder that was renamed may have another run in its old place
         self._best = _best_of(state)
 
     def save_checkpoint(self, *args: Any, **options: Any) -> None:

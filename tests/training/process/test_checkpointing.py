@@ -135,9 +135,9 @@ def test_the_newest_checkpoint_stays_beside_the_best_until_the_model_is_saved(gp
 class Saver:
     """A trainer as far as saving goes: two files for each checkpoint, and each step is the best so far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, best: str | None = None) -> None:
         self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1)
-        self.state = SimpleNamespace(global_step=0, best_model_checkpoint=None, best_global_step=None, best_metric=None)
+        self.state = SimpleNamespace(global_step=0, best_model_checkpoint=best, best_global_step=None, best_metric=None)
         self.events: list[dict[str, Any]] = []
         follow_saving(self, self.events.append)
 
@@ -186,6 +186,12 @@ def test_no_checkpoint_goes_before_the_next_is_proven(
     assert newest_whole(tmp_path).step == left[-1]
     saver.save(3)
     assert [step_of(path) for path in tmp_path.iterdir()] == [3]
+
+
+def test_the_best_model_is_the_runs_own_after_its_folder_was_renamed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    for name, folder in (("checkpoint-1", tmp_path), ("checkpoint-2", Path("before"))):
+        assert Saver(tmp_path, f"before/{name}").state.best_model_checkpoint == str(folder / name)
 
 
 def test_another_error_while_saving_is_not_swallowed(gpt2: Path, tmp_path: Path) -> None:
