@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AUTOFIT = "autotrain_mem.cli.main"
+UNCLEAN = ("Traceback", "Unforeseen:", "The trainer raised ")
 LIMIT_SECONDS = 300.0
 """Of one command; a run that hangs is as bad as one that dies."""
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,8 +42,8 @@ class Ended:
 
     @property
     def is_reported(self) -> bool:
-        """It failed, with one error of ours and no traceback."""
-        return bool(self.code) and self.error.startswith("error:") and "Traceback" not in self.error
+        """It failed, with one error of ours that was foreseen, and no traceback."""
+        return bool(self.code) and self.error.startswith("error:") and not any(each in self.error for each in UNCLEAN)
 
     @property
     def experience(self) -> Mapping[str, Any]:

@@ -132,6 +132,8 @@ def test_the_supervisors_disk_is_full_from_the_mark_to_the_end_of_the_training(t
 def test_a_run_that_ends_with_an_error_of_ours_is_reported_and_one_without_is_lost(tmp_path: pathlib.Path) -> None:
     reported = ended(tmp_path, losses={}, code=61)
     assert faults.judged(reported, came=True, losses={})["outcome"] == "reported"
+    for unclean in ("error: Unforeseen: TypeError: no\n", "error: The trainer raised KeyError: 'x'\n"):
+        assert faults.judged(replace(reported, error=unclean), came=True, losses={})["outcome"] == "lost"
     silent = Ended(code=-9, seconds=1.0, told=None, error="", folder=tmp_path, first_step_seconds=None)
     row = faults.judged(silent, came=True, losses={})
     assert row["outcome"] == "lost"
