@@ -22,7 +22,7 @@ from autotrain_mem.engine.predict.sweep import check_size, combinations, estimat
 from autotrain_mem.engine.probe.confirm import Ways, confirmed, is_probed
 from autotrain_mem.engine.recover.supervised import SupervisedRun
 from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset
-from autotrain_mem.engine.request import PlanHints, Wish, rehearsals_for, resumed, with_plan
+from autotrain_mem.engine.request import PlanHints, Wish, check_launch, rehearsals_for, resumed, with_plan
 from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
 from autotrain_mem.errors import UsageError
 from autotrain_mem.estimator.snapshot import make_snapshot
@@ -44,7 +44,18 @@ from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
 __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_environment"]
-__all__ += ["RESTARTS", "PlanHints", "Rehearsals", "Wish", "Worker", "Workers", "catalog", "check_size", "choose"]
+__all__ += [
+    "RESTARTS",
+    "PlanHints",
+    "Rehearsals",
+    "Wish",
+    "Worker",
+    "Workers",
+    "catalog",
+    "check_launch",
+    "check_size",
+    "choose",
+]
 __all__ += ["combinations", "estimate_all", "example_dataset", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["rehearsals_for", "resumed", "several", "with_plan"]
 

@@ -32,7 +32,7 @@
     ├── TrainingError               60   the training process raised or ended
     │   ├── GpuOutOfMemoryError     61   the card was full
     │   └── OutputFolderError       62   the output folder cannot be written, or holds another run
-    └── InterruptedByUser          130   Ctrl-C or SIGTERM
+    └── InterruptedByUser          130   Ctrl-C, SIGTERM, SIGHUP or SIGUSR1
 
 An error says what happened; its ``hint`` says what to do, with the exact flag; ``str(error)`` says both. Of this
 package only ``cli.main`` catches them.

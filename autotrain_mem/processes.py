@@ -21,9 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from autotrain_mem.lossy_stream import LossyStream
+
 LOG_TAIL_CHARACTERS = 2000
 _HAS_GROUPS = hasattr(os, "killpg")
 """Windows has no process groups of this kind."""
+ENDING_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
+"""What ends a run beside Ctrl-C and SIGTERM: a terminal that closes, and Slurm's warning that the time is up
+(sbatch(1), ``--signal``), which reaches all processes of a step."""
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
 
@@ -133,7 +138,7 @@ class Child:
         """The last lines that the child printed."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
-        text = self._log.read().decode("utf-8", errors="replace")
+        text = self._log.read(LOG_TAIL_CHARACTERS).decode("utf-8", errors="replace")
         return _OVERWRITTEN.sub("", text).strip()
 
     def interrupt(self) -> None:
@@ -189,6 +194,7 @@ class Channel:
         ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
         on_message: Is given each object as it arrives, whatever the process does meanwhile.
         on_close: Is called when the parent closes its end, before the process ends.
+        on_loss: Is called where the log takes no more, once for each stream: what is printed is then dropped.
     """
 
     def __init__(
@@ -197,11 +203,16 @@ class Channel:
         ignore_interrupt: bool,
         on_message: Callable[[Mapping[str, Any]], None] = lambda request: None,
         on_close: Callable[[], None] = lambda: None,
+        on_loss: Callable[[OSError], None] = lambda error: None,
     ) -> None:
         if ignore_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each in ENDING_SIGNALS:  # they reach the parent too, which asks this process to end
+            signal.signal(each, signal.SIG_IGN)
         self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
+        out = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = LossyStream(out, on_loss), LossyStream(sys.stderr, on_loss)
         # A fork of this process closes its sys.stdin, and would wait for ever for the thread that reads from it here.
         self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115

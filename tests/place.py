@@ -57,7 +57,7 @@ def started_in(folder: Path, forge: Forge) -> Iterator[SharedWorkers]:
 @contextmanager
 def a_user_in(folder: Path, workers: SharedWorkers, forge: Forge) -> Iterator[None]:
     """In that folder, on a machine without a GPU; trainings are forked, and what is rehearsed is kept."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
     with pytest.MonkeyPatch.context() as patch, forge.children():
         patch.chdir(folder)
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
@@ -66,4 +66,5 @@ def a_user_in(folder: Path, workers: SharedWorkers, forge: Forge) -> Iterator[No
         patch.setattr(api, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda *_: ())
         yield
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)

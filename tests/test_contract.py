@@ -53,7 +53,8 @@ LAYERS = {
     "errors": part(0, "printable"),
     "host": part(0, "", "psutil"),
     "printable": part(0),
-    "processes": part(0),
+    "lossy_stream": part(0),
+    "processes": part(1, "lossy_stream"),
     "units": part(0),
     "versions": part(0),
     "methods.facts": part(0),
@@ -68,7 +69,7 @@ LAYERS = {
     "exports": part(3, "errors methods.facts methods.table printable spec units", "yaml"),
     "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
-    "report": part(4, "errors files planner printable recipe_files spec units", "rich"),
+    "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,
@@ -101,7 +102,9 @@ LAYERS = {
     ),
     "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
     "cli": part(
-        11, "__init__ api errors exports methods.table printable quickstart recipe_files report spec units", "rich yaml"
+        11,
+        "__init__ api errors exports methods.table printable processes quickstart recipe_files report spec units",
+        "rich yaml",
     ),
     "drop_in": part(
         11,

@@ -20,7 +20,7 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
-from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
+from autotrain_mem.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Counting, Job
 from autotrain_mem.worker.client import Worker
 
@@ -107,6 +107,32 @@ def death_of(child: Child) -> ChildDied:
     with pytest.raises(ChildDied) as caught:
         child.receive(SOON)
     return caught.value
+
+
+def test_a_child_whose_log_takes_no_more_goes_on_and_says_so(tmp_path: pathlib.Path) -> None:
+    code = """
+        import sys
+        from autotrain_mem.processes import Channel
+
+        channel = Channel(ignore_interrupt=True, on_loss=lambda error: channel.send({"lost": error.strerror}))
+        for _ in range(3):
+            print("out")
+            sys.stderr.write("err\\n")
+        channel.send({"steps": 3})
+    """
+    (tmp_path / "full_log.py").write_text(textwrap.dedent(code))
+    child = Child("full_log", {"PYTHONPATH": str(tmp_path)}, pathlib.Path("/dev/full"))
+    assert [child.receive(SOON) for _ in range(3)] == [{"lost": "No space left on device"}] * 2 + [{"steps": 3}]
+    assert death_of(child).code == 0
+    child.stop()
+
+
+def test_what_ends_a_run_ends_no_child_by_itself(make: Make) -> None:
+    child = make()
+    ask(child, do="echo", what="ready")
+    for number in ENDING_SIGNALS:
+        os.kill(child.pid, number)
+    assert ask(child, do="echo", what="here") == {"said": "here"}
 
 
 @contextmanager

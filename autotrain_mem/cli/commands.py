@@ -26,7 +26,7 @@ from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
-from autotrain_mem.report.terminal import Console, whole_lines
+from autotrain_mem.report.terminal import Console, lasting_console, whole_lines
 from autotrain_mem.spec import Hardware, Plan, codec
 from autotrain_mem.spec.report import REWARD_NAMES
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
@@ -131,7 +131,7 @@ def train(method: str, argv: Sequence[str]) -> int:
             return export.write(rehearsals, chosen, wish, output)
     if wish.plan_only:
         return _print_plan(chosen, as_json=output.json)
-    console = Console(stderr=output.json)
+    console = lasting_console(stderr=output.json)
     console.print(plan_view(chosen))
     with progress_bar(console, rehearsals) as on_event:
         report = api.train(rehearsals, chosen, wish, on_event)

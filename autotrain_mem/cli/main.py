@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -9,11 +10,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 
 from autotrain_mem import __version__
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.printable import printable
+from autotrain_mem.processes import ENDING_SIGNALS
 
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
@@ -59,7 +62,9 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in (signal.SIGTERM, *ENDING_SIGNALS):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(each, _end_once)
     try:
         return _command(argv)()
     except AutofitError as error:
@@ -82,6 +87,16 @@ def run(argv: Sequence[str]) -> int:
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
         )
         return _report(_from(unforeseen, defect), argv)
+
+
+def _end_once(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often come in twos.
+
+    Both shell and kernel tell of a closed terminal; Slurm warns, and then sends SIGTERM.
+    """
+    for each in (signal.SIGTERM, *ENDING_SIGNALS):
+        signal.signal(each, signal.SIG_IGN)
+    signal.default_int_handler(number, frame)
 
 
 def _from(cause: BaseException, error: AutofitError) -> AutofitError:
@@ -141,7 +156,8 @@ def _report(error: AutofitError, argv: Sequence[str]) -> int:
     from autotrain_mem.report.console import error_view
     from autotrain_mem.report.terminal import whole_lines
 
-    whole_lines(stderr=True).print(error_view(error))
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        whole_lines(stderr=True).print(error_view(error))
     return error.exit_code
 
 

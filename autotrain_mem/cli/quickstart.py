@@ -43,6 +43,7 @@ def quickstart(argv: Sequence[str]) -> int:
     """Make model and data, see TRL's defaults run out of memory, plan, and train."""
     folder = _folder(argv)
     console = Console()
+    api.check_launch()
     started = time.monotonic()
     with api.Workers() as workers:
         _chapter(console, "1. A tiny model, a tokenizer and 600 word problems, made here and now")

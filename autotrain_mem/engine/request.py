@@ -205,6 +205,31 @@ def _called(given: Plan | str | Path) -> str:
     return "The plan" if isinstance(given, Plan) else f"The plan in {given}"
 
 
+# -- who started this process ------------------------------------------------------------------------------------------
+
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""What torchrun and MPI say to the processes that they start (``accelerate/utils/environment.py:
+get_cpu_distributed_information``)."""
+
+
+def check_launch() -> None:
+    """Refuse to be one of several processes: each would begin a run of its own, whose training waits for the others.
+
+    ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
+
+    Raises:
+        UsageError: torchrun, accelerate or MPI started this process.
+    """
+    sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
+    if "LOCAL_RANK" in os.environ or any(size.isdigit() and int(size) > 1 for size in sizes):
+        raise UsageError(
+            "autofit was started by torchrun, accelerate launch or mpirun: it trains on one GPU, in a process that it "
+            "starts itself.",
+            hint="Start it without them. To train on several GPUs, launch a script with a trainer of autotrain_mem: "
+            "from autotrain_mem import SFTTrainer.",
+        )
+
+
 # -- a job on a device -----------------------------------------------------------------------------------------------
 
 
@@ -216,9 +241,10 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
 
     Raises:
         UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself; a
-            headroom that leaves nothing.
+            headroom that leaves nothing; torchrun started this process.
         NoGpuError, UnknownGpuError: there is no such device.
     """
+    check_launch()
     autofit = wish.autofit
     given, defaults = workers.first.parse(
         wish.method, wish.argv, wish.config, wish.environment, wish.also_known, autofit.switches, wish.own

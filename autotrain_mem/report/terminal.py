@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from autotrain_mem.lossy_stream import LossyStream
 from autotrain_mem.printable import printable
 
 UNWRAPPED_COLUMNS = 4000
@@ -36,3 +38,8 @@ def whole_lines(*, stderr: bool = False) -> Console:
     """A console that wraps at the terminal's width, and nowhere where there is none."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=UNWRAPPED_COLUMNS)
+
+
+def lasting_console(*, stderr: bool = False) -> Console:
+    """A console for what is told while a training runs: a closed terminal, a full disk and ``| head`` end nothing."""
+    return Console(file=LossyStream(sys.stderr if stderr else sys.stdout))

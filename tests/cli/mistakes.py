@@ -29,6 +29,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         f"sft {TINY} --max_lenght 5 --batchsize=4 --gpus t4 --zzzzqq 1",
         "--max_length --gpu --zzzzqq",
     ),
+    "launched_by_torchrun": (2, SIMULATED, "torchrun 'from autotrain_mem import SFTTrainer'"),
+    "launched_by_mpirun": (2, PLAN, "mpirun 'Start it without them'"),
     "opposite_of_flag": (2, f"sft {TINY} --no_use_peft", "'--use_peft false'"),
     "stray_words": (2, f"sft {TINY} extra words", "'extra words'"),
     "unknown_command": (2, "stf --model tiny", "'autofit sft' --help"),
@@ -255,6 +257,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
 }
 
 SHELL = {
+    "launched_by_torchrun": ("LOCAL_RANK", "0"),
+    "launched_by_mpirun": ("OMPI_COMM_WORLD_SIZE", "2"),
     "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
     "mishaps_unknown": ("AUTOFIT_MISHAPS", "oom:sometimes"),
 }

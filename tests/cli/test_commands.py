@@ -1,23 +1,66 @@
 """What each command prints: the keys of its JSON, and help that needs no GPU and no network."""
 
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.report.terminal import lasting_console
 from tests.place import Autofit, Ran
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
 ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")
 """Pins that leave a search nothing to choose, for tests of something else."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_what_asks_a_command_to_end_ends_it_and_a_second_request_waits(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def command() -> int:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(20)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
+        return 0
+
+    signal.signal(number, signal.SIG_DFL)
+    monkeypatch.setattr(main, "_command", lambda argv: command)
+    ran = autofit()
+    assert (ran.code, ran.err.splitlines()[0]) == (130, "error: Interrupted.")
+
+
+def test_a_signal_that_is_ignored_stays_so(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(main, "_command", lambda argv: lambda: os.kill(os.getpid(), signal.SIGHUP))
+    assert autofit().code is None
+
+
+def test_a_terminal_that_is_gone_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        console = lasting_console(stderr=True)
+        console.print("step 1")
+        console.print("step 2")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            gone.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), gone.fileno())
 
 
 def test_an_estimate_is_one_object_whose_figures_add_up(autofit: Autofit) -> None:

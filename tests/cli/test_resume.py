@@ -23,8 +23,10 @@ TRAIN = shlex.split(
 
 
 @pytest.fixture(scope="module")
-def survived(autofit_once: Autofit) -> Ran:
-    """Killed in the middle of its second checkpoint."""
+def survived(autofit_once: Autofit, files: Path) -> Ran:
+    """Killed in the middle of its second checkpoint, and with no room for what the trainer prints."""
+    (files / "survived").mkdir()
+    (files / "survived/train.log").symlink_to("/dev/full")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
         return autofit_once(*TRAIN, "--max_steps", "5", "--output_dir", "survived", "--json")
@@ -39,6 +41,7 @@ def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Pa
     assert (told["run"]["steps"], told["run"]["restarts"]) == (5, 1)
     assert json.loads((files / "survived/run.json").read_text())["experience"]["restarts"] == [restart]
     assert "after 4 steps (killed: signal 9)" in survived.err
+    assert survived.err.count("the log cannot be written (No space left on device)") == 1
 
 
 @pytest.mark.slow

@@ -61,8 +61,8 @@ class SupervisedRun:
     """What makes all processes one run of Weights & Biases."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
-    _unwritten: set[str] = field(default_factory=set)
-    """Files of the run that could not be written as they were to be."""
+    _notes: set[str] = field(default_factory=set)
+    """What was said of output that could not be written."""
     _figures: RunFigures = field(default_factory=RunFigures)
 
     @property
@@ -89,7 +89,7 @@ class SupervisedRun:
         report = self._figures.report(end, self.plan, str(self.folder))
         if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
             self._write(RUN_NAME, self._run(report))
-        if PLAN_NAME in self._unwritten:  # there may be room by now
+        if self._notes:  # there may be room by now
             self._keep(self.plan)
         if end["interrupted"]:
             message = f"Interrupted after step {report.steps}; what was written is whole."
@@ -166,6 +166,10 @@ class SupervisedRun:
                 experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
             case "restart":
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
+            case "note" if event["message"] in self._notes:
+                return
+            case "note":
+                self._notes.add(event["message"])
         self._figures.see(event)
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
@@ -188,9 +192,7 @@ class SupervisedRun:
         try:
             write_json(self.folder / name, content)
         except OutputFolderError as error:
-            if name not in self._unwritten:
-                self._unwritten.add(name)
-                self.on_event({"event": "note", "message": f"{error.message} The run goes on without it."})
+            self.record({"event": "note", "message": f"{error.message} The run goes on without it."})
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 

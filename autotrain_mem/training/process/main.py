@@ -20,7 +20,12 @@ _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 def main() -> None:
     """Do one task, and answer with its last event or an error."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
-    channel = Channel(ignore_interrupt=False)
+
+    def on_loss(error: OSError) -> None:
+        message = f"the log cannot be written ({error.strerror}): what the trainer prints is dropped, training goes on"
+        channel.send({"event": "note", "message": message})
+
+    channel = Channel(ignore_interrupt=False, on_loss=on_loss)
     request = codec.from_json(Request, channel.receive())
     try:
         # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.

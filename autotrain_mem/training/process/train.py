@@ -25,6 +25,7 @@ from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
 from autotrain_mem.training.process.finite_values import FiniteValues
+from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.request import Request, SendEvent
@@ -36,6 +37,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
     with device_of(request) as device:
         trainer = build(request, device.placed)
         keep_order(trainer)
+        drop_logs_without_room(trainer, send)
         progress = ProgressCallback(send, device.read)
         trainer.add_callback(progress)
         trainer.add_callback(NoStepAfterTheLast(trainer))

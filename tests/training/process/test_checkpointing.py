@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import tiny_trainers
 from tiny import tiny_folder
+from transformers import TrainerCallback
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.report.events import event_line
 from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole
 from autotrain_mem.training.process import checkpointing
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
+from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.train import NoStepAfterTheLast
 
 STEPS = 7
@@ -221,3 +223,28 @@ def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(calm: Any
     unsaved = SimpleNamespace(state=SimpleNamespace(global_step=step), save_model=full)
     with pytest.raises(OutputFolderError, match=hint):
         save_trained(unsaved, calm.args.output_dir)
+
+
+def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_path: Path) -> None:
+    made, told = _trainer(gpt2, tmp_path, save_strategy="no", max_steps=2, logging_steps=1)
+    log, seen = made.log, []
+
+    def full(*args: Any, **_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def logs_and_keeps_completions(*args: Any, **options: Any) -> None:
+        log(*args, **options)
+        full()
+
+    made.log = logs_and_keeps_completions
+    tracker = type("Tracker", (TrainerCallback,), {"on_log": full, "__module__": "transformers.integrations.fake"})
+    made.add_callback(tracker())
+    made.add_callback(type("After", (TrainerCallback,), {"on_log": lambda *_, **__: seen.append(1)})())
+    drop_logs_without_room(made, told.append)
+    made.train()
+    assert made.state.global_step == 2
+    assert len(seen) == 3, "two steps and the end"
+    no_room = "could not be written, training goes on: [Errno 28] No space left on device"
+    assert [event["message"] for event in told] == [
+        f"what {who} {no_room}" for who in ("Tracker logs", "the trainer logs")
+    ]
