@@ -18,6 +18,8 @@ LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
 class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Sends one ``not_finite`` event: the step, its loss, its gradient's norm, and whether that spoils the weights.
 
+    Of weights that are spoilt no checkpoint is written: with ``save_total_limit`` it would take a sound one's place.
+
     transformers leaves such a loss out of what it logs (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so
     that the values themselves are looked at. Nothing is waited for beside what transformers waits for, which is each
     loss and what it logs: a step's norm is read at its log, or after the next loss. With fp16 a gradient that is too
@@ -31,7 +33,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Of this step, where it is no finite number."""
         self._step: tuple[int, float, Any] | None = None
         """The last one, its loss and its norm, which was not looked at yet."""
-        self._is_told = False
+        self._is_told = self._is_spoilt = False
         self._training_step = trainer.training_step
         self._get_grad_norm = getattr(trainer, "_get_grad_norm", None)
         trainer.training_step = self.training_step
@@ -57,9 +59,11 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return norm
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before a step is logged it is looked at."""
-        if control.should_log:
+        """Before a step is logged or saved it is looked at; what is spoilt takes no sound checkpoint's place."""
+        if control.should_log or control.should_save:
             self._look()
+        if self._is_spoilt:
+            control.should_save = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """No loss follows the last step."""
@@ -81,7 +85,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         is_gradient = norm is not None and not math.isfinite(norm)
         if self._is_told or (math.isfinite(loss) and not is_gradient):
             return
-        self._is_told = True
+        self._is_told, self._is_spoilt = True, is_gradient
         values = {"loss": _word(loss), "gradient": "unknown" if norm is None else _word(norm)}
         self._send({"event": "not_finite", "step": step, **values, "spoils": is_gradient or norm is None})
 

@@ -41,15 +41,18 @@ DISTURB: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", DISTURB)
 @pytest.mark.parametrize("logging_steps", [1, 3])
-def test_the_first_step_that_is_no_number_is_told_of_once(
+def test_the_first_step_that_is_no_number_is_told_of_once_and_what_it_spoils_takes_no_checkpoints_place(
     what: str, logging_steps: int, qwen: Path, tmp_path: Path
 ) -> None:
     disturb, expected = DISTURB[what]
     sizes = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_steps": logging_steps}
-    made, events = trainer("sft", qwen, tmp_path, **sizes), []
+    saves = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    made, events = trainer("sft", qwen, tmp_path, **sizes | saves), []
     disturb(made)
     made.add_callback(FiniteValues(made, events.append))
     made.train()
+    is_spoilt = expected is not None and expected[2]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1" if is_spoilt else "checkpoint-3"]
     if expected is None:
         assert not events
         return
