@@ -72,8 +72,9 @@ def _not_finite(event: Mapping[str, Any]) -> str:
         )
     return (
         f"{figures}: the weights are of no use from here on, whatever loss is logged (transformers leaves such values "
-        "out, --logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower --learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm "
-        "at 1, and look at the rows of that step and at the weights that it began with."
+        "out, --logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower "
+        "--learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm at 1, and look at the rows of that "
+        "step and at the weights that it began with."
     )
 
 
