@@ -63,9 +63,21 @@ def recipe(name: str) -> Recipe:
     known = {each.name: each for each in recipes()}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.removesuffix(".yaml"), known, n=1)
-    meant = f"Did you mean --recipe {near[0]}? " if near else ""
+    near = _nearest(name.removesuffix(".yaml"))
+    meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"No recipe is called {name!r}.",
         hint=f"{meant}autofit recipes lists them; a file of your own is --config FILE.",
     )
+
+
+SIMILAR = 0.8
+"""Of 1, how like the beginning of a name a part of one must be (``difflib.SequenceMatcher.ratio``)."""
+
+
+def _nearest(name: str) -> list[str]:
+    """At most two names that hold this one, that are like it, or that begin like it: ``sft-lama`` is part of one."""
+    known = [each.name for each in recipes()]
+    holding = [each for each in known if name in each]
+    beginning = [each for each in known if difflib.SequenceMatcher(None, name, each[: len(name)]).ratio() >= SIMILAR]
+    return (holding or difflib.get_close_matches(name, known, n=2) or beginning)[:2]

@@ -79,7 +79,7 @@ LAYERS = {
     "rehearsal": part(
         5,
         "errors files methods methods.table planner spec trainers units",
-        "accelerate bitsandbytes dill peft torch transformers trl",
+        "accelerate bitsandbytes dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
         6, "errors methods methods.table planner rehearsal spec versions", "datasets huggingface_hub transformers trl"

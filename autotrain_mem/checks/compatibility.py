@@ -6,6 +6,7 @@ They refuse before minutes of planning what would fail, or be mispredicted, in e
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import pathlib
 from dataclasses import fields
@@ -156,19 +157,39 @@ def _filled(flags: Flags) -> Any:
     return method_of(flags.method).configs({**on_cpu(values), "report_to": "none"})
 
 
+_EVERY_OR_NO_TRACKER = ("none", "all")
+
+
+def tracker_names(flags: Flags) -> Problems:
+    """A name that transformers does not know is a mistake, whether training follows or not."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
+    for name in _trackers(flags):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"Did you mean {near[0]}? " if near else ""
+            yield f"--report_to {name}: transformers knows no such tracker.", f"{meant}It knows {', '.join(known)}."
+
+
 def trackers(flags: Flags) -> Problems:
     """A tracker that is not installed would end the run when it starts, after the plan was made."""
     from transformers.integrations import get_available_reporting_integrations
 
-    report_to = flags.given.get("report_to") or []
-    asked = [report_to] if isinstance(report_to, str) else report_to
-    available = ["none", "all", *get_available_reporting_integrations()]
-    missing = [name for name in asked if name not in available]
-    if missing:
-        yield (
-            f"--report_to {' '.join(missing)} is not installed here.",
-            f"Install it, or give --report_to one of {', '.join(available)}.",
+    available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
+    if missing := [name for name in _trackers(flags) if name not in available]:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"--report_to {' '.join(missing)} is not installed here, and a run would end where it begins to "
+            "report. A plan alone needs no tracker.",
+            cure=f"Install it, or give --report_to one of {', '.join(available)}.",
         )
+
+
+def _trackers(flags: Flags) -> list[str]:
+    report_to = flags.given.get("report_to") or []
+    return [report_to] if isinstance(report_to, str) else report_to
 
 
 def checkpoint_to_resume(flags: Flags) -> Problems:

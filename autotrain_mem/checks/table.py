@@ -31,7 +31,7 @@ FLAGS: tuple[Check[Flags], ...] = (
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     compatibility.accepted_by_trl,
-    compatibility.trackers,
+    compatibility.tracker_names,
     compatibility.checkpoint_to_resume,
 )
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
@@ -47,6 +47,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
 TRAINING: tuple[Check[Flags], ...] = (
     compatibility.ready_to_train,
     compatibility.packages,
+    compatibility.trackers,
 )
 """What training needs where a plan can be made without."""
 

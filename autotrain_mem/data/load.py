@@ -98,15 +98,19 @@ def _load_named(name: str, config_name: str | None) -> Any:
             return loaded if isinstance(loaded, dict) else {"train": loaded}
         return datasets.load_dataset(name, name=config_name)
     except datasets.exceptions.DatasetGenerationError as error:
+        for file in sorted(path.rglob("*.json*")):  # none, where it is a hub id
+            if where := _unreadable(file):
+                message = f"{file} cannot be read: {where}."
+                raise MalformedDatasetError(message, hint=_HOW_TO_MEND[file.suffix.lower()]) from error
         raise MalformedDatasetError(
-            f"{name} cannot be read: {_first_line(error)}", hint="Give --dataset one of its files to learn which line."
+            f"{name} cannot be read: {_first_line(error)}.", hint="Give --dataset one of its files to learn which line."
         ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         if _NO_ROWS in str(error):
             raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW) from error
         kind = "folder" if path.is_dir() else "hub id"
         raise DatasetNotFoundError(
-            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}", hint=_WHAT_IS_READ
+            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=_WHAT_IS_READ
         ) from error
 
 
@@ -123,9 +127,14 @@ def _load_file(path: pathlib.Path) -> Any:
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         if _NO_ROWS in str(error):
             raise EmptyDatasetError(f"{path} has no rows.", hint=_ONE_ROW) from error
-        where = undecodable_line(path)
-        reason = f"{where} is not UTF-8" if where else _first_bad_line(path) or _first_line(error)
+        reason = _unreadable(path) or _first_line(error)
         raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
+
+
+def _unreadable(path: pathlib.Path) -> str:
+    """Says which line of a file cannot be read, and why; empty where that is not known."""
+    where = undecodable_line(path)
+    return f"{where} is not UTF-8" if where else _first_bad_line(path)
 
 
 def _first_bad_line(path: pathlib.Path) -> str:
@@ -133,18 +142,28 @@ def _first_bad_line(path: pathlib.Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in (".json", ".jsonl"):
         return ""
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, text in enumerate([lines.read()] if suffix == ".json" else lines, 1):
-            if suffix == ".jsonl" and not text.strip():
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        is_of_lines = suffix == ".jsonl" or _is_object(file.readline())
+        file.seek(0)
+        for number, text in enumerate(file if is_of_lines else [file.read()], 1):
+            text = text.rstrip()  # what is cut short ends here, and not at the start of the next line
+            if is_of_lines and not text:
                 continue
             try:
                 row = json.loads(text)
             except json.JSONDecodeError as error:
-                line = error.lineno if suffix == ".json" else number
+                line = number if is_of_lines else error.lineno
                 return f"line {line}, column {error.colno} is not JSON ({error.msg})"
-            if suffix == ".jsonl" and not isinstance(row, dict):
+            if is_of_lines and not isinstance(row, dict):
                 return f"line {number} is not a JSON object"
     return ""
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except json.JSONDecodeError:
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -129,10 +129,10 @@ class Rehearsals:
         """
         try:
             profile = self._profile(on_counting)
-        except ModelNotFoundError:
+        except ModelNotFoundError as error:
             if not self.job.pins_length:
                 raise
-            why = f"The tokens of the data were not counted: {self.job.model} comes without a tokenizer."
+            why = f"The tokens of the data were not counted: {error.message}"
             return Lengths(longest=self.job.prompt_length, why_not=why)
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, table, title
-from autotrain_mem.report.progress import Redrawn
+from autotrain_mem.report.progress import Redrawn, is_live, say
 from autotrain_mem.spec import Candidate, Counting, Hardware, Knobs
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 
@@ -39,10 +39,11 @@ autofit plan ... --gpu NAME tells the rest, and rehearses the whole model."""
 
 
 class CardsProgress(Redrawn[Status]):
-    """A line on stderr that says which card is being planned for; nothing where nobody watches a terminal."""
+    """A line on stderr that says which card is being planned for; one for each where nobody watches a terminal."""
 
     def __init__(self, console: Console, count: int) -> None:
-        super().__init__(console.status("") if console.is_terminal else None)
+        super().__init__(console.status("") if is_live(console) else None)
+        self._console = console
         self._count = count
         self._seen: dict[str, int] = {}
 
@@ -53,9 +54,13 @@ class CardsProgress(Redrawn[Status]):
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
+        is_new = card.name not in self._seen
         number = self._seen.setdefault(card.name, len(self._seen) + 1)
+        line = f"card {number} of {self._count}: {card.name}"
         if self._line is not None:
-            self._line.update(f"card {number} of {self._count}: {card.name}, {formatting.batch(attempt.knobs)}")
+            self._line.update(f"{line}, {formatting.batch(attempt.knobs)}")
+        elif is_new:
+            say(self._console, line)
 
 
 def cards_view(cards: Cards) -> RenderableType:

@@ -85,7 +85,7 @@ class TrainingProgress(Redrawn[Progress]):
             return
         self._total_steps = total_steps
         if not is_live(self._console):
-            _say(self._console, f"training {formatting.counted(total_steps, 'step')}")
+            say(self._console, f"training {formatting.counted(total_steps, 'step')}")
             return
         self._line = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -124,7 +124,7 @@ class TrainingProgress(Redrawn[Progress]):
         tenths = PLAIN_LINES * step // max(1, self._total_steps)
         if tenths > self._tenths_said:  # at the first step, at the last, and when another tenth of the steps is done
             self._tenths_said = tenths
-            _say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
+            say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
     def _facts(self, step: int, seconds: float) -> list[str]:
         facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
@@ -164,7 +164,7 @@ class SearchProgress(Redrawn[Live]):
         more = formatting.settings(attempt.knobs, ["gradient_checkpointing", *changed])
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
         if self._line is None:
-            _say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
+            say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
         else:
             self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
 
@@ -197,6 +197,6 @@ def _outcome(attempt: Candidate) -> str:
     return f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
 
 
-def _say(console: Console, line: str) -> None:
+def say(console: Console, line: str) -> None:
     """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
     console.print(Text(line), soft_wrap=True)

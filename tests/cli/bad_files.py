@@ -10,6 +10,8 @@ from autotrain_mem.quickstart import data
 DATASETS = {
     "empty.jsonl": b"",
     "not_json.jsonl": b'{"text": "a"}\n\n{"text": b}\n',
+    "cut_line.jsonl": b'\xef\xbb\xbf{"text": "a"}\n{"text":\n',
+    "lines.json": b'{"text": "a"}\n{"text": "c"}\n{"text": b}\n',
     "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
     "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
     "other_columns.jsonl": b'{"question": "a", "answer": "b"}\n',
@@ -82,6 +84,8 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         (folder / name / "config.json").write_text(config)
     for name in ("no_config", "no_files"):
         (folder / name).mkdir()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "rows.jsonl").write_text("text: a\n")
     (folder / "my_rewards.py").write_text(REWARDS)
     (folder / "broken_rewards.py").write_text("import a_package_that_nobody_has\n")
     # the tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded

@@ -112,8 +112,8 @@ def test_a_recipe_is_read_as_a_config_is() -> None:
     [
         (f"plan sft --recipe {NAME}", f"autofit plan reward --recipe {NAME}"),
         (f"sft --recipe {NAME}", f"autofit reward --recipe {NAME}"),
-        ("reward --recipe reward-gemma3-1b-lora-8", f"--recipe {NAME}"),
-        ("reward --recipe reward-gemma3-lora-8k.yaml", f"--recipe {NAME}"),
+        ("reward --recipe reward-gemma3-1b-lora-8", f"Did you mean {NAME}?"),
+        ("reward --recipe reward-gemma3-lora-8k.yaml", f"Did you mean {NAME} or"),
         ("sft --recipe soup", "autofit recipes"),
         (f"reward --recipe {NAME} --config mine.yaml", str(recipe(NAME).path)),
     ],
@@ -132,6 +132,22 @@ def test_a_recipe_that_is_none_of_the_method_is_refused_with_what_is_meant(line:
 def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["recipes", *words.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("sft-lama", "sft-llama3.1-8b-full or sft-llama3.1-8b-lora-8bit"),
+        ("qlora.yaml", "grpo-qwen3-8b-qlora"),
+        ("dpo-qwen2.5-7b-lroa", "dpo-qwen2.5-7b-lora"),
+        ("mnist", ""),
+    ],
+)
+def test_a_mistyped_name_is_told_which_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        recipe(name)
+    assert ("Did you mean" in refused.value.hint) is bool(meant)
+    assert refused.value.hint.startswith(f"Did you mean {meant}" if meant else "autofit recipes")
 
 
 def test_the_list_is_a_table_of_all_of_them_or_json_and_one_that_is_named_is_printed(

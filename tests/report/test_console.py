@@ -289,6 +289,14 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
 
+def test_each_card_of_many_is_told_once_without_a_terminal() -> None:
+    console, file = console_of()
+    with CardsProgress(console, 2) as cards:
+        for card in (examples.V100, examples.V100, examples.RTX3060):
+            cards.tried(card, examples.PLAN.attempts[0])
+    assert file.getvalue().splitlines() == [f"card 1 of 2: {examples.V100.name}", "card 2 of 2: rtx3060"]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")

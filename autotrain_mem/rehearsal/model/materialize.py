@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 import torch
 
-from autotrain_mem.errors import ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.rehearsal.model.hub_errors import not_loaded
 from autotrain_mem.rehearsal.model.quantized import stand_in
 
 
@@ -21,7 +22,7 @@ def load_config(model: str, **options: Any) -> Any:
     """The model's transformers config.
 
     Raises:
-        ModelNotFoundError: a hub id that cannot be reached.
+        ModelNotFoundError: there is none, or the hub does not give it.
         UnsupportedModelError: the installed transformers does not know the architecture.
     """
     from transformers import AutoConfig
@@ -29,11 +30,7 @@ def load_config(model: str, **options: Any) -> Any:
     try:
         return AutoConfig.from_pretrained(model, **options)
     except OSError as error:
-        raise ModelNotFoundError(
-            f"No model {model!r}: it is neither a folder here nor a hub id that can be reached.",
-            hint="Check the spelling; offline, give the folder that holds config.json (weights are needed to train, "
-            "not to plan).",
-        ) from error
+        raise not_loaded(model, error) from error
     except (ValueError, KeyError) as error:
         import transformers
 

@@ -1,0 +1,41 @@
+"""Says why a model cannot be loaded by its name: there is none, it is not given to this user, or nobody answers."""
+
+from __future__ import annotations
+
+from autotrain_mem.errors import ModelNotFoundError
+
+_OFFLINE = "Offline, give the folder that holds config.json (weights are needed to train, not to plan)."
+_LOG_IN = "hf auth login"
+
+
+def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
+    """Makes an error of what ``from_pretrained`` raised, by its cause (``transformers/utils/hub.py: cached_files``)."""
+    message, hint = _told(model, error)
+    return ModelNotFoundError(message, hint=hint)
+
+
+def _told(model: str, error: OSError) -> tuple[str, str]:
+    from huggingface_hub import errors
+
+    cause, missing = error.__cause__, f"No model {model!r}: there is no folder of that name here"
+    if isinstance(cause, errors.GatedRepoError):
+        page = f"https://huggingface.co/{model}"
+        return f"{model} is gated: the hub does not give it to you.", f"Ask for access at {page}, then: {_LOG_IN}"
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return f"The hub's {model} has no such --model_revision.", f"See https://huggingface.co/{model}/commits/main"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return f"{missing}, and the hub has no such model.", f"Check the spelling; where it is private: {_LOG_IN}"
+    if isinstance(cause, errors.HFValidationError):
+        return f"{missing}, and no hub id is written so.", "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
+    if isinstance(cause, errors.LocalEntryNotFoundError):
+        return f"{missing}, and {_why_unreachable()}.", f"Check the spelling and the connection. {_OFFLINE}"
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return f"The model {model!r} cannot be loaded: {reason}.", f"Check the spelling. {_OFFLINE}"
+
+
+def _why_unreachable() -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE keeps the hub from being asked for one"
+    return f"the hub cannot be reached ({constants.ENDPOINT}) to look for one"

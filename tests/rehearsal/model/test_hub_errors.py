@@ -1,0 +1,30 @@
+"""A model that cannot be loaded by its name: each reason has its own words and its own cure."""
+
+import pytest
+from huggingface_hub import constants, errors
+
+from autotrain_mem.rehearsal.model.hub_errors import not_loaded
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "cure"),
+    [
+        (errors.RepositoryNotFoundError, "and the hub has no such model", "hf auth login"),
+        (errors.GatedRepoError, "org/m is gated", "https://huggingface.co/org/m"),
+        (errors.RevisionNotFoundError, "no such --model_revision", "commits/main"),
+        (errors.LocalEntryNotFoundError, "and the hub cannot be reached (https://huggingface.co)", "the connection"),
+        (errors.HFValidationError, "no hub id is written so", "Qwen/Qwen2.5-0.5B"),
+        (PermissionError, "cannot be loaded: PermissionError at m when downloading.", "Check the spelling"),
+    ],
+)
+def test_a_hub_that_does_not_answer_is_told_from_one_that_has_no_such_model(
+    kind: type[Exception], said: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    raised = OSError("PermissionError at m when downloading.\nCheck your cache.")
+    raised.__cause__ = kind.__new__(kind)  # some want the hub's response
+    error = not_loaded("org/m", raised)
+    assert said in error.message
+    assert cure in error.hint
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert ("HF_HUB_OFFLINE" in not_loaded("org/m", raised).message) is (kind is errors.LocalEntryNotFoundError)
