@@ -11,6 +11,7 @@ from autotrain_mem.errors import UnreadableGpuError, UsageError
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import cuda_device, host
 from autotrain_mem.machine.measure import measured
+from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_settings
@@ -96,7 +97,12 @@ def grow_segments() -> None:
 
     ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, which torch.cuda.memory calls too; a later process does not
     inherit it.
+
+    Raises:
+        UnreadableGpuError: the card refuses them.
     """
     import torch
 
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    if torch.cuda.is_initialized():  # else the trainer runs on the CPU, with a plan for a card by name
+        check_usable(grows=True)

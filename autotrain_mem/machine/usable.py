@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, given_settings
 from autotrain_mem.errors import UnreadableGpuError
@@ -25,10 +26,13 @@ TURING = (7, 5)
 _OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
 
 
-def check_usable() -> None:
+def check_usable(*, grows: bool = False) -> None:
     """Run one kernel on the card that this process sees.
 
     A card that is full passes: what is on it may end before it is needed.
+
+    Args:
+        grows: This process has turned expandable segments on, beside what its environment says.
 
     Raises:
         UnreadableGpuError: torch cannot use it; with torch's words and the cure.
@@ -38,19 +42,19 @@ def check_usable() -> None:
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
-        raise UnreadableGpuError(f"torch cannot use the GPU: {_words(error)}", hint=_cure()) from error
+        raise UnreadableGpuError(f"torch cannot use {_name()}: {_words(error)}", hint=_cure()) from error
     try:
         torch.ones(1, device="cuda").add_(1).item()
     except torch.OutOfMemoryError:
         return
     except RuntimeError as error:
-        if "expandable_segments:True" in given_settings(os.environ):
+        if grows or "expandable_segments:True" in given_settings(os.environ):
             raise UnreadableGpuError(
-                f"The GPU refuses expandable segments, as virtual GPUs and WSL do: {_words(error)}",
+                f"{_name()} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
                 hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
                 f"{NEWER_VARIABLE} either.",
             ) from error
-        raise UnreadableGpuError(f"torch cannot use the GPU: {_words(error)}", hint=_cure()) from error
+        raise UnreadableGpuError(f"torch cannot use {_name()}: {_words(error)}", hint=_cure()) from error
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
@@ -83,7 +87,11 @@ def _cure() -> str:
             "libcuda.so.1 is not found. In WSL: export LD_LIBRARY_PATH=/usr/lib/wsl/lib:$LD_LIBRARY_PATH",
             "In a container: start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
         ]
-    elif (capability := _capability()) is not None and capability < TURING and built_for != "12.6":
+    elif (
+        (capability := _of_card("nvmlDeviceGetCudaComputeCapability"))
+        and tuple(capability) < TURING
+        and built_for != "12.6"
+    ):
         kernels = f"{name} for CUDA {built_for} has no kernels for cards before Turing, which the build for 12.6 has:"
         lines = [kernels, _install(min(WHEELS))]
     else:
@@ -113,17 +121,19 @@ def _driver() -> tuple[str, int | None]:
             return "", None
 
 
-def _capability() -> tuple[int, int] | None:
-    """The card's, by its UUID in this process's environment."""
+def _name() -> str:
+    return _of_card("nvmlDeviceGetName") or "the GPU"
+
+
+def _of_card(question: str) -> Any:
+    """NVML's answer for the card whose UUID this process was given; None where it does not tell."""
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return None
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            return getattr(nvml, question)(nvml.nvmlDeviceGetHandleByUUID(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
         except nvml.NVMLError:
             return None
-    return int(major), int(minor)
 
 
 def _has_libcuda() -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fake_nvml import FakeGpu, FakeNvml
 
+from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine import usable
 from autotrain_mem.machine.usable import check_usable
@@ -104,11 +105,16 @@ def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virt
     monkeypatch.setattr(torch, "ones", raising(RuntimeError(words)))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     message, hint = refusal()
-    assert "refuses expandable segments" in message
+    assert message.startswith("NVIDIA GeForce RTX 3090 refuses expandable segments")
     assert words in message
     assert "--forbid expandable_segments" in hint
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    assert "expandable" not in "".join(refusal())
+    assert refusal()[0] == f"torch cannot use NVIDIA GeForce RTX 3090: {words}"
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
+    grow_segments()  # a drop-in trainer's own process, on the CPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UnreadableGpuError, match="refuses expandable segments"):
+        grow_segments()
 
 
 def test_a_full_card_is_usable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
