@@ -17,7 +17,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +68,25 @@ def reach_disk(checkpoint: Path) -> dict[str, int]:
     folders = [path for path in checkpoint.rglob("*") if path.is_dir()]
     with ThreadPoolExecutor(1) as pool:
         sums = pool.submit(lambda: {str(file.relative_to(checkpoint)): _checksum(file) for file in files})
-        for path in (*files, *folders, checkpoint, checkpoint.parent):
-            _sync(path)
+        sync_all([*files, *folders, checkpoint, checkpoint.parent])
         return sums.result()
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """Wait until files, or the names in folders, are on the disk.
+
+    Raises:
+        OSError: the disk did not take them.
+    """
+    for path in paths:
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise
+        finally:
+            os.close(opened)
 
 
 def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "") -> None:
@@ -85,7 +101,7 @@ def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "") -> 
     """
     sizes = {name: (checkpoint / name).stat().st_size for name in sums}
     replace_file(checkpoint / MANIFEST, json.dumps({"run": run, "files": sizes, "crc32": sums}, indent=2).encode())
-    _sync(checkpoint)
+    sync_all([checkpoint])
 
 
 def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) -> None:
@@ -225,18 +241,6 @@ def _checksum(file: Path) -> int:
         while length := opened.readinto(chunk):
             value = zlib.crc32(chunk[:length], value)
     return value
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
-            raise
-    finally:
-        os.close(opened)
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, write_manifest
+from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, sync_all, write_manifest
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
 from autotrain_mem.training.request import SendEvent
 from autotrain_mem.units import MIB, format_bytes
@@ -115,28 +115,32 @@ def _twice_if_full(save: Callable[[], None]) -> None:
 
 
 def save_trained(trainer: Any, output_dir: str) -> None:
-    """The model as it is at the end.
+    """Write the model as it is at the end, and wait until it is on the disk.
 
     Raises:
         OutputFolderError: the disk is full; the error says where the trained weights are, if anywhere.
     """
+    folder = Path(output_dir)
     try:
         _twice_if_full(lambda: trainer.save_model(output_dir))
+        sync_all([*(path for path in folder.iterdir() if path.is_file()), folder])
     except Exception as error:
         if not is_full_disk(error, output_dir):
             raise
-        raise _unsaved(Path(output_dir), trainer.state.global_step, error) from error
+        best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+        raise _unsaved(folder, trainer.state.global_step, best, error) from error
 
 
-def _unsaved(folder: Path, step: int, error: Exception) -> OutputFolderError:
+def _unsaved(folder: Path, step: int, best: str | None, error: Exception) -> OutputFolderError:
     free = format_bytes(shutil.disk_usage(folder).free)
     reason = _in_a_line(error)
     message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
     newest = newest_whole(folder)
     if newest is not None and newest.step == step:
+        model = best or newest.path
         return OutputFolderError(
             message,
-            hint=f"The training is done, and its weights are whole in {newest.path}: that folder is the model.\n"
+            hint=f"The training is done, and its weights are whole in {model}: that folder is the model.\n"
             "Or free some space and run the same command with --resume_from_checkpoint, which only writes the model.",
         )
     where = "from the beginning" if newest is None else f"from step {newest.step} of {step}"

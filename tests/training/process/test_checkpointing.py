@@ -209,18 +209,30 @@ def test_another_error_while_saving_is_not_swallowed(gpt2: Path, tmp_path: Path)
     assert newest_whole(tmp_path) is None
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(
-    ("step", "hint"),
+    ("step", "best", "hint"),
     [
-        (STEPS, "its weights are whole in .*checkpoint-7: that folder is the model"),
-        (STEPS + 1, "with --resume_from_checkpoint again: it trains from step 7 of 8"),
+        (STEPS, None, "its weights are whole in .*checkpoint-7: that folder is the model"),
+        (STEPS, "run/checkpoint-4", "its weights are whole in run/checkpoint-4: that folder is the model"),
+        (STEPS + 1, None, "with --resume_from_checkpoint again: it trains from step 7 of 8"),
     ],
 )
-def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(calm: Any, step: int, hint: str) -> None:
-    def full(folder: str) -> None:
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
+def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(
+    calm: Any, step: int, best: str | None, hint: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some disks only tell when they are waited for."""
 
-    unsaved = SimpleNamespace(state=SimpleNamespace(global_step=step), save_model=full)
+    def save(folder: str) -> None:
+        if not is_late:
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    def fsync(file: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    state = SimpleNamespace(global_step=step, best_model_checkpoint=best or "run/checkpoint-2")
+    unsaved = SimpleNamespace(state=state, save_model=save, args=SimpleNamespace(load_best_model_at_end=bool(best)))
     with pytest.raises(OutputFolderError, match=hint):
         save_trained(unsaved, calm.args.output_dir)
 
