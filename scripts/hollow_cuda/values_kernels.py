@@ -29,28 +29,28 @@ UNTOUCHED_PREFIXES = (
 COPY = "aten::copy_"
 """Registered for all devices at once, so that it is in no list of CUDA's."""
 
-_library = torch.library.Library("aten", "IMPL")
+_libraries = {namespace: torch.library.Library(namespace, "IMPL") for namespace in ("aten", "bitsandbytes")}
 _runtime = ctypes.CDLL("libcudart.so.13")
 _traced = bool(os.environ.get("HOLLOW_TRACE"))
 
 
-def install() -> None:
-    """Wrap every kernel that is registered for CUDA."""
+def install(namespace: str = "aten") -> None:
+    """Wrap every kernel of these operators that is registered for CUDA."""
     with torch._C._DisableTorchDispatch():
         names = torch._C._dispatch_get_registrations_for_dispatch_key(KEY)
-        for name in [*(name for name in names if name.startswith("aten::")), COPY]:
-            plain = name.removeprefix("aten::").partition(".")[0]
-            if plain in UNTOUCHED or plain.startswith(UNTOUCHED_PREFIXES):
+        for name in [*(name for name in names if name.startswith(f"{namespace}::")), COPY]:
+            plain = name.partition("::")[2].partition(".")[0]
+            if not name.startswith(namespace) or plain in UNTOUCHED or plain.startswith(UNTOUCHED_PREFIXES):
                 continue
             try:
-                _wrap(name)
+                _wrap(namespace, name)
             except (AttributeError, RuntimeError) as error:  # no operator of that name can be called
                 _trace(f"not wrapped: {name}: {error}")
 
 
-def _wrap(name: str) -> None:
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+def _wrap(namespace: str, name: str) -> None:
+    packet, _, overload = name.partition("::")[2].partition(".")
+    operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     on_device = torch.library.get_kernel(operator, KEY)
     tensors = {index for index, each in enumerate(operator._schema.arguments) if str(each.type) == "Tensor"}
     on_host, size_of = WRITTEN_HERE.get(name, operator), SIZES.get(name)
@@ -73,7 +73,7 @@ def _wrap(name: str) -> None:
             _trace(f"the CPU refuses {name}: {error}")
         return out
 
-    _library.impl(operator, kernel, KEY, with_keyset=True)
+    _libraries[namespace].impl(operator, kernel, KEY, with_keyset=True)
 
 
 def _trace(text: str) -> None:
@@ -104,7 +104,7 @@ def same_bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     raw = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), storage.nbytes())
     empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    return empty.set_(raw, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    return empty.set_(raw, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _on_host(items: Any) -> Any:

@@ -65,6 +65,11 @@ __attribute__((constructor)) static void open_device(void) {
 int standin_devices(void) { return visible; }
 int standin_card(int device) { return cards[device]; }
 
+/* Another process takes so many bytes of a card, and holds them from now on: process 1, which always lives. */
+void standin_fill_card(int device, unsigned long long bytes) {
+    holders(cards[device])[MOST_PROCESSES - 1] = (Holder){1, bytes};
+}
+
 static Holder *own(int device) {
     static Holder *slots[MOST_CARDS];
     static int pid;
@@ -73,7 +78,7 @@ static Holder *own(int device) {
         pid = getpid();
     }
     Holder *all = holders(cards[device]);
-    for (int i = 0; i < MOST_PROCESSES && !slots[device]; i++) {
+    for (int i = 0; i < MOST_PROCESSES - 1 && !slots[device]; i++) {
         int was = all[i].pid;
         if (!lives(was) && __sync_bool_compare_and_swap(&all[i].pid, was, pid)) {
             slots[device] = &all[i];

@@ -81,7 +81,16 @@ static size_t room(int device) {
     return taken > capacity[device] ? 0 : capacity[device] - taken;
 }
 
+static int refusals;
+
+/* The next requests for memory are refused, so many of them, whatever is free. */
+void standin_refuse(int requests) { refusals = requests; }
+
 static int take(int device, size_t size) {
+    if (refusals > 0) {
+        refusals--;
+        return 0;
+    }
     if (size > room(device)) {
         return 0;
     }

@@ -41,7 +41,7 @@ def run_longest_ppo_batch(trainer: Any, on_error: OnError | None = None) -> Long
         return LongestBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
     started = time.perf_counter()
     lengths = list_lengths(dataset, "input_ids")
-    longest = repeated(longest_rows(lengths, count), count)
+    longest = repeated(longest_rows(lengths, count, padded=True), count)
     with untouched(trainer):
         queries = trainer._collate([dataset[number] for number in longest])["input_ids"]
         queries = queries.to(trainer.accelerator.device)

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 OnError = Callable[[BaseException], None]
 """Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
@@ -23,13 +24,29 @@ class LongestBatch:
     """Why nothing was run; empty where it was."""
 
 
-def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
+def longest_rows(lengths: Sequence[int], count: int, *, padded: bool = False) -> list[int]:
     """Numbers of the longest rows, longest first; of equal ones the first in the data.
 
     >>> longest_rows([5, 9, 2, 9], 3), longest_rows([3], 8)
     ([1, 3, 0], [0])
+    >>> longest_rows([9, 5, 9, 6], 2, padded=True)
+    [0, 3]
+
+    Args:
+        padded: Where all of them are equally long, and there are shorter ones, the longest of these comes last. A batch
+            without padding takes less than one of the same length with some: attention needs no mask, and repeats no
+            keys and values for it (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
     """
-    return heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
+    longest = heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
+    if padded and len(longest) > 1 and lengths[longest[-1]] == lengths[longest[0]]:
+        shorter = (number for number, length in enumerate(lengths) if length < lengths[longest[0]])
+        longest[-1] = max(shorter, key=lengths.__getitem__, default=longest[-1])
+    return longest
+
+
+def is_padded(args: Any) -> bool:
+    """Whether rows of a batch are padded to the longest, by a trainer's arguments."""
+    return not (getattr(args, "packing", False) or getattr(args, "padding_free", False))
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:

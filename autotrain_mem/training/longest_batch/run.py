@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from autotrain_mem.columns import row_lengths
 from autotrain_mem.training.longest_batch.restore import models_of, untouched, with_memory_of_later_steps
-from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, is_padded, longest_rows, repeated
 
 CANDIDATES = 64
 """Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
@@ -111,7 +111,7 @@ def _why_not(trainer: Any) -> str:
 def _rows(trainer: Any) -> Rows:
     lengths = row_lengths(trainer.train_dataset)
     assert lengths is not None, "asked before"
-    longest = longest_rows(lengths, trainer._train_batch_size)
+    longest = longest_rows(lengths, trainer._train_batch_size, padded=is_padded(trainer.args))
     return _fetched(trainer, longest), lengths[longest[0]]
 
 
@@ -130,7 +130,7 @@ def _online_rows(trainer: Any) -> Rows:
     characters = [_characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
     candidates = longest_rows(characters, max(wanted, CANDIDATES))
     tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
-    longest = longest_rows(tokens, wanted)
+    longest = longest_rows(tokens, wanted, padded=True)
     everyone = [candidates[each] for each in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     return _fetched(trainer, everyone[own * args.process_index :][:own]), tokens[longest[0]]

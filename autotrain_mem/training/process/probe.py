@@ -31,7 +31,7 @@ from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.longest_batch.rows import longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
 from autotrain_mem.training.request import Request, SendEvent
@@ -187,7 +187,7 @@ def take_longest(trainer: Any) -> int:
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
         _take_evaluated(trainer)
     count = _rows_at_once(trainer)
-    chosen = repeated(longest_rows(lengths, count), count)
+    chosen = repeated(longest_rows(lengths, count, padded=is_padded(trainer.args)), count)
     if is_ppo:
         # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
         # built, and shuffles them (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader).
@@ -231,5 +231,5 @@ def _take_evaluated(trainer: Any) -> None:
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)
     lengths = _lengths(trainer.eval_dataset, trainer)
-    chosen = repeated(longest_rows(lengths, batch), batch)
+    chosen = repeated(longest_rows(lengths, batch, padded=is_padded(trainer.args)), batch)
     trainer.eval_dataset = trainer.eval_dataset.select((chosen * EVALUATED_BATCHES)[:rows])

@@ -9,19 +9,23 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 WORKER = "autotrain_mem.worker.server"
 
 
-class AfterTorch(importlib.abc.MetaPathFinder):
-    """Has torch's kernels replaced when a process first opens the device."""
+class After(importlib.abc.MetaPathFinder):
+    """Calls a function with a module, once that is imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        """Find the module as ever; None for every other one."""
+        if name != self._name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
@@ -31,15 +35,37 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             sys.meta_path.remove(self)
             execute(module)
-            from hollow_cuda import values_kernels
-
-            # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
-            module.backends.cuda.enable_cudnn_sdp(False)
-            module.cuda._lazy_call(values_kernels.install)
+            self._then(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+def compute(torch: ModuleType) -> None:
+    """Have torch's kernels replaced when this process first opens the device."""
+    from hollow_cuda import values_kernels
+
+    # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.cuda._lazy_call(values_kernels.install)
+
+
+def compute_quantized(backend: ModuleType) -> None:
+    """Have bitsandbytes' kernels replaced."""
+    from hollow_cuda import values_kernels
+
+    values_kernels.install("bitsandbytes")
+
+
+def fail(build: ModuleType) -> None:
+    """Have the device full at a phase of the training."""
+    from hollow_cuda import values_faults
+
+    values_faults.install(build)
+
+
 if os.environ.get("HOLLOW_VALUES") and WORKER not in sys.orig_argv:
-    sys.meta_path.insert(0, AfterTorch())
+    sys.meta_path.insert(0, After("torch", compute))
+    sys.meta_path.insert(0, After("bitsandbytes.backends.cuda.ops", compute_quantized))
+    if os.environ.get("HOLLOW_FAULT"):
+        sys.meta_path.insert(0, After("autotrain_mem.training.process.build", fail))

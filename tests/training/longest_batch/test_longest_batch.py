@@ -184,6 +184,14 @@ def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: Path, tmp_
     assert "text" in _why_not(made)
 
 
+def test_a_padded_batch_holds_a_shorter_row_where_there_is_one() -> None:
+    """Without padding there is no mask, and it takes less than a batch of the run that has one."""
+    assert longest_rows([9, 5, 9, 6], 2, padded=True) == [0, 3]
+    assert longest_rows([9, 9], 2, padded=True) == [0, 1]
+    assert longest_rows([9, 8, 7], 2, padded=True) == [0, 1]
+    assert longest_rows([9, 8], 1, padded=True) == [0]
+
+
 def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
     assert (longest_rows([3, 9, 1, 9, 4], 3), longest_rows([3], 8)) == ([1, 3, 4], [0])
     assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]
