@@ -6,6 +6,8 @@
  *             (CUDA C++ Programming Guide, "CUDA Environment Variables").
  * Capacity    HOLLOW_CAPACITY bytes, shared by all processes; HOLLOW_TOTAL is what the card says that it has.
  * Context     HOLLOW_CONTEXT bytes (300 MiB) of each process that allocates or copies.
+ * Driver      HOLLOW_DRIVER is the newest CUDA that it knows (13000): no device opens under an older one.
+ *             HOLLOW_VGPU: it has no virtual memory for expandable segments, as under a vGPU.
  */
 #include "values_ledger.h"
 #include <cuda_runtime_api.h>
@@ -62,7 +64,11 @@ __attribute__((constructor)) static void open_device(void) {
     }
 }
 
-int standin_devices(void) { return visible; }
+static int driver_is_old(void) { return setting("HOLLOW_DRIVER", 0, CUDART_VERSION) < CUDART_VERSION; }
+
+int standin_devices(void) { return driver_is_old() ? 0 : visible; }
+int standin_expands(void) { return !getenv("HOLLOW_VGPU"); }
+cudaError_t standin_why_none(void) { return driver_is_old() ? cudaErrorInsufficientDriver : cudaErrorNoDevice; }
 int standin_card(int device) { return cards[device]; }
 
 /* Another process takes so many bytes of a card, and holds them from now on: process 1, which always lives. */

@@ -33,10 +33,14 @@ static size_t capacity[MOST_DEVICES], total[MOST_DEVICES], used[MOST_DEVICES];
 static __thread int current;
 
 int standin_devices(void);
+int standin_expands(void);
+cudaError_t standin_why_none(void);
 void standin_count(int device, long long more_bytes);
 size_t standin_used(int device);
 
 WEAK int standin_devices(void) { return 1; }
+WEAK int standin_expands(void) { return 1; } /* whether the driver has virtual memory for expandable segments */
+WEAK cudaError_t standin_why_none(void) { return cudaErrorNoDevice; }
 WEAK void standin_count(int device, long long more_bytes) { used[device] += more_bytes; }
 WEAK size_t standin_used(int device) { return used[device]; }
 
@@ -125,6 +129,9 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
     (void)alignment, (void)hint, (void)flags;
+    if (!standin_expands()) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     *address = new_region(current, size);
     return CUDA_SUCCESS;
 }
@@ -209,7 +216,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = standin_devices();
-    return *count ? cudaSuccess : cudaErrorNoDevice;
+    return *count ? cudaSuccess : standin_why_none();
 }
 
 cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
@@ -223,7 +230,10 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDA_VERSION, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) {
+    const char *older = getenv("HOLLOW_DRIVER");
+    return *version = older ? atoi(older) : CUDA_VERSION, cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     memset(properties, 0, sizeof *properties);
@@ -301,9 +311,10 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
 const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorMemoryAllocation ? "out of memory"
-           : error == cudaErrorNoDevice       ? "no CUDA-capable device is detected"
-                                              : "error of the stand-in runtime";
+    return error == cudaErrorMemoryAllocation       ? "out of memory"
+           : error == cudaErrorNoDevice             ? "no CUDA-capable device is detected"
+           : error == cudaErrorInsufficientDriver   ? "CUDA driver version is insufficient for CUDA runtime version"
+                                                    : "error of the stand-in runtime";
 }
 
 const char *cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }

@@ -50,10 +50,11 @@ def rows(kind: str, seed: int, count: int = ROWS) -> Iterator[dict[str, Any]]:
         if row % ROWS == 0:
             long_row = row + random.randrange(min(ROWS, count - row))
         words = LONG_WORDS if row == long_row else random.choice(SHORT_WORDS)
-        yield _row(random, kind, words)
+        yield row_of(random, kind, words)
 
 
-def _row(random: Random, kind: str, words: int) -> dict[str, Any]:
+def row_of(random: Random, kind: str, words: int) -> dict[str, Any]:
+    """A row of one of ``KINDS`` with so many words."""
     text = random.choices(WORDS, k=words)
     if kind == "text":
         return {"text": " ".join(text)}
@@ -86,12 +87,12 @@ def tiny_config() -> Any:
     )
 
 
-def write_judge(folder: pathlib.Path, tokenizer: Any) -> None:
+def write_judge(folder: pathlib.Path, tokenizer: Any, config: Any = None) -> None:
     """A classifier of one class with fixed random weights."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    config = tiny_config()
+    config = config or tiny_config()
     config.num_labels = 1
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)

@@ -1,0 +1,175 @@
+"""Which commands are run, on which cards, what befalls them, and what they have to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from command_cases.material import LENGTH
+
+MIB = 1 << 20
+CAPACITY_MIB = 1500
+"""transformers leaves 1.2 GiB of a card free as it loads (``modeling_utils.py: caching_allocator_warmup``)."""
+STEPS = 4
+SHARED = f"--model model --max_steps {STEPS} --logging_steps 1 --learning_rate 1e-3"
+GENERATED = "--num_generations 4 --max_completion_length 16"
+METHODS: Mapping[str, str] = {
+    "sft": f"--dataset text --max_length {LENGTH}",
+    "reward": f"--dataset pairs --max_length {LENGTH}",
+    "dpo": f"--dataset pairs --max_length {LENGTH}",
+    "kto": f"--dataset pairs --max_length {LENGTH}",
+    "grpo": f"--dataset prompts --reward_funcs judging.short {GENERATED}",
+    "rloo": f"--dataset prompts --reward_funcs judging.short {GENERATED}",
+    "ppo": "--dataset prompts --reward_model_path judge --response_length 16 --num_ppo_epochs 1",
+}
+MODES: Mapping[str, str] = {
+    "full": "--use_peft false --load_in_4bit false",
+    "lora": "--use_peft --load_in_4bit false",
+    "4bit": "--use_peft --load_in_4bit",
+}
+GUARDED: Mapping[str, tuple[str, str, str]] = {
+    "forward": ("sft", "forward:4:refuse:2", "out of memory in forward"),
+    "backward": ("dpo", "backward:4:refuse:2", "out of memory in backward"),
+    "optimizer step": ("sft", "optimizer_step:3:refuse:2", "out of memory in optimizer step"),
+    "evaluation": ("sft", "evaluate:1:refuse:2", "out of memory in evaluat"),
+    "generation": ("grpo", "generate:3:refuse:2", "out of memory in generat"),
+    "a stranger comes": ("sft", "forward:4:fill:1000", "survived|released|trained"),
+}
+"""Phase -> method, HOLLOW_FAULT, and what the command says."""
+EVALUATED = "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 8"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One command and what has to come of it."""
+
+    name: str
+    argv: tuple[str, ...]
+    """After ``autofit``; of a script of the user's, after Python."""
+    is_script: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of the stand-ins and the command; sizes in MiB are the capacity's business (``HOLLOW_CAPACITY``)."""
+    code: int = 0
+    shows: tuple[str, ...] = ()
+    """Regular expressions that its output holds, beside ``trained N steps`` where it ends well."""
+    kill_at: str = ""
+    """The training process is killed when the output holds this."""
+    same_losses_as: str = ""
+    """Of another case, to the digits that are printed."""
+
+
+def cases() -> list[Case]:
+    """All, those first that others are compared with."""
+    return [*_methods(), *_survivors(), *_cards(), *_scripts()]
+
+
+def _training(method: str, *more: str, mode: str = "full") -> tuple[str, ...]:
+    return (method, *f"{SHARED} {METHODS[method]} {MODES[mode]}".split(), *more)
+
+
+def _methods() -> Iterator[Case]:
+    for method in METHODS:
+        for mode in MODES:
+            yield Case(name=f"{method} {mode}", argv=_training(method, mode=mode))
+
+
+def _survivors() -> Iterator[Case]:
+    for method in METHODS:
+        yield Case(
+            name=f"kill -9, resumed: {method}",
+            argv=_training(method, "--save_steps", "2", "--no_probe"),
+            kill_at=f"\nstep 3/{STEPS}",
+            shows=(r"resumed from step 2|goes on (from|with)|step 3/",),
+            same_losses_as=f"{method} full",
+        )
+    for phase, (method, fault, shows) in GUARDED.items():
+        more = ("--no_probe", *(EVALUATED.split() if phase == "evaluation" else ()))
+        yield Case(
+            name=f"full in {phase}: {method}",
+            argv=_training(method, *more),
+            environment={"HOLLOW_FAULT": fault},
+            shows=(shows,),
+            same_losses_as="" if phase == "generation" else f"{method} full",
+        )
+    yield Case(
+        name="full in backward, expandable segments: sft",
+        argv=_training("sft", "--no_probe", "--expandable_segments", "true"),
+        environment={"HOLLOW_FAULT": "backward:4:refuse:2"},
+        shows=("out of memory in backward",),
+        same_losses_as="sft full",
+    )
+    yield Case(
+        name="full for good, restarted with another plan: sft",
+        argv=_training("sft", "--no_probe", "--save_steps", "2"),
+        environment={"HOLLOW_FAULT": "backward:4:refuse:100000"},
+        shows=("restart",),
+        same_losses_as="sft full",
+    )
+
+
+def _cards() -> Iterator[Case]:
+    sft = _training("sft")
+    two = {"HOLLOW_CARDS": "2", "HOLLOW_CAPACITY_1": str(1400 * MIB)}
+    yield Case(name="a card that others use", argv=sft, environment={"HOLLOW_OTHERS": str(600 * MIB)})
+    yield Case(
+        name="a card that has less than it says: probes move the plan",
+        argv=_training("sft", "--per_device_train_batch_size", "8", mode="full"),
+        environment={"HOLLOW_TOTAL": str(2000 * MIB), "HOLLOW_CAPACITY": str(500 * MIB)},
+        shows=("probe: .*does not fit|probe: .*refused",),
+    )
+    yield Case(name="no process is listed, as in a container", argv=sft, environment={"HOLLOW_BLIND": "1"})
+    yield Case(
+        name="a lost card beside a good one",
+        argv=sft,
+        environment={**two, "HOLLOW_REFUSED": "0"},
+    )
+    yield Case(name="the second of two cards", argv=sft, environment={**two, "CUDA_VISIBLE_DEVICES": "1"})
+    yield Case(name="memory that NVML does not tell", argv=sft, environment={"HOLLOW_UNIFIED": "1"})
+    yield Case(
+        name="a driver that is too old",
+        argv=sft,
+        environment={"HOLLOW_DRIVER": "12020"},
+        code=20,
+        shows=("driver", "too old|insufficient"),
+    )
+    yield Case(
+        name="a vGPU without expandable segments",
+        argv=_training("sft", "--expandable_segments", "true"),
+        environment={"HOLLOW_VGPU": "1"},
+    )
+    yield Case(name="expandable segments", argv=_training("sft", "--expandable_segments", "true"))
+    yield Case(name="gradient checkpointing", argv=_training("sft", "--gradient_checkpointing", "true"))
+    yield Case(name="evaluation", argv=_training("sft", *EVALUATED.split()))
+
+
+def _scripts() -> Iterator[Case]:
+    for which in ("drop-in", "watch"):
+        yield Case(
+            name=f"a script: {which}",
+            argv=("drop_in.py", which, f"runs/script-{which}"),
+            is_script=True,
+            shows=(r"loss \S+ -> \S+ in 6 steps",),
+        )
+    yield Case(
+        name="a script: drop-in with two cards in its process",
+        argv=("drop_in.py", "drop-in", "runs/script-two"),
+        is_script=True,
+        environment={"HOLLOW_CARDS": "2"},
+        shows=(r"loss \S+ -> \S+ in 6 steps|CUDA_VISIBLE_DEVICES",),
+    )
+    yield Case(
+        name="the command under torchrun",
+        argv=(
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+            "-m",
+            "autotrain_mem.cli.main",
+            *_training("sft"),
+        ),
+        is_script=True,
+        environment={"HOLLOW_CARDS": "2"},
+        code=1,
+        shows=("torchrun",),
+    )

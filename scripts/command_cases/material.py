@@ -1,0 +1,84 @@
+"""What the commands train: a model of 3 million weights, a judge, and rows of which half are as long as allowed.
+
+Rows are cut at LENGTH tokens, so that many batches of a short run are as long as the longest. How the allocator
+fragments by batches of many lengths is another subject.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from survival_cases import material
+
+from autotrain_mem.quickstart import data, model
+
+ROWS, TEST_ROWS = 96, 16
+LENGTH = 320
+WORDS = range(LENGTH // 2, 3 * LENGTH // 2)
+PROMPT_WORDS = range(24, 49)
+CONTEXT_LENGTH = 1024
+DROP_IN = '''"""A user's own script: AutoFit's class in place of TRL's, or TRL's with MemoryWatch."""
+
+import sys
+
+from datasets import load_dataset
+from trl import SFTConfig
+
+args = SFTConfig(
+    output_dir=sys.argv[2], max_steps=6, max_length=320, per_device_train_batch_size=8, logging_steps=1,
+    save_strategy="no", report_to="none", model_init_kwargs={"dtype": "float32"},
+)
+rows = load_dataset("json", data_files="text/train.jsonl", split="train")
+if sys.argv[1] == "drop-in":
+    from autotrain_mem import SFTTrainer
+
+    trainer = SFTTrainer(model="model", args=args, train_dataset=rows)
+else:
+    from trl import SFTTrainer
+
+    from autotrain_mem import MemoryWatch
+
+    trainer = SFTTrainer(model="model", args=args, train_dataset=rows, callbacks=[MemoryWatch()])
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {trainer.state.global_step} steps")
+'''
+
+
+def write(folder: Path) -> None:
+    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text``, ``pairs`` and ``prompts`` with two splits."""
+    tokenizer = model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
+    model.write_model(folder / "model", config(), tokenizer)
+    material.write_judge(folder / "judge", tokenizer, config())
+    (folder / "judging.py").write_text(material.REWARD, encoding="utf-8")
+    (folder / "drop_in.py").write_text(DROP_IN, encoding="utf-8")
+    for kind in material.KINDS:
+        data.write_rows(folder / kind / "train.jsonl", rows(kind, ROWS, seed=2))
+        data.write_rows(folder / kind / "test.jsonl", rows(kind, TEST_ROWS, seed=3))
+
+
+def rows(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Of one kind of survival's, drawn anew for each seed."""
+    random = Random(seed)
+    words = PROMPT_WORDS if kind == "prompts" else WORDS
+    return [material.row_of(random, kind, random.choice(words)) for _ in range(count)]
+
+
+def config() -> Any:
+    """Qwen2 with 4 layers of 256: its activations are larger than what the allocator's small pool takes (1 MiB)."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=material.VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT_LENGTH,
+        initializer_range=model.INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        **model.special_token_ids(),
+    )

@@ -1,0 +1,140 @@
+"""Runs one command on the device that computes, and judges what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from hollow_cuda.build import Hollow
+from survival_cases.kept import Row
+
+from autotrain_mem.units import parse_bytes
+from command_cases.cases import CAPACITY_MIB, MIB, STEPS, Case
+
+LIMIT_SECONDS = 400.0
+TRAINING = "autotrain_mem.training.process.main"
+AMOUNT = r"([\d.]+ \w+)"
+FIGURES = {
+    "probe": re.compile(f"needs {AMOUNT} of {AMOUNT}, predicted {AMOUNT}"),
+    "allocated": re.compile(f"{AMOUNT} allocated predicted, {AMOUNT} measured"),
+    "reserved": re.compile(f"{AMOUNT} reserved predicted, {AMOUNT} measured"),
+}
+"""Each of a prediction and what was measured, as a command prints them; a probe's with what lies outside torch."""
+LOSSES = re.compile(r"^ *loss +(\S+ -> \S+)", re.MULTILINE)
+
+
+def run(case: Case, hollow: Hollow, place: Path, losses: Mapping[str, str]) -> Row:
+    """The row of a case: ``outcome`` (passed, or what was missed), figures, losses, seconds.
+
+    Args:
+        losses: Of the cases before, as printed.
+    """
+    output = place / "runs" / f"{_slug(case.name)}.txt"
+    started = time.monotonic()
+    code = _execute(case, hollow, place, output)
+    text = output.read_text(encoding="utf-8", errors="replace")
+    return {
+        "outcome": "; ".join(_missed(case, code, text, losses)) or "passed",
+        "figures": figures(text),
+        "losses": (LOSSES.findall(text) or [""])[-1],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def figures(text: str) -> list[dict[str, Any]]:
+    """Every figure that is printed as predicted against measured, in bytes."""
+    found = []
+    for kind, pattern in FIGURES.items():
+        for groups in pattern.findall(text):
+            predicted, measured = (groups[2], groups[0]) if kind == "probe" else groups
+            found.append({"kind": kind, "predicted": parse_bytes(predicted), "measured": parse_bytes(measured)})
+    return found
+
+
+def _execute(case: Case, hollow: Hollow, place: Path, output: Path) -> int | None:
+    """Run it to its end; None where it had to be ended."""
+    folder, ledger = place / "runs" / _slug(case.name), place / "ledgers" / _slug(case.name)
+    for path in (folder, ledger):
+        shutil.rmtree(path, ignore_errors=True)
+    ledger.mkdir(parents=True)
+    output.parent.mkdir(exist_ok=True)
+    command = [*case.argv] if case.is_script else ["-m", "autotrain_mem.cli.main", *case.argv]
+    if not case.is_script or "torch.distributed.run" in case.argv:
+        command += ["--output_dir", str(folder)]
+    environment = _environment(case, hollow, place, ledger)
+    with output.open("w") as out:
+        process = subprocess.Popen([sys.executable, *command], cwd=place, env=environment, stdout=out, stderr=out)
+        try:
+            return _follow(process, case, output)
+        finally:
+            _end(process)
+
+
+def _environment(case: Case, hollow: Hollow, place: Path, ledger: Path) -> dict[str, str]:
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "COLUMNS": "160",
+        "AUTOFIT_CACHE": str(place / "cache" / _slug(case.name) if case.environment else place / "cache" / "shared"),
+        "HOLLOW_CAPACITY": str(CAPACITY_MIB * MIB),
+    }
+    rest = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return {**rest, **hollow.environment_with_values(ledger), **fixed, **case.environment}
+
+
+def _follow(process: subprocess.Popen[bytes], case: Case, output: Path) -> int | None:
+    """Wait for its end, and kill its training when that is due."""
+    deadline, killed = time.monotonic() + LIMIT_SECONDS, not case.kill_at
+    while process.poll() is None and time.monotonic() < deadline:
+        if not killed and case.kill_at in output.read_text(errors="replace"):
+            killed = True
+            for child in _trainings(process.pid):
+                child.kill()
+        time.sleep(0.05)
+    return process.poll()
+
+
+def _trainings(pid: int) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if TRAINING in child.cmdline():
+                    yield child
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) -> Iterator[str]:
+    if code is None:
+        yield f"not done after {LIMIT_SECONDS:.0f} s"
+    elif code != case.code and not (case.code and code):
+        yield f"exit {code} for {case.code}"
+    if "Traceback (most recent call last)" in text and not case.is_script:
+        yield "a traceback is printed"
+    if case.code == 0 and not case.is_script and not re.search(rf"^trained {STEPS} steps", text, re.MULTILINE):
+        yield f"no {STEPS} steps were trained"
+    for pattern in case.shows:
+        if not re.search(pattern, text):
+            yield f"does not show {pattern!r}"
+    if case.same_losses_as:
+        own, others = (LOSSES.findall(text) or [""])[-1], losses.get(case.same_losses_as, "")
+        if own != others:
+            yield f"loss {own} for {others}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "-", name).strip("-")
