@@ -14,13 +14,13 @@ STEPS = 4
 SHARED = f"--model model --max_steps {STEPS} --logging_steps 1 --learning_rate 1e-3"
 GENERATED = "--num_generations 4 --max_completion_length 16"
 METHODS: Mapping[str, str] = {
-    "sft": f"--dataset text --max_length {LENGTH}",
-    "reward": f"--dataset pairs --max_length {LENGTH}",
-    "dpo": f"--dataset pairs --max_length {LENGTH}",
-    "kto": f"--dataset pairs --max_length {LENGTH}",
-    "grpo": f"--dataset prompts --reward_funcs judging.short {GENERATED}",
-    "rloo": f"--dataset prompts --reward_funcs judging.short {GENERATED}",
-    "ppo": "--dataset prompts --reward_model_path judge --response_length 16 --num_ppo_epochs 1",
+    "sft": f"--dataset text_rows --max_length {LENGTH}",
+    "reward": f"--dataset pairs_rows --max_length {LENGTH}",
+    "dpo": f"--dataset pairs_rows --max_length {LENGTH}",
+    "kto": f"--dataset pairs_rows --max_length {LENGTH}",
+    "grpo": f"--dataset prompts_rows --reward_funcs judging.short {GENERATED}",
+    "rloo": f"--dataset prompts_rows --reward_funcs judging.short {GENERATED}",
+    "ppo": "--dataset prompts_rows --reward_model_path judge --response_length 16 --num_ppo_epochs 1",
 }
 MODES: Mapping[str, str] = {
     "full": "--use_peft false --load_in_4bit false",
@@ -93,7 +93,7 @@ def _survivors() -> Iterator[Case]:
         )
     yield Case(
         name="full in backward, expandable segments: sft",
-        argv=_training("sft", "--no_probe", "--expandable_segments", "true"),
+        argv=_training("sft", "--no_probe", "--expandable_segments"),
         environment={"HOLLOW_FAULT": "backward:4:refuse:2"},
         shows=("out of memory in backward",),
         same_losses_as="sft full",
@@ -134,10 +134,10 @@ def _cards() -> Iterator[Case]:
     )
     yield Case(
         name="a vGPU without expandable segments",
-        argv=_training("sft", "--expandable_segments", "true"),
+        argv=_training("sft", "--expandable_segments"),
         environment={"HOLLOW_VGPU": "1"},
     )
-    yield Case(name="expandable segments", argv=_training("sft", "--expandable_segments", "true"))
+    yield Case(name="expandable segments", argv=_training("sft", "--expandable_segments"))
     yield Case(name="gradient checkpointing", argv=_training("sft", "--gradient_checkpointing", "true"))
     yield Case(name="evaluation", argv=_training("sft", *EVALUATED.split()))
 

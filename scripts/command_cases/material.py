@@ -30,7 +30,7 @@ args = SFTConfig(
     output_dir=sys.argv[2], max_steps=6, max_length=320, per_device_train_batch_size=8, logging_steps=1,
     save_strategy="no", report_to="none", model_init_kwargs={"dtype": "float32"},
 )
-rows = load_dataset("json", data_files="text/train.jsonl", split="train")
+rows = load_dataset("json", data_files="text_rows/train.jsonl", split="train")
 if sys.argv[1] == "drop-in":
     from autotrain_mem import SFTTrainer
 
@@ -48,15 +48,15 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {trainer.state.global_step} 
 
 
 def write(folder: Path) -> None:
-    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text``, ``pairs`` and ``prompts`` with two splits."""
+    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text_rows``, ``pairs_rows`` and ``prompts_rows`` with two splits."""
     tokenizer = model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
     model.write_model(folder / "model", config(), tokenizer)
     material.write_judge(folder / "judge", tokenizer, config())
     (folder / "judging.py").write_text(material.REWARD, encoding="utf-8")
     (folder / "drop_in.py").write_text(DROP_IN, encoding="utf-8")
     for kind in material.KINDS:
-        data.write_rows(folder / kind / "train.jsonl", rows(kind, ROWS, seed=2))
-        data.write_rows(folder / kind / "test.jsonl", rows(kind, TEST_ROWS, seed=3))
+        data.write_rows(folder / f"{kind}_rows" / "train.jsonl", rows(kind, ROWS, seed=2))
+        data.write_rows(folder / f"{kind}_rows" / "test.jsonl", rows(kind, TEST_ROWS, seed=3))
 
 
 def rows(kind: str, count: int, seed: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ LARGE, HALF = replace(TRL_DEFAULTS, per_device_train_batch_size=8), replace(TRL_
 
 
 def told(correction: Correction, estimate: Estimate) -> Mapping[Phase, int]:
-    return correction.of(estimate.memory).phases
+    return correction.of(estimate.memory, TRL_DEFAULTS).phases
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,7 +32,7 @@ def test_what_was_measured_is_what_is_then_predicted_for_it(
 ) -> None:
     estimate = predicted(load + predicted_moved, load_mib=load)
     tried = probe(measured(measured_load + more, load_mib=measured_load))
-    made = corrected([Point(predicted=estimate, probe=tried)], BUDGET).of(estimate.memory)
+    made = corrected([Point(predicted=estimate, probe=tried)], BUDGET).of(estimate.memory, TRL_DEFAULTS)
     assert {phase: made.phases[phase] for phase in tried.phases} == {
         phase: peak.allocated_bytes for phase, peak in tried.phases.items()
     }
@@ -98,14 +98,25 @@ def test_settings_that_did_not_fit_are_predicted_not_to(misfits: int) -> None:
     """Even where all that was measured lies below the budget: the card was full, and every further time by more."""
     point = Point(predicted=predicted(60), probe=probe(measured(50), fits=False, refused_in=Phase.BACKWARD))
     correction = corrected([point] * misfits, BUDGET)
-    made = replace(predicted(60), memory=correction.of(predicted(60).memory))
+    made = replace(predicted(60), memory=correction.of(predicted(60).memory, TRL_DEFAULTS))
     assert made.required_bytes == BUDGET + 1 + (misfits - 1) * int(0.05 * BUDGET)
     assert not made.fits
 
 
+def test_settings_of_another_kind_are_corrected_by_nothing_but_what_was_missing() -> None:
+    """Without checkpointing forward holds other tensors than with it: a scale of one says nothing of the other."""
+    otherwise, batch = replace(TRL_DEFAULTS, gradient_checkpointing=False), predicted(90).memory
+    fitted = corrected([Point(predicted=predicted(40), probe=probe(measured(48)))], BUDGET)
+    assert fitted.of(batch, otherwise) == batch
+    assert fitted.of(batch, HALF).peak_allocated_bytes > 100 * MIB
+    refused = probe(measured(50), fits=False, refused_in=Phase.BACKWARD)
+    reserved = corrected([Point(predicted=predicted(80), probe=refused)], BUDGET).of(batch, otherwise).reserved.native
+    assert reserved.peak_reserved_bytes == 90 * MIB + (BUDGET + 1 - 80 * MIB)
+
+
 def test_a_probe_that_died_without_a_word_of_its_bytes_still_counts() -> None:
     died = replace(probe(measured(1)), measured=None, phases={}, fits=False, refused="Error out of memory at line 90")
-    made = corrected([Point(predicted=predicted(60), probe=died)], BUDGET).of(predicted(60).memory)
+    made = corrected([Point(predicted=predicted(60), probe=died)], BUDGET).of(predicted(60).memory, TRL_DEFAULTS)
     assert made.reserved.native.peak_reserved_bytes == BUDGET + 1
 
 

@@ -71,7 +71,7 @@ class FakeWays:
         self.planned_on.append(hardware)
         for count in (8, 4, 2, 1):
             raw = replace(of(count), hardware=hardware, budget_bytes=self.budget_bytes(hardware))
-            told = replace(raw, memory=correction.of(raw.memory))
+            told = replace(raw, memory=correction.of(raw.memory, raw.knobs))
             if told.fits:
                 return Replanned(plan=plan(told), predicted=raw)
         raise DoesNotFitError("here/m does not fit toy.", hint="--gpu larger")
@@ -130,6 +130,14 @@ def test_a_plan_moves_by_what_its_probes_need(
     assert (ways.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
     assert made.knobs == rows(probed[fits.index(True) if False in fits else -1])
     assert confirmed(plan(of(start)), FakeWays(needed)) == made, "the same probes lead to the same plan"
+
+
+def test_a_plan_that_fits_after_one_that_did_not_is_predicted_as_measured() -> None:
+    """Else the report would call what those failures were feared to mean an error of the prediction."""
+    made = confirmed(CHOSEN, FakeWays(lambda count: 90 if count == 4 else 5 * count))
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
+    assert made.estimate.memory.peak_allocated_bytes == (20 + 5 * made.knobs.per_device_train_batch_size) * MIB
 
 
 def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -> None:

@@ -157,7 +157,7 @@ def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: L
     return Estimate(
         knobs=knobs,
         hardware=rehearsals.hardware,
-        memory=rehearsals.correction.of(footprint.memory),
+        memory=rehearsals.correction.of(footprint.memory, knobs),
         budget_bytes=rehearsals.budget_bytes,
         time=rehearsals.step_time(footprint.work, knobs, lengths),
         vllm_share_bytes=rehearsals.vllm_share_bytes,

@@ -1,7 +1,11 @@
 """Corrects a prediction by what probes measured, so that it agrees with them.
 
-Each phase has a line: corrected = measured + scale x (predicted - predicted there), so that what was measured is what
-is predicted for it, byte for byte, and what is predicted for other settings moves by a scale of its own.
+It corrects settings of the kind that was measured, which differ only in how much is in a micro-batch. Each phase has a
+line: corrected = measured + scale x (predicted - predicted there), so that what was measured is what is predicted for
+it, byte for byte, and what is predicted for other batches moves by a scale of its own. Of another kind (with or without
+checkpointing, LoRA, quantization) nothing was measured, and a scale would say nothing: forward with checkpointing
+holds other tensors than without. Such a prediction stays as it is after a probe that fitted; after one that did not, it
+is raised by the bytes that were missing.
 
 The scale. A phase's peak is a static part, which is there as soon as the models are loaded, and a moving part on top.
 
@@ -81,9 +85,16 @@ class Correction:
     """More that the allocator holds beyond what tensors take."""
     more_bytes: int = 0
     """What is needed beyond all that, since it was seen not to fit."""
+    measured: Knobs | None = None
+    """The settings that the probe tried; None corrects all alike."""
+    missing_bytes: int = 0
+    """By how much the prediction was too low at least, where they did not fit: settings of other kinds need that more.
+    """
 
-    def of(self, memory: MemoryEstimate) -> MemoryEstimate:
+    def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
         """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""
+        if self.measured is not None and _kind(knobs) != _kind(self.measured):
+            return Correction(more_bytes=self.missing_bytes).of(memory, knobs)
         if not (self.lines or self.cached_bytes or self.more_bytes):
             return memory
         phases = dict(memory.phases)
@@ -126,15 +137,22 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
         for phase, peak in _measured(last).items()
         if phase in predicted
     }
-    correction = Correction(lines=lines, cached_bytes=_cached_bytes(last))
+    correction = Correction(lines=lines, cached_bytes=_cached_bytes(last), measured=last.probe.knobs)
     if last.probe.fits:
         return correction
     misfits = sum(not point.probe.fits for point in points)
     needed_bytes = budget_bytes + 1 + int(MISTRUST * (misfits - 1) * budget_bytes)
-    needed = replace(last.predicted, memory=correction.of(last.predicted.memory))
     outside_bytes = last.predicted.outside_bytes if last.probe.non_torch_bytes is None else last.probe.non_torch_bytes
-    required_bytes = needed.reserved.peak_reserved_bytes + outside_bytes
-    return replace(correction, more_bytes=max(0, needed_bytes - required_bytes))
+    rehearsed = last.predicted.memory
+    by_line, as_rehearsed = (
+        replace(last.predicted, memory=memory).reserved.peak_reserved_bytes + outside_bytes
+        for memory in (correction.of(rehearsed, last.probe.knobs), rehearsed)
+    )
+    return replace(
+        correction,
+        more_bytes=max(0, needed_bytes - by_line),
+        missing_bytes=max(0, needed_bytes - as_rehearsed),
+    )
 
 
 def asked_bytes(refused: str) -> int:

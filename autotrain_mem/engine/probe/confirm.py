@@ -161,7 +161,7 @@ def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, 
     while True:
         fits = _probe(course).fits
         if fits and not (may_move and _has_room(course) and _moves_up(course)):
-            return replace(course.plan, experience=course.experience)
+            return replace(_as_measured(course), experience=course.experience)
         if not fits and course.fitting is not None:
             return replace(course.fitting, experience=course.experience)
         if not fits:
@@ -207,6 +207,15 @@ def _probe(course: _Course) -> Probe:
         }
     )
     return probe
+
+
+def _as_measured(course: _Course) -> Plan:
+    """Takes what was measured for the prediction, which holds the mistrust of probes that failed before."""
+    if all(point.probe.fits for point in course.points):
+        return course.plan
+    correction = corrected(course.points[-1:], course.budget_bytes)
+    memory = correction.of(course.predicted.memory, course.plan.knobs)
+    return replace(course.plan, estimate=replace(course.plan.estimate, memory=memory))
 
 
 def _has_room(course: _Course) -> bool:

@@ -38,9 +38,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
         channel.send(interrupted_before_training().to_json())
     except Exception as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
-        channel.send(_failure(error, request.output_dir).to_json())
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
-            traceback.print_exc()
+            traceback.print_exc()  # first: the parent ends this process when it has the answer
+        channel.send(_failure(error, request.output_dir).to_json())
 
 
 def _failure(error: Exception, output_dir: str) -> AutofitError:
