@@ -48,7 +48,7 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {trainer.state.global_step} 
 
 
 def write(folder: Path) -> None:
-    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text_rows``, ``pairs_rows`` and ``prompts_rows`` with two splits."""
+    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text_rows`` and its like, in two splits each."""
     tokenizer = model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
     model.write_model(folder / "model", config(), tokenizer)
     material.write_judge(folder / "judge", tokenizer, config())

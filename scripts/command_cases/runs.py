@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -58,6 +59,23 @@ def figures(text: str) -> list[dict[str, Any]]:
             predicted, measured = (groups[2], groups[0]) if kind == "probe" else groups
             found.append({"kind": kind, "predicted": parse_bytes(predicted), "measured": parse_bytes(measured)})
     return found
+
+
+def recorded(case: Case, place: Path) -> dict[str, Any]:
+    """What a run took, with all that a rehearsal of it needs; for the test that has no such build."""
+    folder = place / "runs" / _slug(case.name)
+    plan, report = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("plan", "run"))
+    job = {name: plan["job"][name] for name in ("method", "arguments")}
+    arguments = {name: value for name, value in job["arguments"].items() if name != "output_dir"}
+    measured = {name: report["measured"][name] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+    return {
+        "name": case.name,
+        **job,
+        "arguments": arguments,
+        "knobs": plan["knobs"],
+        "length": plan["row_tokens"],
+        **measured,
+    }
 
 
 def _execute(case: Case, hollow: Hollow, place: Path, output: Path) -> int | None:

@@ -17,6 +17,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import command_cases.material
+import command_cases.runs
 import gpu_records.runs
 import hollow_cuda.child
 import hollow_cuda.runs
@@ -207,6 +209,50 @@ def test_cuda_parity_child(
     assert "real, " in ran.out
     assert (tmp_path / "runs" / f"{case.name}.record.json").is_file()
     assert "backward base_model.model.model.layers.1.mlp" in cuda.labels
+
+
+COMMAND_OUTPUT = """
+probe: 8 x 1 rows of 320 tokens: needs 558.0 MiB of 1.07 GiB, predicted 558.0 MiB; 2 steps and a save in 3.1 s: fits
+resumed from step 2
+trained 4 steps in 30.2 s
+  loss           6.778 -> 6.677
+  peak           {allocated} MiB allocated predicted, 200.0 MiB measured: error +0.0 %
+                 378.0 MiB reserved predicted, 378.0 MiB measured: error +0.0 %
+"""
+
+
+def test_cuda_commands(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an echo in the commands' place: what they print is compared, with the bars and with one another."""
+    commands = script("cuda_commands")
+    monkeypatch.setattr(commands.names, "build", Hollow)
+    allocated = {"sft-full": 200.0, "sft-lora": 207.0}
+    echoed = "import sys; print(sys.argv[1])"
+
+    def popen(command: list[str], **options: Any) -> Any:
+        folder = pathlib.Path(command[-1])
+        folder.mkdir(parents=True)
+        report = {"measured": {"peak_allocated_bytes": 1, "peak_reserved_bytes": 2}}
+        plan = {
+            "job": {"method": "sft", "arguments": {"output_dir": "x", "bf16": True}},
+            "knobs": {},
+            "row_tokens": 320,
+        }
+        (folder / "run.json").write_text(json.dumps(report))
+        (folder / "plan.json").write_text(json.dumps(plan))
+        text = COMMAND_OUTPUT.format(allocated=allocated.get(folder.name, 200.0))
+        return subprocess.Popen([sys.executable, "-c", echoed, text], stdout=options["stdout"])
+
+    monkeypatch.setattr(command_cases.runs, "subprocess", SimpleNamespace(Popen=popen))
+    only = ("--cache", tmp_path / "cache", "--work", tmp_path, "--only", "sft full", "kill -9, resumed: sft")
+    ran = commands.run(*only, "--record", tmp_path / "recorded.json")
+    assert ran.code == 0
+    assert "allocated: 2 figures, 0.00% off" in ran.out
+    (case,) = json.loads((tmp_path / "recorded.json").read_text())["cases"]
+    assert (case["name"], case["length"], case["arguments"]) == ("sft full", 320, {"bf16": True})
+    ran = commands.run(*only, "sft lora", "driver")
+    assert ran.code == 1
+    assert "+3.50%" in ran.out
+    assert "FAILED a driver that is too old: exit 0 for 20" in ran.out
 
 
 PLAYER = f"""#!{sys.executable}
