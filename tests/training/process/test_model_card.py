@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from tiny_trainers import trainer
 
 from autotrain_mem.spec import Hardware, Job
@@ -15,7 +14,6 @@ from tests.nouns import TRL_DEFAULTS
 CARD = Hardware(name="toy", origin="imagined", total_bytes=12 * GIB, free_bytes=11 * GIB, non_torch_bytes=0)
 
 
-@pytest.mark.newest
 def test_a_card_names_the_folder_of_the_base_model_and_the_settings(qwen: Path, tmp_path: Path) -> None:
     made = trainer("sft", qwen, tmp_path)
     made.create_model_card()
