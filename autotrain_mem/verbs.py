@@ -181,7 +181,7 @@ def fit(
     with python_errors():
         wish = _wish("fit", method, model, dataset, autofit, environment, arguments)
         wish = replace(wish, simulate=simulate, max_restarts=max_restarts, probe=probe)
-        wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir))
+        wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir), _warn)
         wish = api.with_plan(wish, _HINTS, _warn, to_train=True)
         with api.Workers() as workers:
             rehearsals = api.begin(workers, wish, _warn, to_train=True)

@@ -121,7 +121,7 @@ def train(method: str, argv: Sequence[str]) -> int:
     wish, output = flags.read(prog, argv)
     if output.help:
         return _help(method, prog)
-    wish = api.resumed(wish, lambda folder: warn(f"going on with the run in {folder}, with its plan"))
+    wish = api.resumed(wish, warn, lambda folder: warn(f"going on with the run in {folder}, with its plan"))
     to_train = not (wish.plan_only or export.stops(output))
     wish = _checked(wish, output, to_train=to_train)
     with api.Workers() as workers:

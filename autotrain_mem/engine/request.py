@@ -15,6 +15,7 @@ from autotrain_mem.machine.choose import choose
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import PythonCall
+from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.pool import Workers
@@ -121,10 +122,11 @@ class PlanHints:
     objects: str
 
 
-def resumed(wish: Wish, on_folder: Callable[[str], None] = lambda folder: None) -> Wish:
+def resumed(wish: Wish, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None) -> Wish:
     """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the wish names another.
 
     Args:
+        warn: Hears why the plan that is there is not followed.
         on_folder: Hears of the folder whose plan is followed.
     """
     if wish.autofit.plan is not None or not wish.argument(RESUME):
@@ -135,7 +137,9 @@ def resumed(wish: Wish, on_folder: Callable[[str], None] = lambda folder: None) 
         return wish
     try:
         Plan.load(str(folder))
-    except PlanFileError:  # there is none, or another version wrote it
+    except PlanFileError as error:  # another version wrote it, or somebody changed it
+        if Path(str(folder), PLAN_NAME).exists():
+            warn(f"the run in {folder} is gone on with, and another plan made for it: {error.message}")
         return wish
     on_folder(str(folder))
     return replace(wish, autofit=replace(wish.autofit, plan=str(folder)))

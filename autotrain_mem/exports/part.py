@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
-from autotrain_mem.printable import one_line
+from autotrain_mem.printable import one_line, printable
 from autotrain_mem.units import format_bytes
 
 
@@ -61,7 +61,10 @@ def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping
         keys |= part.keys
     notes = [*(note for part in parts for note in part.notes), *unsaid(case, tool, parts)]
     comments = "".join(f"# {one_line(line)}\n" for line in _head(case, tool, notes, environment))
-    return comments + yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=10_000)
+    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=10_000)
+    if printable(text) != text:  # such as what turns the direction of writing, which YAML can spell out as well
+        text = yaml.safe_dump(keys, sort_keys=False, width=10_000)
+    return comments + text
 
 
 def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str, str]) -> Iterable[str]:

@@ -50,7 +50,8 @@ class CardsProgress(Redrawn[Status]):
     def counting(self, counting: Counting) -> None:
         """Tokens of the data are being counted, before any card is looked at."""
         if self._line is not None:
-            self._line.update(f"counting tokens: {counting.done:,} of {formatting.counted(counting.rows, 'row')}")
+            rows = formatting.counted(counting.rows, "row")
+            self._line.update(Text(f"counting tokens: {counting.done:,} of {rows}"))
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
@@ -58,7 +59,7 @@ class CardsProgress(Redrawn[Status]):
         number = self._seen.setdefault(card.name, len(self._seen) + 1)
         line = f"card {number} of {self._count}: {card.name}"
         if self._line is not None:
-            self._line.update(f"{line}, {formatting.batch(attempt.knobs)}")
+            self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
         elif is_new:
             say(self._console, line)
 

@@ -79,7 +79,7 @@ def test_the_runs_own_plan_is_found_by_its_flags(
 ) -> None:
     monkeypatch.chdir(files)
     wish, _ = flags.read("autofit sft", shlex.split(argv))
-    assert api.resumed(wish).autofit.plan == plan
+    assert api.resumed(wish, print).autofit.plan == plan
 
 
 def _held(folder: Path) -> Path:

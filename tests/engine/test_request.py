@@ -39,3 +39,14 @@ def test_workers_that_a_simulated_card_cannot_count_are_said_to_have_no_effect(t
     notes: list[str] = []
     api.begin(SimpleNamespace(first=worker), wish, notes.append, to_train=True)  # type: ignore[arg-type]
     assert [note.startswith("--dataloader_num_workers 2 has no effect with --simulate") for note in notes] == [True]
+
+
+def test_a_run_whose_plan_cannot_be_followed_is_gone_on_with_and_says_so(tmp_path: Path) -> None:
+    wish = api.Wish(method="sft", argv=("--resume_from_checkpoint", "--output_dir", str(tmp_path)))
+    notes: list[str] = []
+    assert api.resumed(wish, notes.append) is wish
+    assert not notes, "there is no plan"
+    (tmp_path / "plan.json").write_text('{"schema": "autofit.plan/1"}')
+    assert api.resumed(wish, notes.append) is wish
+    assert "another plan made for it" in notes[0]
+    assert "autofit.plan/1" in notes[0]

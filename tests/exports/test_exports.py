@@ -170,6 +170,16 @@ def test_a_line_break_in_a_value_does_not_end_the_comment() -> None:
     assert yaml.safe_load(text).keys() == keys("axolotl", job()).keys()
 
 
+def test_what_would_steer_a_terminal_is_spelled_out_and_read_back() -> None:
+    hostile = job(model="a\x1b[2J\u202eb", environment={"WANDB_NAME": "\x1b]0;c\x07 d\ne"})
+    for name in EXPORTERS:
+        assert all(each.isprintable() or each == "\n" for each in written(name, hostile))
+    read = keys("trl", hostile)
+    assert (read["model_name_or_path"], read["env"]["WANDB_NAME"]) == (hostile.model, "\x1b]0;c\x07 d\ne")
+    shown = dry_run(plan(hostile), hostile, hostile.environment)
+    assert yaml.safe_load(shown.to_text()) == shown.settings == read
+
+
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
 def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotrain_mem.methods.interface import method_of

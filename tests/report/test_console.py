@@ -307,7 +307,7 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
         progress.tried(examples.PLAN.attempts[0])
         progress.tried(examples.PLAN.attempts[2])
     with CardsProgress(console, 2) as cards:
-        for card in (examples.V100, examples.RTX3060):
+        for card in (examples.V100, replace(examples.RTX3060, name="[/rtx3060")):
             cards.tried(card, examples.PLAN.attempts[3])
     with SweepProgress(console, LIST.axes) as sweep:
         for point in LIST.points:
@@ -318,7 +318,7 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     assert "counting tokens, tokenizing train" in counted
     assert counted.count("━") == 0.75 * COUNTING_COLUMNS
     assert any(line.endswith("... needs 14.7 GiB, does not fit") for line in lines)
-    assert any("card 2 of 2: rtx3060, 4 x 16" in line for line in lines)
+    assert any("card 2 of 2: [/rtx3060, 4 x 16" in line for line in lines)
     assert any("5/5" in line and "refused: max_length 65536" in line for line in lines)
     assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
     assert max(map(len, lines)) <= width
