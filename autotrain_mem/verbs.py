@@ -64,6 +64,7 @@ def estimate(
     Raises:
         UsageError: an argument that TRL does not know (with the nearest) or refuses, or that cannot be rehearsed.
         NoGpuError, UnknownGpuError: no GPU is here and none is named; a name that no card has.
+        UnreadableGpuError: the GPU that is here does not answer, or torch cannot use it; the hint says what mends that.
         ModelError, DatasetError: not found, not readable, or not for this method.
         BatchSplitError, ContextLengthError: sizes that do not divide; more tokens than the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.

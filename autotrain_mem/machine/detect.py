@@ -130,9 +130,10 @@ def free_bytes(card: Hardware) -> int | None:
         if isinstance(nvml, str) or card.uuid is None:
             return None
         try:
-            return _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))[1]
+            total_bytes, now_bytes, _ = _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
         except nvml.NVMLError:
             return None
+    return now_bytes if total_bytes else None
 
 
 def why_no_nvml() -> str:
@@ -314,6 +315,8 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     try:
         total_bytes, free_bytes, source = _memory(nvml, device.handle)
     except nvml.NVMLError_NotSupported:
+        total_bytes = 0
+    if not total_bytes:  # which some drivers say instead
         total_bytes, free_bytes, source = _memory_by_torch(device.uuid, environment)
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)

@@ -172,9 +172,10 @@ def test_of_cards_that_all_do_not_answer_each_reason_is_told(nvml: FakeNvml) -> 
         detect()
 
 
+@pytest.mark.parametrize("says_zero", [False, True])
 @pytest.mark.parametrize(("is_integrated", "free_gib"), [(True, 100), (False, 5)])
 def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool, free_gib: int
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool, free_gib: int, says_zero: bool
 ) -> None:
     """``cudaMemGetInfo`` does not count pages of files, which fill the host's memory and can be taken back."""
     asked = []
@@ -187,7 +188,8 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
     memory = HostMemory(total_bytes=121 * GIB, available_bytes=100 * GIB, source="")
     monkeypatch.setattr(module, "torch_child", child)
     monkeypatch.setattr(module, "host_memory", lambda: memory)
-    nvml.gpus = [FakeGpu(A, "NVIDIA GB10", capability=(12, 1), cores=6144, shares_memory=True)]
+    gb10 = FakeGpu(A, "NVIDIA GB10", total_mib=0, reserved_mib=0, capability=(12, 1), cores=6144)
+    nvml.gpus, gb10.shares_memory = [gb10], not says_zero
     (device,) = detect({"SOME": "1"})
     assert device.total_bytes == 119 * GIB
     assert device.free_bytes == free_gib * GIB - (HOST_NON_TORCH_BYTES if is_integrated else 0)
