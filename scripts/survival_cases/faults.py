@@ -1,9 +1,10 @@
 """What goes wrong in a run that is planned well: each fault at 20 random moments, and what the run makes of it.
 
 The losses of a run that survives are held against those of the undisturbed one, at every step. What was resumed is the
-same to the bit. A micro-batch in two parts adds its gradients in another order: 2^-24 = 6e-8 of each, and AdamW divides
-by gradients that may be near zero, so that single weights move otherwise; that comes to some 1e-6 of the loss in 12
-steps, and ``TOLERANCE`` leaves a factor of 100. A change that matters, such as a row that is lost or twice, is 1e-2.
+same to the bit. A micro-batch in two parts adds its gradients in another order, and each part rounds a weight's
+gradient to bfloat16 (2^-9), as TRL's default has it computed; AdamW divides by gradients that may be near zero, so that
+single weights move otherwise. That came to 9e-5 of the loss in 12 steps (without bf16 to 1e-7), and ``TOLERANCE`` leaves
+a factor of 10. A change that matters, such as a row that is lost or twice, is 1e-2.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from survival_cases.kept import Kept, Row
 from survival_cases.sizes import filled_card
 
 MOMENTS = 20
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Of a loss; see above."""
 LEAST_LOSS = 1e-2
 """Differences of a loss below this are told as shares of this: GRPO's is about zero in its first step."""
