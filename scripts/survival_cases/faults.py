@@ -2,9 +2,10 @@
 
 The losses of a run that survives are held against those of the undisturbed one, at every step. What was resumed is the
 same to the bit. A micro-batch in two parts adds its gradients in another order, and each part rounds a weight's
-gradient to bfloat16 (2^-9), as TRL's default has it computed; AdamW divides by gradients that may be near zero, so that
-single weights move otherwise. That came to 9e-5 of the loss in 12 steps (without bf16 to 1e-7), and ``TOLERANCE`` leaves
-a factor of 10. A change that matters, such as a row that is lost or twice, is 1e-2.
+gradient to bfloat16 (2^-9), which TRL computes in by default; AdamW divides by gradients that may be near zero, so
+that single weights move otherwise. That came to 9e-5 of the loss in 12 steps (without bf16 the norm of the gradients
+was the same to 1e-7), and ``TOLERANCE`` leaves a factor of 10. A change that matters, such as a row that is lost or
+twice, is 1e-2.
 """
 
 from __future__ import annotations
