@@ -30,7 +30,7 @@ MODES: Mapping[str, str] = {
 GUARDED: Mapping[str, tuple[str, str, str]] = {
     "forward": ("sft", "forward:4:refuse:2", "out of memory in forward"),
     "backward": ("dpo", "backward:4:refuse:2", "out of memory in backward"),
-    "optimizer step": ("sft", "optimizer_step:3:refuse:2", "out of memory in optimizer step"),
+    "optimizer step": ("sft", "optimizer_step:1:refuse:2", "out of memory in optimizer step"),
     "evaluation": ("sft", "evaluate:1:refuse:2", "out of memory in evaluat"),
     "generation": ("grpo", "generate:3:refuse:2", "out of memory in generat"),
     "a stranger comes": ("sft", "forward:4:fill:1000", "survived|released|trained"),
@@ -155,7 +155,15 @@ def _scripts() -> Iterator[Case]:
         argv=("drop_in.py", "drop-in", "runs/script-two"),
         is_script=True,
         environment={"HOLLOW_CARDS": "2"},
-        shows=(r"loss \S+ -> \S+ in 6 steps|CUDA_VISIBLE_DEVICES",),
+        code=1,
+        shows=("This process sees 2 GPUs", "CUDA_VISIBLE_DEVICES=0"),
+    )
+    yield Case(
+        name="a script: drop-in under torchrun",
+        argv=("-m", "torch.distributed.run", "--nproc_per_node", "2", "drop_in.py", "drop-in", "runs/script-ddp"),
+        is_script=True,
+        environment={"HOLLOW_CARDS": "2"},
+        shows=(r"loss \S+ -> \S+ in 6 steps",),
     )
     yield Case(
         name="the command under torchrun",

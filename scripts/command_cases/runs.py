@@ -86,7 +86,7 @@ def _execute(case: Case, hollow: Hollow, place: Path, output: Path) -> int | Non
     ledger.mkdir(parents=True)
     output.parent.mkdir(exist_ok=True)
     command = [*case.argv] if case.is_script else ["-m", "autotrain_mem.cli.main", *case.argv]
-    if not case.is_script or "torch.distributed.run" in case.argv:
+    if not case.is_script or "autotrain_mem.cli.main" in case.argv:
         command += ["--output_dir", str(folder)]
     environment = _environment(case, hollow, place, ledger)
     with output.open("w") as out:

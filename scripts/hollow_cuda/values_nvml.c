@@ -154,4 +154,4 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }
-int nvmlDeviceGetGpuFabricInfoV(void) { return NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void) { return OK; } /* state 0: no fabric */
