@@ -55,7 +55,7 @@ class Case:
     kill_at: str = ""
     """The training process is killed when the output holds this."""
     same_losses_as: str = ""
-    """Of another case, to the digits that are printed."""
+    """Of another case: to the digits that are printed after a kill, nearly so where micro-batches were split."""
 
 
 def cases() -> list[Case]:
