@@ -14,6 +14,7 @@ from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, u
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.planner.levers import SWITCHES
+from autotrain_mem.rehearsal.model.hub_errors import why_unreachable
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import DataProfile, Job
 
@@ -98,12 +99,12 @@ def load_tokenizer(model: str, **options: Any) -> Any:
     try:
         return AutoProcessor.from_pretrained(model, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
-        raise _no_tokenizer(model) from error
+        raise _no_tokenizer(model, why_unreachable(error)) from error
 
 
-def _no_tokenizer(model: str) -> ModelNotFoundError:
+def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"{model} comes without a tokenizer that can be loaded.",
+        f"{model} comes without a tokenizer that can be loaded{f': {why}' if why else ''}.",
         hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for "
         "N tokens, or a model folder with its tokenizer files.",
     )

@@ -181,7 +181,7 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
             hint=hints.objects.format(plan=given),
         )
     job = plan.job
-    for message in _of_environment(job, wish.environment):
+    for message in _taken(job, wish):
         warn(message)
     return replace(
         wish,
@@ -194,8 +194,11 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
     )
 
 
-def _of_environment(planned: Job, given: Mapping[str, str]) -> Iterator[str]:
-    """Yields what to know of the variables of a plan, beside those that the user gives."""
+def _taken(planned: Job, wish: Wish) -> Iterator[str]:
+    """Yields what to know of a plan's variables, and of code that it runs, where the user does not say the same."""
+    given = wish.environment
+    if planned.arguments.get("trust_remote_code") and not wish.names("trust_remote_code"):
+        yield f"the plan runs code that comes with {planned.model} (trust_remote_code)"
     if taken := [f"{name}={value}" for name, value in planned.environment.items() if name not in given]:
         yield f"the plan sets {' '.join(taken)} for the processes that load the model"
     if missing := sorted({*(planned.unrecorded or ())} - given.keys() - os.environ.keys()):

@@ -239,15 +239,21 @@ def test_a_variable_that_no_plan_holds_is_not_taken_from_one(name: str, monkeypa
     assert read(changed) == PLAN
 
 
-def test_a_plans_variables_are_told_before_any_process_has_them() -> None:
-    job = replace(PLAN.job, environment={"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"})
+def test_a_plans_variables_and_code_are_told_before_any_process_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    job = replace(
+        PLAN.job,
+        arguments={"trust_remote_code": True},
+        environment={"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"},
+    )
     wish = Wish(method="sft", autofit=AutoFit(plan=replace(PLAN, job=job)), environment={"WANDB_NAME": "b", "A": "2"})
     notes = list[str]()
     followed = with_plan(wish, PlanHints(other_method="", objects=""), notes.append, to_train=False)
     assert followed.environment == {"OMP_NUM_THREADS": "2", "WANDB_NAME": "b", "A": "2"}
-    assert len(notes) == 2
-    assert "the plan sets OMP_NUM_THREADS=2 for" in notes[0]
-    assert "was made with HF_TOKEN, whose value no plan holds" in notes[1]
+    assert len(notes) == 3
+    assert notes[0] == f"the plan runs code that comes with {PLAN.model} (trust_remote_code)"
+    assert "the plan sets OMP_NUM_THREADS=2 for" in notes[1]
+    assert "was made with HF_TOKEN, whose value no plan holds" in notes[2]
 
 
 SCHEMA = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))

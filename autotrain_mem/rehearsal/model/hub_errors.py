@@ -27,15 +27,18 @@ def _told(model: str, error: OSError) -> tuple[str, str]:
         return f"{missing}, and the hub has no such model.", f"Check the spelling; where it is private: {_LOG_IN}"
     if isinstance(cause, errors.HFValidationError):
         return f"{missing}, and no hub id is written so.", "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
-    if isinstance(cause, errors.LocalEntryNotFoundError):
-        return f"{missing}, and {_why_unreachable()}.", f"Check the spelling and the connection. {_OFFLINE}"
+    if unreachable := why_unreachable(error):
+        return f"{missing}, and {unreachable}.", f"Check the spelling and the connection. {_OFFLINE}"
     reason = str(error).strip().splitlines()[0].rstrip(".")
     return f"The model {model!r} cannot be loaded: {reason}.", f"Check the spelling. {_OFFLINE}"
 
 
-def _why_unreachable() -> str:
-    from huggingface_hub import constants
+def why_unreachable(error: Exception) -> str:
+    """Says why the hub was not asked; empty where it was, or need not be."""
+    from huggingface_hub import constants, errors
 
+    if not isinstance(error.__cause__, errors.LocalEntryNotFoundError):
+        return ""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE keeps the hub from being asked for one"
     return f"the hub cannot be reached ({constants.ENDPOINT}) to look for one"

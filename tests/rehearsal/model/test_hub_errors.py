@@ -1,8 +1,12 @@
 """A model that cannot be loaded by its name: each reason has its own words and its own cure."""
 
+from pathlib import Path
+
 import pytest
 from huggingface_hub import constants, errors
 
+from autotrain_mem.data.token_lengths import load_tokenizer
+from autotrain_mem.errors import ModelNotFoundError
 from autotrain_mem.rehearsal.model.hub_errors import not_loaded
 
 
@@ -28,3 +32,10 @@ def test_a_hub_that_does_not_answer_is_told_from_one_that_has_no_such_model(
     assert cure in error.hint
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert ("HF_HUB_OFFLINE" in not_loaded("org/m", raised).message) is (kind is errors.LocalEntryNotFoundError)
+
+
+def test_a_tokenizer_that_the_hub_was_not_asked_for_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="can be loaded: HF_HUB_OFFLINE keeps the hub"):
+        load_tokenizer("no-such-org/no-such-model")
+    with pytest.raises(ModelNotFoundError, match=r"can be loaded\.\n"):
+        load_tokenizer(str(tmp_path))
