@@ -34,6 +34,8 @@ class Request:
     output_dir: str
     run: str = ""
     """The id of the run, which its checkpoints carry; empty for a probe."""
+    folder: str = ""
+    """The identity of the output folder, should it be moved meanwhile (``run_folder.check_in_place``)."""
     learned: Learned = field(default_factory=Learned)
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)

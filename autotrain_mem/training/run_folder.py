@@ -59,6 +59,11 @@ class RunFolder:
     lock: int
     """The open file that holds the lock: for the training process, so that it holds it too."""
 
+    @property
+    def identity(self) -> str:
+        """Tells the lock's file from any other, for :func:`check_in_place`."""
+        return _identity(os.fstat(self.lock))
+
     def last_run(self) -> LastRun | None:
         """Read whose run was here last; None where no run has said."""
         record = _read_record(self.lock)
@@ -175,6 +180,24 @@ def check_folder(output_dir: str, *, resuming: bool) -> None:
         _check_holds_nothing(Path(output_dir))
 
 
+def check_in_place(output_dir: str, identity: str) -> None:
+    """Refuse to write where the run's folder was moved by hand and another run has begun one of that name.
+
+    Args:
+        identity: Of the run's own folder (:attr:`RunFolder.identity`).
+
+    Raises:
+        OutputFolderError: another run's lock is there.
+    """
+    with contextlib.suppress(FileNotFoundError):  # moved, and nothing in its place: the folder is made again
+        if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
+            raise OutputFolderError(
+                f"The run's output folder was moved away, and another run has begun in {output_dir}.",
+                hint="What was written before is where the folder was moved to: go on there, with "
+                "--output_dir THERE --resume_from_checkpoint.",
+            )
+
+
 def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
     """The error of an output folder that cannot be written to."""
     return OutputFolderError(
@@ -248,6 +271,10 @@ def _busy(folder: Path) -> OutputFolderError:
         f"Another run is under way in the output folder {folder}{who}.",
         hint="Wait until it has ended, or give another --output_dir.",
     )
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _read_record(file: int) -> dict[str, Any]:

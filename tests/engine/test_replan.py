@@ -147,7 +147,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeyp
     for start in (0, 9):
         run = _run(tmp_path)
         run.record({"event": "start", "step": start, "total_steps": 9})
-        run.record({"event": "log", "step": 9, "logs": {"loss": 1.5}} if start == 0 else {"event": "note"})
+        run.record({"event": "log", "step": 9, "logs": {"loss": 1.5}} if start == 0 else {"event": "other"})
         reports.append(run.finish(restarts=0))
     assert [report.has_trained for report in reports] == [True, False]
     record = json.loads((tmp_path / "run.json").read_text())

@@ -110,6 +110,7 @@ class SupervisedRun:
             simulate=self.simulate,
             output_dir=str(self.folder),
             run=self._number,
+            folder=self.output.identity,
             learned=stint.learned,
             predicted=self.plan.estimate.memory.phases,
             guarded=self.guarded,

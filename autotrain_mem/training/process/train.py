@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 import traceback
@@ -29,6 +30,7 @@ from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.request import Request, SendEvent
+from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.watch.callback import MemoryWatch
 
 
@@ -42,6 +44,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         trainer.add_callback(progress)
         trainer.add_callback(NoStepAfterTheLast(trainer))
         follow_saving(trainer, send, request.run)
+        save_in_place(trainer, request)
         complete_cards(trainer, request)
         started = time.perf_counter()
         _run(trainer, device, request, send)
@@ -126,6 +129,20 @@ class Safeguards:
             self._shortage = shortage_of(error, self._trainer, self._device)
         except Exception:  # the log has it; what ends the training is the other one
             traceback.print_exc()
+
+
+def save_in_place(trainer: Any, request: Request) -> None:
+    """Have a trainer look, before it saves, whether its folder is still its own (``run_folder.check_in_place``)."""
+
+    def saves(save: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(save)
+        def checked(*args: Any, **options: Any) -> None:
+            check_in_place(request.output_dir, request.folder)
+            save(*args, **options)
+
+        return checked
+
+    trainer._save_checkpoint, trainer.save_model = saves(trainer._save_checkpoint), saves(trainer.save_model)
 
 
 def keep_order(trainer: Any) -> None:

@@ -205,7 +205,6 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
             self._record.write({"event": event, "time": round(time.time(), 3), **fields})
         except OSError as error:
             self._excuse(error, f"{self._record.path} cannot be written; figures are logged all the same")
-            self._record = None
 
     def _excuse(self, error: Exception, what: str = "the memory watch failed; the training goes on") -> None:
         if what not in self._excused:
@@ -240,7 +239,7 @@ class Record:
     """Writes the file that a watch leaves in the output folder: one JSON object a line, sizes in bytes.
 
     It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
-    process. A line that the process before was killed in is ended first, and stays a line that no JSON reader takes.
+    process. A line that was cut short (a kill, a full disk) is ended first, and stays one that no JSON reader takes.
 
     Args:
         path: The folder is made when it is not there.
@@ -261,9 +260,10 @@ class Record:
             with self.path.open("ab+") as file:
                 if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
                     file.write(b"\n")
-            self._is_mended = True
+        self._is_mended = False  # until it is known to be whole
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._is_mended = True
 
 
 # -- CUDA ----------------------------------------------------------------------------------------------------------
