@@ -136,6 +136,8 @@ def _cards() -> Iterator[Case]:
         name="a vGPU without expandable segments",
         argv=_training("sft", "--expandable_segments"),
         environment={"HOLLOW_VGPU": "1"},
+        code=12,
+        shows=("refuses expandable segments", "--forbid expandable_segments"),
     )
     yield Case(name="expandable segments", argv=_training("sft", "--expandable_segments"))
     yield Case(name="gradient checkpointing", argv=_training("sft", "--gradient_checkpointing", "true"))
