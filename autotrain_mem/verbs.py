@@ -167,13 +167,14 @@ def fit(
         on_event: Hears of the training as it goes: mappings with ``event`` ``start`` (``total_steps``), ``step``
             (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
             ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside`` (``path``
-            of another run) or ``interrupted``.
+            of another run), ``note`` (``message``, of output that was dropped) or ``interrupted``.
 
     Returns:
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
 
     Raises:
-        OutputFolderError: ``output_dir`` cannot be written, or holds another run.
+        OutputFolderError: ``output_dir`` cannot be written, holds another run or weights, is another live run's, or is,
+            holds or lies in the model's or a dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was full.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
         InterruptedByUser: Ctrl-C while it trained; what was written is whole. Before that it is KeyboardInterrupt.
