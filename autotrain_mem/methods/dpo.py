@@ -33,8 +33,8 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that every real batch of pairs has."""
-    return shorten_last_rejected
+    """Imitate the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
+    return partial(shorten_last_rejected, max_length=filled.training.max_length)
 
 
 training_patches = partial(preference.training_patches, "trl.trainer.dpo_trainer")

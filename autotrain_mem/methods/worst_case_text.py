@@ -42,7 +42,15 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
     return [*full, {name: value[:-1] if isinstance(value, list) else value for name, value in last.items()}]
 
 
-def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """Do the same for pairs, whose two sequences lie in one batch: even a single pair is padded."""
+def shorten_last_rejected(rows: list[Any], max_length: int | None = None) -> list[Any]:
+    """Do the same for pairs, whose two sequences lie in one batch: even a single pair is padded.
+
+    Args:
+        max_length: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not
+            make the row as long as the others again.
+    """
     *full, last = rows
-    return [*full, {**last, "rejected_ids": last["rejected_ids"][:-1]}]
+    rejected = last["rejected_ids"]
+    if max_length is not None:
+        rejected = rejected[: max(0, max_length - len(last["prompt_ids"]))]
+    return [*full, {**last, "rejected_ids": rejected[:-1]}]

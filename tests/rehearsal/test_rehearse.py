@@ -16,7 +16,7 @@ from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
-from autotrain_mem.methods.worst_case_text import shorten_last_row
+from autotrain_mem.methods.worst_case_text import shorten_last_rejected, shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
 from autotrain_mem.spec import Job, Knobs, Owner, Trace, codec
 from autotrain_mem.worker import server
@@ -93,6 +93,14 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
     assert [len(row["input_ids"]) for row in shorten_last_row(rows)] == [3, 3, 2]
     assert [len(row["labels"]) for row in shorten_last_row(rows)] == [3, 3, 2]
     assert shorten_last_row(rows[:1]) == rows[:1]
+
+
+def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
+    """DPO's cuts to max_length: one token off a longer row would be nothing, and the batch would need no mask."""
+    pair = {"prompt_ids": [1] * 4, "chosen_ids": [2] * 6, "rejected_ids": [2] * 6}
+    first, last = shorten_last_rejected([pair, pair], max_length=8)
+    assert (first, len(last["rejected_ids"])) == (pair, 3)
+    assert len(shorten_last_rejected([pair])[0]["rejected_ids"]) == 5
     assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
 
 

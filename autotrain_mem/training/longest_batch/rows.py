@@ -44,6 +44,13 @@ def longest_rows(lengths: Sequence[int], count: int, *, padded: bool = False) ->
     return longest
 
 
+def cut(lengths: Sequence[int], args: Any) -> Sequence[int]:
+    """Lengths in a batch, by a trainer's arguments: DPO and KTO cut rows only as they make one (``trl/trainer/
+    dpo_trainer.py: DataCollatorForPreference``)."""
+    limit: int | None = getattr(args, "max_length", None)
+    return lengths if limit is None else [min(length, limit) for length in lengths]
+
+
 def is_padded(args: Any) -> bool:
     """Whether rows of a batch are padded to the longest, by a trainer's arguments."""
     return not (getattr(args, "packing", False) or getattr(args, "padding_free", False))

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from autotrain_mem.columns import row_lengths
 from autotrain_mem.training.longest_batch.restore import models_of, untouched, with_memory_of_later_steps
-from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, is_padded, longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, cut, is_padded, longest_rows, repeated
 
 CANDIDATES = 64
 """Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
@@ -111,6 +111,7 @@ def _why_not(trainer: Any) -> str:
 def _rows(trainer: Any) -> Rows:
     lengths = row_lengths(trainer.train_dataset)
     assert lengths is not None, "asked before"
+    lengths = cut(lengths, trainer.args)
     longest = longest_rows(lengths, trainer._train_batch_size, padded=is_padded(trainer.args))
     return _fetched(trainer, longest), lengths[longest[0]]
 

@@ -31,7 +31,7 @@ from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.training.longest_batch.rows import is_padded, longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
 from autotrain_mem.training.request import Request, SendEvent
@@ -201,16 +201,14 @@ def take_longest(trainer: Any) -> int:
             trainer.shuffle_dataset = False
         else:
             trainer._get_train_sampler = lambda *_: SequentialSampler(rows)
-    # DPO cuts its rows only as it makes a batch (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``).
-    limit: int | None = getattr(trainer.args, "max_length", None)
-    return max(lengths) if limit is None else min(max(lengths), limit)
+    return max(lengths)
 
 
 def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
     """Tokens of every row of prepared data; of prompts that are not, as many as the trainer will make of them."""
     lengths = row_lengths(rows)
     if lengths is not None:
-        return lengths
+        return cut(lengths, trainer.args)
     options = getattr(trainer.args, "chat_template_kwargs", None) or {}
     processes = getattr(trainer.args, "dataset_num_proc", None)
     return online.prompt_lengths(rows, trainer.processing_class, processes=processes, **options).longer

@@ -1,6 +1,7 @@
 """The longest rows run first, and nothing of it stays: losses, weights and the order of rows are those without it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
 from autotrain_mem.training.longest_batch.restore import _kept_by_adam
-from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import LongestBatch, cut, longest_rows, repeated
 from autotrain_mem.training.longest_batch.run import _why_not, attach_longest_batch
 
 
@@ -190,6 +191,8 @@ def test_a_padded_batch_holds_a_shorter_row_where_there_is_one() -> None:
     assert longest_rows([9, 9], 2, padded=True) == [0, 1]
     assert longest_rows([9, 8, 7], 2, padded=True) == [0, 1]
     assert longest_rows([9, 8], 1, padded=True) == [0]
+    cut_by_the_collator = cut([12, 11, 9, 6], SimpleNamespace(max_length=9))
+    assert longest_rows(cut_by_the_collator, 2, padded=True) == [0, 3]
 
 
 def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
