@@ -93,6 +93,7 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
     assert [len(row["input_ids"]) for row in shorten_last_row(rows)] == [3, 3, 2]
     assert [len(row["labels"]) for row in shorten_last_row(rows)] == [3, 3, 2]
     assert shorten_last_row(rows[:1]) == rows[:1]
+    assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
 
 
 def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
@@ -101,7 +102,6 @@ def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
     first, last = shorten_last_rejected([pair, pair], max_length=8)
     assert (first, len(last["rejected_ids"])) == (pair, 3)
     assert len(shorten_last_rejected([pair])[0]["rejected_ids"]) == 5
-    assert [len(row["input_ids"]) for row in rows] == [3, 3, 3], "the dataset's own rows stay as they are"
 
 
 def parameter_bytes(family: str, itemsize: int = 4) -> int:
