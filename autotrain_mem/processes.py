@@ -26,9 +26,9 @@ from autotrain_mem.lossy_stream import LossyStream
 LOG_TAIL_CHARACTERS = 2000
 _HAS_GROUPS = hasattr(os, "killpg")
 """Windows has no process groups of this kind."""
-ENDING_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
+ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
 """What ends a run beside Ctrl-C and SIGTERM: a terminal that closes, and Slurm's warning that the time is up
-(sbatch(1), ``--signal``), which reaches all processes of a step."""
+(sbatch(1), ``--signal``), which reaches all processes of a step. Windows has neither."""
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
 
@@ -81,7 +81,7 @@ class Child:
             text=True,
             encoding="utf-8",
             process_group=0 if has_children and _HAS_GROUPS else None,
-            pass_fds=keeps_open,
+            pass_fds=keeps_open if _HAS_GROUPS else (),
         )
         self._leads_group = has_children and _HAS_GROUPS
         threading.Thread(target=self._read, daemon=True).start()

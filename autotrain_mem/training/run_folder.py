@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ from typing import Any
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.spec.report import RUN_NAME
+
+if sys.platform != "win32":  # which has none of its kind: a run there goes on without
+    import fcntl
 
 LOCK_NAME = "_autofit.lock"
 """With a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``)."""
@@ -246,7 +249,8 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
     except OSError as error:
         raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return file
     except (BlockingIOError, FileNotFoundError):
