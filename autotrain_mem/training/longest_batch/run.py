@@ -109,9 +109,9 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    lengths = row_lengths(trainer.train_dataset)
-    assert lengths is not None, "asked before"
-    lengths = cut(lengths, trainer.args)
+    prepared = row_lengths(trainer.train_dataset)
+    assert prepared is not None, "asked before"
+    lengths = cut(prepared, trainer.args)
     longest = longest_rows(lengths, trainer._train_batch_size, padded=is_padded(trainer.args))
     return _fetched(trainer, longest), lengths[longest[0]]
 
