@@ -115,7 +115,7 @@ class Full:
     """A try that ran out of memory."""
 
     error: Exception
-    """Its frames hold nothing any more."""
+    """Without its traceback, which is a note as text."""
     message: str
     """The first line of what the library raised."""
 
@@ -132,14 +132,17 @@ def attempt(work: Callable[[], Result]) -> Done[Result] | Full:
         if not is_out_of_memory(error):
             raise
         full = Full(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
-    # The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed.
+    # The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed; also once
+    # their variables are cleared: each holds its function, and a closure (checkpointing's recompute) holds the graph.
     seen: set[int] = set()
     left: list[BaseException | None] = [full.error]
     while left:
         each = left.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
+            each.add_note("".join(traceback.format_tb(each.__traceback__)))
             traceback.clear_frames(each.__traceback__)
+            each.__traceback__ = None
             left += (each.__cause__, each.__context__)
     release()
     return full
