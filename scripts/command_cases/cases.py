@@ -171,13 +171,6 @@ def _scripts() -> Iterator[Case]:
         shows=("This process sees 2 GPUs", "CUDA_VISIBLE_DEVICES=0"),
     )
     yield Case(
-        name="a script: drop-in under torchrun",
-        argv=("-m", "torch.distributed.run", "--nproc_per_node", "2", "drop_in.py", "drop-in", "runs/script-ddp"),
-        is_script=True,
-        environment={"HOLLOW_CARDS": "2"},
-        shows=(r"loss \S+ -> \S+ in 6 steps",),
-    )
-    yield Case(
         name="the command under torchrun",
         argv=(
             "-m",

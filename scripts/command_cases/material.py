@@ -21,17 +21,14 @@ PROMPT_WORDS = range(24, 49)
 CONTEXT_LENGTH = 1024
 DROP_IN = '''"""A user's own script: AutoFit's class in place of TRL's, or TRL's with MemoryWatch."""
 
-import os
 import sys
 
 from datasets import load_dataset
 from trl import SFTConfig
 
-backend = "gloo" if "LOCAL_RANK" in os.environ else None  # NCCL is a stand-in, which moves no bytes
 args = SFTConfig(
     output_dir=sys.argv[2], max_steps=6, max_length=320, per_device_train_batch_size=8, logging_steps=1,
     save_strategy="no", report_to="none", model_init_kwargs={"dtype": "float32"},
-    ddp_backend=backend,
 )
 rows = load_dataset("json", data_files="text_rows/train.jsonl", split="train")
 if sys.argv[1] == "drop-in":
