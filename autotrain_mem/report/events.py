@@ -42,8 +42,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             why = f"({restart['cause']}: {restart['why']})"
             return f"the training process ended after {step} {why}; another {start}{change}"
         case "incident":
-            incident = event["incident"]
-            return f"out of memory in {incident['phase']} after step {incident['step']}: {incident['remedy']}"
+            incident, phase = event["incident"], event["incident"]["phase"].replace("_", " ")
+            return f"out of memory in {phase} after step {incident['step']}: {incident['remedy']}"
         case "save_failed":
             return f"checkpoint of step {event['step']} could not be written, training goes on: {event['message']}"
         case "checkpoint" if "message" in event:

@@ -85,7 +85,7 @@ def _survivors() -> Iterator[Case]:
             argv=_training(method, "--save_steps", "2", "--no_probe"),
             kill_at=f"\nstep 3/{STEPS}",
             shows=(r"resumed from step 2|goes on (from|with)|step 3/",),
-            same_losses_as=f"{method} full",
+            same_losses_as="" if method == "ppo" else f"{method} full",  # two runs of PPO differ, undisturbed too
         )
     for phase, (method, fault, shows) in GUARDED.items():
         more = (
