@@ -18,7 +18,7 @@ from autotrain_mem.spec import Job, Knobs
 
 RECORDED: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("recorded_commands.json").read_text("utf-8"))
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in RECORDED["cases"]}
-HELD = ("sft full", "reward full", "dpo 4bit", "kto lora", "grpo lora", "rloo 4bit", "ppo lora")
+HELD = ("sft full", "reward lora", "dpo 4bit", "kto lora", "grpo lora", "rloo 4bit", "ppo lora")
 """One of each method; the script compares all, and shows which miss its bars."""
 ALLOCATED_BAR, RESERVED_BAR = 0.03, 0.04
 """As in the script."""
@@ -44,5 +44,5 @@ def test_a_rehearsal_takes_what_the_command_took(
     trace = rehearse(job, Knobs(**case["knobs"]), case["length"], str(tmp_path), capability)
     memory = estimate_memory(trace, Room(capacity_bytes=None))
     native = memory.reserved.native
-    assert native.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=ALLOCATED_BAR)
+    assert memory.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert native.peak_reserved_bytes == pytest.approx(case["peak_reserved_bytes"], rel=RESERVED_BAR)
