@@ -66,8 +66,8 @@ def folders(qwen: Path, bart: Path, tmp_path: Path) -> dict[str, Path]:
     return {"qwen": qwen, "bart": bart, "out": tmp_path}
 
 
-@pytest.mark.newest
-@pytest.mark.parametrize("kind", ["bart", "tokens", "rows"])
+# TRL 1.16 takes the loss of a model whose head it has fused from its log-probabilities, whatever a forward returns.
+@pytest.mark.parametrize("kind", [pytest.param("bart", marks=pytest.mark.newest), "tokens", "rows"])
 def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro_batches(
     kind: str, folders: dict[str, Path]
 ) -> None:
