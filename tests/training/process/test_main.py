@@ -1,0 +1,41 @@
+"""The process that trains answers once its log says why."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from autotrain_mem.spec import codec
+from autotrain_mem.training.process import main as process
+from autotrain_mem.training.process import train
+
+
+def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parent ends this process when it has the answer."""
+    logged: list[str] = []
+
+    class Channel:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def receive(self) -> Mapping[str, Any]:
+            return {}
+
+        def send(self, message: Mapping[str, Any]) -> None:
+            assert "The trainer raised ValueError: no such row" in str(message)
+            logged.append(capsys.readouterr().err)
+
+    class Request:
+        task, output_dir = "train", "."
+
+    def fail(*_: object) -> None:
+        raise ValueError("no such row")
+
+    monkeypatch.setattr(process, "Channel", Channel)
+    monkeypatch.setattr(codec, "from_json", lambda *_: Request)
+    monkeypatch.setattr(train, "train", fail)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    process.main()
+    assert "in fail" in logged[0]
