@@ -256,7 +256,7 @@ def fit(
 def _folder(
     rehearsals: Rehearsals, on_event: OnEvent, *, overwrite: bool = False
 ) -> contextlib.AbstractContextManager[RunFolder]:
-    """The output folder of a job, held until the run has ended."""
+    """Hold the output folder of a job until the run has ended."""
     job = rehearsals.job
     return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
 

@@ -117,7 +117,7 @@ def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
 
 
 def _check_moves_nothing_read(output_dir: str, job: Job) -> None:
-    """With --overwrite_output_dir: neither a data file nor the hub's cache may be in what is moved."""
+    """Refuse to move a folder away that holds a data file or the hub's cache (--overwrite_output_dir)."""
     for name in (*_datasets(job), hub_cache()):
         path = pathlib.Path(str(name)).resolve()
         if path.exists() and _lies_in(path, pathlib.Path(output_dir).resolve()):

@@ -147,7 +147,7 @@ def named(name: str) -> Hardware:
 
 
 def _near(name: str) -> list[str]:
-    """What may be meant: a size whose unit is left away (``24``, ``24g``), or cards that are written much like it."""
+    """Lists what may be meant: a size without its unit (``24``, ``24g``), or cards that are written much like it."""
     if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):
         return [f"--gpu {size[1]}GiB"]
     keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}

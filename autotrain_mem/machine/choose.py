@@ -77,7 +77,7 @@ ALL = "all"
 
 
 def several(names: str) -> tuple[Hardware, ...]:
-    """The cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for the name of one.
+    """Give the cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for the name of one.
 
     Raises:
         UnknownGpuError: a name that is not in the catalog.

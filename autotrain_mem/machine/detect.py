@@ -125,7 +125,7 @@ def cuda_device(index: int) -> Hardware | None:
 
 
 def free_bytes(card: Hardware) -> int | None:
-    """What is free of a detected card now; None where NVML does not tell."""
+    """Read what is free of a detected card now; None where NVML does not tell."""
     with nvml_session() as nvml:
         if isinstance(nvml, str) or card.uuid is None:
             return None
@@ -143,7 +143,7 @@ def why_no_nvml() -> str:
 
 
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
-    """What CUDA shows, and why NVML does not answer for cards that it would show or that are asked for."""
+    """Give what CUDA shows, and why NVML does not answer for cards that it would show or are asked for."""
     variables = {**os.environ, **environment}
     try:
         cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]

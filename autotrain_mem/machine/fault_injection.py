@@ -360,7 +360,7 @@ class Fate:
             os.dup2(nowhere.fileno(), STDERR)
 
     def _set_clock_back(self, clock: AtSave) -> None:
-        """What was written before has a time that is still to come: the system's clock is nobody's to set."""
+        """Give what was written before a time that is still to come: the system's clock is nobody's to set."""
         self._marks.add(clock)
         self._set_back_seconds = SET_BACK_SECONDS
         then = self.clock() + SET_BACK_SECONDS

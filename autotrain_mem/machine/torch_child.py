@@ -41,7 +41,7 @@ def torch_child(
     module: str = CHILD_MODULE,
     limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Iterator[tuple[Child, TorchDevice]]:
-    """A child that sees this one card, once it has opened it; it ends with the context.
+    """Start a child that sees this one card, and wait until it has opened it; it ends with the context.
 
     Args:
         environment: What is set for the training process, over this one's environment.
@@ -59,7 +59,7 @@ def torch_child(
 
 
 def next_answer(child: Child, limit_seconds: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
-    """The child's next answer. Raises as :func:`torch_child`."""
+    """Receive the child's next answer. Raises as :func:`torch_child`."""
     try:
         answer = child.receive(limit_seconds)
     except ChildTimeout as timeout:

@@ -103,7 +103,7 @@ def _cure() -> str:
 
 
 def _install(cuda: int) -> str:
-    """The command that installs a build for a driver that can do this major version of CUDA."""
+    """Gives the command that installs a build for a driver that can do this major version of CUDA."""
     if cuda < min(WHEELS):
         return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
     wheel = WHEELS[min(cuda, max(WHEELS))]
@@ -111,7 +111,7 @@ def _install(cuda: int) -> str:
 
 
 def _driver() -> tuple[str, int | None]:
-    """The driver's version, and the newest major version of CUDA that it can do; None where NVML does not tell."""
+    """Read the driver's version, and the newest major version of CUDA that it can do; None if NVML does not tell."""
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return "", None

@@ -96,7 +96,7 @@ def _why_not_read(plan: Plan) -> str:
 
 
 def _assumed(plan: Plan) -> str:
-    """What is planned for where the data were not read."""
+    """Say what is planned for where the data were not read."""
     if plan.job.is_online:
         completions = f"completions of {plan.knobs.completion_length}"
         return f"prompts of up to {plan.prompt_length} tokens and {completions} are assumed"

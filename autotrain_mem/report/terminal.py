@@ -35,7 +35,7 @@ class Console(rich.console.Console):
 
 
 def whole_lines(*, stderr: bool = False) -> Console:
-    """A console that wraps at the terminal's width, and nowhere where there is none."""
+    """Make a console that wraps at the terminal's width, and nowhere where there is none."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=UNWRAPPED_COLUMNS)
 

@@ -2,6 +2,7 @@
 
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -118,5 +119,7 @@ def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virt
 
 
 def test_a_full_card_is_usable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "ones", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    refused = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(torch, "ones", refused)
     check_usable()
+    assert refused.called

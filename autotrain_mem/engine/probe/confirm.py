@@ -104,7 +104,7 @@ class Ways:
 
 
 def _now(card: Hardware) -> Hardware:
-    """The same card with what is free of it now; as it was where NVML does not tell."""
+    """Give the same card with what is free of it now; as it was where NVML does not tell."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 

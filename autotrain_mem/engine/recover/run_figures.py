@@ -90,7 +90,7 @@ def _now() -> str:
 
 
 def _together(before: MemoryReading | None, now: MemoryReading | None) -> MemoryReading | None:
-    """The peaks of several processes, one after the other, with the last one's readings."""
+    """Gives the peaks of several processes, one after the other, with the last one's readings."""
     if before is None or now is None:
         return now or before
     return replace(

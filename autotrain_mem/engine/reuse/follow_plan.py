@@ -103,7 +103,7 @@ def follow_plan(
 
 
 def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
-    """What the plan no longer fits for, where the same settings take the same of torch's allocator."""
+    """Names what the plan no longer fits for, where its settings take the same of torch's allocator."""
     figures = {
         "budget": (before.budget_bytes, now.budget_bytes),
         "memory outside torch": (before.outside_bytes, now.outside_bytes),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -115,14 +116,15 @@ class MicroSteps:
         return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
 
     def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
-        """What the model makes of its labels, tried once; None where the loss is not the model's."""
+        """Try once what the model makes of its labels; None where the loss is not the model's."""
         if self._own_loss is None and is_models_loss(self._trainer):
             metrics = MetricsLedger(self._trainer, "eval")
             metrics.begin()
             try:
                 with self._trainer.compute_loss_context_manager():
                     tried = attempt(lambda: try_loss(self._compute_loss, self._trainer.model, inputs))
-            except Exception:  # a model of somebody else's may ask for more than tokens
+            except Exception:  # a model of somebody else's may ask for more than tokens; the log has what it was
+                traceback.print_exc()
                 self._own_loss = UNKNOWN
             else:
                 if isinstance(tried, Full):
