@@ -34,7 +34,7 @@ __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
 __all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "Incident", "Job", "Knobs"]
 __all__ += ["Learned", "Lever", "MemoryEstimate", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan", "Probe"]
-__all__ += ["Proposal", "Report", "ReservedByMode", "ReservedEstimate", "Restart", "StepTime"]
+__all__ += ["Proposal", "Report", "ReservedByMode", "ReservedEstimate", "Restart", "StepTime", "Topology"]
 
 _NAMES = {
     "drop_in.ppo": "PPOTrainer",
@@ -43,7 +43,7 @@ _NAMES = {
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
         "MemoryEstimate OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedEstimate Restart StepTime"
+        "ReservedEstimate Restart StepTime Topology"
     ),
     "spec.autofit": "AutoFit",
     "spec.gpu_comparison": "CardVerdict Cards",
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         ReservedEstimate,
         Restart,
         StepTime,
+        Topology,
     )
     from autotrain_mem.spec.autofit import AutoFit
     from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict

@@ -66,6 +66,7 @@ LAYERS = {
     "store": part(1, "units", "platformdirs"),
     "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
+    "parallel": part(3, "spec"),
     "exports": part(3, "errors methods.facts methods.table printable spec units", "yaml"),
     "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),

@@ -15,6 +15,7 @@ OWNERS = {
     Owner.WEIGHTS: "weights",
     Owner.GRADIENTS: "gradients",
     Owner.OPTIMIZER_STATE: "optimizer state",
+    Owner.GATHERED_WEIGHTS: "gathered weights",
     Owner.KV_CACHE: "KV cache",
     Owner.ACTIVATIONS: "activations",
     Owner.TEMPORARY: "temporary",

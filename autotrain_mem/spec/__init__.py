@@ -5,9 +5,10 @@ from autotrain_mem.spec.estimate import Candidate, Estimate, Footprint, MemoryEs
 from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import Fit, Job
-from autotrain_mem.spec.knobs import Harm, Knobs, Lever
+from autotrain_mem.spec.knobs import Harm, Knobs, Lever, Sharding
 from autotrain_mem.spec.plan import Plan, Proposal
 from autotrain_mem.spec.report import Report
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.spec.trace import Block, Owner, Trace
 from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
 
@@ -40,7 +41,9 @@ __all__ = [
     "ReservedByMode",
     "ReservedEstimate",
     "Restart",
+    "Sharding",
     "StepTime",
+    "Topology",
     "Trace",
     "Work",
     "Workload",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.units import MIB
 
 HEADROOM_FRACTION = 0.04
@@ -64,6 +65,8 @@ class Hardware:
     """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES)."""
     source: str = ""
     """Where the figures come from."""
+    topology: Topology = field(default_factory=Topology)
+    """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
 
     def default_headroom_bytes(self) -> int:
         """Returns 4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.codec import Form
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
@@ -61,7 +61,7 @@ class Job:
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
-    json_form: ClassVar = Form(optional=("python_call", "unrecorded"))
+    json_form: ClassVar = Form(optional=("python_call", "unrecorded", "accelerate"))
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
@@ -85,6 +85,8 @@ class Job:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
     the next level is taken."""
+    accelerate: Mapping[str, Any] | None = None
+    """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
     python_call: PythonCall | None = None
     """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
     the script plans: no file of ours holds it."""
@@ -112,7 +114,8 @@ class Job:
     @property
     def trl_arguments(self) -> dict[str, Any]:
         """Returns what was given under TRL's names, without the model's own."""
-        return {name: value for name, value in self.arguments.items() if name not in (*OWN_KNOBS, "model_name_or_path")}
+        others = (*OWN_KNOBS, *LAUNCH_KNOBS, "model_name_or_path")
+        return {name: value for name, value in self.arguments.items() if name not in others}
 
     @property
     def method_facts(self) -> MethodFacts:

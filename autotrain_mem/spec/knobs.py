@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.codec import Form
+
+Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1"]
+"""How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
+(FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
+shards on each of several groups of processes, ``fsdp1`` is FSDP's first version."""
+
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +41,7 @@ class Knobs:
     json_form: ClassVar = Form(
         optional=(
             *("max_completion_length", "response_length", "num_generations"),
-            *("local_rollout_forward_batch_size", "per_device_eval_batch_size"),
+            *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -75,11 +82,29 @@ class Knobs:
     """Rows that PPO generates and scores at once."""
     per_device_eval_batch_size: int | None = None
     """Rows of a micro-batch of evaluation; None where nothing is evaluated and the user gave none."""
+    processes: int = 1
+    """How many train together, each on a GPU of its own (``accelerate launch --num_processes``)."""
+    sharding: Sharding | None = None
+    """None for a single process."""
+    dp_replicate_size: int | None = None
+    """Groups of processes that hold a whole set of shards each (HSDP); None where there is one group."""
+    fsdp_offload_params: bool = False
+    """Shards of parameters, gradients and optimizer state wait in host memory, where the optimizer steps too (FSDP)."""
 
     @property
     def effective_batch_size(self) -> int:
-        """Counts the rows per optimizer step on one device."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """Counts the rows per optimizer step, of all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.processes
+
+    @property
+    def is_sharded(self) -> bool:
+        """Tells whether a process holds a part of the model only."""
+        return self.sharding is not None and self.sharding != "ddp"
+
+    @property
+    def shards(self) -> int:
+        """Counts the processes that hold one model together."""
+        return self.processes // (self.dp_replicate_size or 1) if self.is_sharded else 1
 
     @property
     def base_bits(self) -> int | None:
@@ -100,6 +125,8 @@ BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
 OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
+LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_params")
+"""Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class Owner(StrEnum):
     """Parameters and buffers of the model, adapters included."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
+    GATHERED_WEIGHTS = "gathered_weights"
+    """Weights of a layer, whole, while it computes: the processes hold shards of them (FSDP)."""
     KV_CACHE = "kv_cache"
     """Keys and values of the tokens so far, while completions are generated."""
     ACTIVATIONS = "activations"

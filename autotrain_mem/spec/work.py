@@ -44,6 +44,12 @@ class Kind(StrEnum):
     """To or from the host, while nothing is computed."""
     HOST_STEP = "host_step"
     """The optimizer's update in the host's memory, while the device waits."""
+    COLLECTIVE = "collective"
+    """Among the processes of one node, beside what is computed. Its bytes are what each device sends, and receives: of
+    an all-gather of S bytes among N that is S x (N - 1) / N, of an all-reduce twice as much (nccl-tests,
+    ``doc/PERFORMANCE.md``: bus bandwidth)."""
+    NETWORK_COLLECTIVE = "network_collective"
+    """The same among processes of several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -226,7 +226,7 @@ def _cached_bytes(point: Point) -> int:
     return measured.peak_reserved_bytes - measured.peak_allocated_bytes - predicted
 
 
-_NOT_STATIC = (Owner.OTHER, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)
+_NOT_STATIC = (Owner.OTHER, Owner.GATHERED_WEIGHTS, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)
 
 
 def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
