@@ -5,21 +5,23 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.spec import Knobs
 
-RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True, "fsdp1": "FULL_SHARD"}
+RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True}
 
 
-def accelerate_config(knobs: Knobs, *, mixed_precision: str = "no", nodes: int = 1) -> dict[str, Any]:
+def accelerate_config(
+    knobs: Knobs, *, mixed_precision: str = "no", nodes: int = 1, wrapped: Sequence[str] = ()
+) -> dict[str, Any]:
     """Writes the config's keys for these settings, but for whose machine and port it is.
 
-    The model's own gradient checkpointing recomputes activations; FSDP's stays off, so that never both do. Layers are
-    wrapped as transformers names them (``_no_split_modules``).
-
     Args:
-        mixed_precision: What the trainer's config comes to: ``bf16``, ``fp16`` or ``no``.
+        mixed_precision: What the trainer's config comes to: ``bf16``, ``fp16`` or ``no``. It must be said: where the
+            trainer's config says neither, what stands here counts (``transformers/training_args.py: __post_init__``).
+        wrapped: Classes of the layers to shard, where the model's own names of them are not all to be found in it.
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -28,20 +30,42 @@ def accelerate_config(knobs: Knobs, *, mixed_precision: str = "no", nodes: int =
         "num_machines": nodes,
         "num_processes": knobs.processes,
     }
-    if knobs.is_sharded and knobs.sharding is not None:
-        version = 1 if knobs.sharding == "fsdp1" else 2
-        config["fsdp_config"] = {
-            "fsdp_version": version,
-            "fsdp_reshard_after_forward": RESHARDS[knobs.sharding],
-            "fsdp_offload_params": knobs.fsdp_offload_params,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_activation_checkpointing": False,
-        }
+    if knobs.is_sharded:
+        config["fsdp_config"] = _fsdp(knobs) | (
+            {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
+        )
     if knobs.sharding == "hsdp":
         config["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": knobs.dp_replicate_size or nodes,
+            "parallelism_config_dp_replicate_size": knobs.processes // knobs.shards,
             "parallelism_config_dp_shard_size": knobs.shards,
         }
     return config
+
+
+def _fsdp(knobs: Knobs) -> dict[str, Any]:
+    """Writes the keys of either version.
+
+    The first goes by ``fsdp_sharding_strategy``, which accelerate always says to it, and is not asked about resharding
+    (``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``).
+    """
+    version: dict[str, Any] = {"fsdp_version": 2, "fsdp_reshard_after_forward": RESHARDS.get(str(knobs.sharding))}
+    if knobs.sharding == "fsdp1":
+        version = {
+            "fsdp_version": 1,
+            "fsdp_sharding_strategy": "FULL_SHARD",
+            # torch's default; accelerate's is none at all.
+            "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_use_orig_params": True,
+            "fsdp_sync_module_states": True,
+        }
+    return version | {
+        "fsdp_offload_params": knobs.fsdp_offload_params,
+        # The layers that transformers names (``_no_split_modules``).
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        # A trainer saves no model from a sharded one (``transformers/trainer.py: save_model``).
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        # All processes begin with rank 0's weights, also with those of a new head.
+        "fsdp_cpu_ram_efficient_loading": True,
+        # The model's own recomputes: transformers refuses both (``trainer.py: create_accelerator_and_postprocess``).
+        "fsdp_activation_checkpointing": False,
+    }

@@ -10,53 +10,95 @@ from collections.abc import Mapping
 from typing import Any
 
 _FSDP = {
-    "FSDP_VERSION": ("fsdp_version", 1),
-    "FSDP_SHARDING_STRATEGY": ("fsdp_sharding_strategy", "FULL_SHARD"),
-    "FSDP_RESHARD_AFTER_FORWARD": ("fsdp_reshard_after_forward", True),
-    "FSDP_OFFLOAD_PARAMS": ("fsdp_offload_params", False),
-    "FSDP_MIN_NUM_PARAMS": ("fsdp_min_num_params", 100_000_000),
-    "FSDP_AUTO_WRAP_POLICY": ("fsdp_auto_wrap_policy", None),
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": ("fsdp_transformer_layer_cls_to_wrap", None),
-    "FSDP_BACKWARD_PREFETCH": ("fsdp_backward_prefetch", "BACKWARD_PRE"),
-    "FSDP_STATE_DICT_TYPE": ("fsdp_state_dict_type", None),
-    "FSDP_FORWARD_PREFETCH": ("fsdp_forward_prefetch", False),
-    "FSDP_USE_ORIG_PARAMS": ("fsdp_use_orig_params", True),
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": ("fsdp_cpu_ram_efficient_loading", True),
-    "FSDP_SYNC_MODULE_STATES": ("fsdp_sync_module_states", True),
-    "FSDP_ACTIVATION_CHECKPOINTING": ("fsdp_activation_checkpointing", False),
-    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("fsdp_activation_checkpointing_offload", False),
-    "FSDP_IGNORED_MODULES": ("fsdp_ignored_modules", None),
+    "FSDP_VERSION": ("version", "1"),
+    "FSDP_SHARDING_STRATEGY": ("sharding_strategy", "FULL_SHARD"),
+    "FSDP_MIN_NUM_PARAMS": ("min_num_params", 100_000_000),
+    "FSDP_AUTO_WRAP_POLICY": ("auto_wrap_policy", None),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ("transformer_layer_cls_to_wrap", None),
+    "FSDP_BACKWARD_PREFETCH": ("backward_prefetch", None),
+    "FSDP_STATE_DICT_TYPE": ("state_dict_type", None),
+    "FSDP_IGNORED_MODULES": ("ignored_modules", None),
 }
-"""Variable -> the key of ``fsdp_config`` that it is, and accelerate's default; None is not said."""
+"""Variable -> the key of ``fsdp_config`` without its prefix, and the default of accelerate's flag
+(``accelerate/commands/launch.py: launch_command_parser``). Those without a value are left unset."""
 
-_LOWER = ("RESHARD", "OFFLOAD", "PREFETCH", "USE_ORIG", "CPU_RAM", "SYNC", "ACTIVATION")
+_FSDP_SWITCHES = {
+    "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", "true"),
+    "FSDP_OFFLOAD_PARAMS": ("offload_params", "false"),
+    "FSDP_FORWARD_PREFETCH": ("forward_prefetch", "false"),
+    "FSDP_USE_ORIG_PARAMS": ("use_orig_params", "true"),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", "true"),
+    "FSDP_SYNC_MODULE_STATES": ("sync_module_states", "true"),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", "false"),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("activation_checkpointing_offload", "false"),
+}
+"""Those whose values accelerate writes in lower case."""
 
-_PARALLELISM = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+_PARALLELISM = {
+    **dict.fromkeys(("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"), "1"),
+    **{"cp_backend": "torch", "sp_backend": "deepspeed"},
+}
 
 
 def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
     """Lists what accelerate says to every process, of the content of its config file.
 
+    Left out is what torch.compile is told (``ACCELERATE_DYNAMO_*``): it stands in TRL's arguments
+    (``--torch_compile``), and :mod:`parallel.user_config` refuses it in a file.
+
     >>> launch_environment({"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"})
     {'ACCELERATE_MIXED_PRECISION': 'bf16'}
     """
-    environment = {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
+    environment = {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision") or "no").lower()}
     if config.get("distributed_type") == "FSDP":
-        given = config.get("fsdp_config") or {}
+        given = fsdp_settings(config)
         environment["ACCELERATE_USE_FSDP"] = "true"
-        for variable, (key, default) in _FSDP.items():
-            value = given.get(key, default)
-            if value is None and key in ("fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap"):
-                continue
-            if value is not None:
-                environment[variable] = str(value).lower() if isinstance(value, bool) else str(value)
-    sizes = config.get("parallelism_config") or {}
-    if sizes:
+        values = {variable: given.get(key, default) for variable, (key, default) in _FSDP.items()}
+        environment |= {variable: str(value) for variable, value in values.items() if value is not None}
+        switches = {variable: given.get(key, default) for variable, (key, default) in _FSDP_SWITCHES.items()}
+        environment |= {variable: str(value).lower() for variable, value in switches.items()}
+    if sizes := config.get("parallelism_config"):
         environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
-        for name in _PARALLELISM:
-            value = sizes.get(f"parallelism_config_{name}", 1)
-            environment[f"PARALLELISM_CONFIG_{name.upper()}"] = str(value)
+        for name, default in _PARALLELISM.items():
+            environment[f"PARALLELISM_CONFIG_{name.upper()}"] = str(sizes.get(f"parallelism_config_{name}", default))
     return environment
+
+
+def fsdp_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``fsdp_config`` with its keys' prefix taken away, which accelerate takes with and without."""
+    return {name.removeprefix("fsdp_"): value for name, value in (config.get("fsdp_config") or {}).items()}
+
+
+def config_of_environment(environment: Mapping[str, str], processes: int) -> dict[str, Any] | None:
+    """Returns the config by which accelerate would have said this to a process; None where it says nothing of FSDP and
+    of parallelism.
+
+    >>> config_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, 4)["fsdp_config"]
+    {'fsdp_version': '2'}
+    """
+
+    def is_on(variable: str) -> bool:
+        return environment.get(variable, "").lower() == "true"  # as accelerate/state.py asks
+
+    if not is_on("ACCELERATE_USE_FSDP") and not is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return None
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if is_on("ACCELERATE_USE_FSDP") else "MULTI_GPU",
+        "mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"),
+        "num_processes": processes,
+    }
+    if is_on("ACCELERATE_USE_FSDP"):
+        keys = {variable: f"fsdp_{key}" for variable, (key, _) in (_FSDP | _FSDP_SWITCHES).items()}
+        config["fsdp_config"] = {key: environment[name] for name, key in keys.items() if name in environment}
+    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        sizes = {name: environment.get(f"PARALLELISM_CONFIG_{name.upper()}") for name in _PARALLELISM}
+        config["parallelism_config"] = {
+            f"parallelism_config_{name}": int(value) if value.isdigit() else value
+            for name, value in sizes.items()
+            if value is not None
+        }
+    return config
 
 
 def rank_environment(rank: int, processes: int, *, address: str, port: int) -> dict[str, str]:
