@@ -183,6 +183,7 @@ class Rehearsals:
             gradient_accumulation_steps=knobs.gradient_accumulation_steps,
             tokens=knobs.effective_batch_size * row_tokens(self.job, knobs, lengths),
             share=padded_share(self.job, knobs, lengths),
+            overlaps=knobs.is_sharded,
         )
 
 

@@ -4,15 +4,20 @@ The device is busy with each operator for as long as its FLOPs take at the card'
 its memory, whichever is longer. The host meanwhile launches what comes next: a phase lasts as long as the busier of the
 two. Copies on a stream of their own run beside both; an optimizer on the host runs after them.
 
+Collectives of sharded processes have a stream of their own too, but for the largest of each pass: what is gathered
+first is waited for, and so is what is reduced last. DDP's gradients are reduced after the backward pass, in one go: a
+micro-step that runs out of memory can be repeated before any process has sent a part of it (``training.guard``).
+
 Each constant is one figure for every card and model, and none is fitted to a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.spec.work import Kind, Phase, StepTime, Work, Workload
 
 MATMUL_EFFICIENCY = 0.75
@@ -30,7 +35,16 @@ LINK_EFFICIENCY = 0.8
 """Of PCI Express, for pinned memory: 25 of 31.5 GB/s at generation 4 (NVIDIA's bandwidthTest)."""
 
 HOST_BYTES_PER_SECOND = 40 * 10**9
-"""Read and written by an optimizer's step on the host: two channels of DDR4-3200 have 51 GB/s, of which 80 %."""
+"""Read and written by an optimizer's step on the host: two channels of DDR4-3200 have 51 GB/s, of which 80 %. The
+processes of a machine share it."""
+
+COLLECTIVE_EFFICIENCY = 0.85
+"""Of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights are some 100 MB, at which
+it is not there yet: "256M is too small to reach peak bandwidth" on 8 x H100 (NVIDIA/nccl-tests#212)."""
+
+COLLECTIVE_SECONDS = 30e-6
+"""Of a collective however small: 19 microseconds among 8 GPUs with NVLink (kvcache-ai/Mooncake#3484), 43 among 8 x
+RTX 4090 over PCI Express (NVIDIA/nccl#1530)."""
 
 LAUNCH_SECONDS = 12e-6
 """Of the host for one kernel of eager PyTorch. An operator alone, issued from Python, takes 4 to 5 microseconds;
@@ -44,24 +58,68 @@ kernel. Full waves come on top, so that twice the rows never take twice the time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rates:
+    """Per second, of one device."""
+
     bf16: float
     fp16: float
     fp32: float
     bandwidth: float
-    link: float
+    host_link: float
+    host: float = HOST_BYTES_PER_SECOND
+    link: float = 0.0
+    network: float = 0.0
 
     def flops(self, dtype: str) -> float:
-        """Per second, of products in this dtype; int8 runs at least as fast as fp16 on every card that has it."""
+        """Of products in this dtype; int8 runs at least as fast as fp16 on every card that has it."""
         return {"bfloat16": self.bf16, "float16": self.fp16, "int8": self.fp16}.get(dtype, self.fp32)
 
 
 _REFERENCE = "a100-80gb"
-_REFERENCE_RATES = _Rates(bf16=312e12, fp16=312e12, fp32=19.5e12, bandwidth=2039e9, link=31.5e9)
+_REFERENCE_RATES = {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12, "bandwidth": 2039e9, "host_link": 31.5e9}
 """Taken for whatever has no rates of its own: NVIDIA's data sheet. Plans are ranked by them alike."""
+
+_REFERENCE_LINK, _REFERENCE_LINK_RATE = "PCIe 4.0", 20e9
+_REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s a node of 8", 6.25e9
+"""Taken for links that are not known, by the same right."""
+
+
+@dataclass(slots=True)
+class _Busy:
+    """Adds up for how long each part of a machine has to do in one phase, in seconds."""
+
+    device: float = 0.0
+    host: float = 0.0
+    host_link: float = 0.0
+    link: float = 0.0
+    network: float = 0.0
+    alone: float = 0.0
+    """Of the largest collective, which nothing is computed beside."""
+    after: float = 0.0
+    """Of what waits for all others."""
+
+    def __add__(self, other: _Busy) -> _Busy:
+        return _Busy(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+    def of_one(self, passes: int) -> _Busy:
+        """Returns one of so many equal passes; the collective that is alone is of one already."""
+        sums = {each.name: getattr(self, each.name) / passes for each in fields(self)}
+        return _Busy(**{**sums, "alone": self.alone})
+
+    @property
+    def seconds(self) -> float:
+        """A phase lasts as long as its busiest part; what is waited for alone is no part of what runs beside."""
+        joined = max(self.link, self.network) - self.alone
+        return max(0.0, max(self.device, self.host, self.host_link, joined) + self.alone + self.after)
 
 
 def step_time(
-    workload: Workload, hardware: Hardware, *, gradient_accumulation_steps: int, tokens: float, share: float = 1.0
+    workload: Workload,
+    hardware: Hardware,
+    *,
+    gradient_accumulation_steps: int,
+    tokens: float,
+    share: float = 1.0,
+    overlaps: bool = True,
 ) -> StepTime:
     """Predicts one optimizer step: its micro-steps, the update, and its part of a generation.
 
@@ -69,30 +127,50 @@ def step_time(
         tokens: Tokens of one optimizer step that count.
         share: Of the rehearsed, longest rows, what rows have on average with their padding. FLOPs and bytes that grow
             with the tokens shrink with it, attention's FLOPs with its square; weights, launches and the update do not.
+        overlaps: Whether collectives run beside what is computed, as those of sharded processes do.
     """
-    rates, assumed = _rates(hardware)
+    rates, assumed = _rates(hardware, {work.kind for work in workload.work})
     repeats = _repeats(workload, gradient_accumulation_steps)
-    phases = {
-        phase: max(0.0, _seconds(works, rates, 1.0 if phase is Phase.OPTIMIZER_STEP else share)) * times
-        for phase, times in repeats.items()
-        if times and (works := [work for work in workload.work if work.phase is phase])
-    }
+    phases: dict[Phase, float] = {}
+    for phase, (times, rehearsed) in repeats.items():
+        works = [work for work in workload.work if work.phase is phase]
+        if times and works:
+            tokens_share = 1.0 if phase is Phase.OPTIMIZER_STEP else share
+            every, last = (
+                _busy((work for work in works if work.of_step is of_step), rates, tokens_share, overlaps=overlaps)
+                for of_step in (False, True)
+            )
+            one, updates = every.of_one(rehearsed), min(times, workload.passes)
+            with_last = one + last.of_one(max(workload.optimizer_steps, 1))
+            phases[phase] = (times - updates) * one.seconds + updates * with_last.seconds
     return StepTime(tokens=tokens, phases=phases, assumed=assumed)
 
 
-def _rates(hardware: Hardware) -> tuple[_Rates, str]:
-    """Returns the card's own, and "", or those of the reference card, and its name."""
+def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
+    """Returns the card's own and its links', and whose stand in for those that are missing."""
     fp16, fp32 = hardware.fp16_flops_per_second, hardware.fp32_flops_per_second
-    bandwidth, link = hardware.bandwidth_bytes_per_second, hardware.host_link_bytes_per_second
-    if fp16 is None or fp32 is None or bandwidth is None or link is None:
-        return _REFERENCE_RATES, _REFERENCE
+    bandwidth, host_link = hardware.bandwidth_bytes_per_second, hardware.host_link_bytes_per_second
+    host = HOST_BYTES_PER_SECOND / hardware.topology.devices
+    link, network, assumed = _link_rates(hardware.topology, kinds)
+    if fp16 is None or fp32 is None or bandwidth is None or host_link is None:
+        rates = _Rates(**_REFERENCE_RATES, host=host, link=link, network=network)
+        return rates, ", ".join([_REFERENCE, *assumed])
     # Without tensor cores for it, bf16 is computed in fp32.
     bf16 = hardware.bf16_flops_per_second or fp32
-    return _Rates(bf16=bf16, fp16=fp16, fp32=fp32, bandwidth=bandwidth, link=link), ""
+    speeds = {"bf16": bf16, "fp16": fp16, "fp32": fp32, "bandwidth": bandwidth, "host_link": host_link}
+    return _Rates(**speeds, host=host, link=link, network=network), ", ".join(assumed)
 
 
-def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, float]:
-    """Computes how often what was rehearsed comes in one training step.
+def _link_rates(topology: Topology, kinds: set[Kind]) -> tuple[float, float, list[str]]:
+    """Returns what joins devices and nodes, and what of both had to be assumed for this work."""
+    link, network = topology.link_bytes_per_second, topology.network_bytes_per_second
+    assumed = [_REFERENCE_LINK] if link is None and Kind.COLLECTIVE in kinds else []
+    assumed += [_REFERENCE_NETWORK] if network is None and Kind.NETWORK_COLLECTIVE in kinds else []
+    return float(link or _REFERENCE_LINK_RATE), float(network or _REFERENCE_NETWORK_RATE), assumed
+
+
+def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, tuple[float, int]]:
+    """Computes how often a phase comes in one training step, and how often it was rehearsed.
 
     GRPO with 8 micro-steps per generation and an accumulation of 4 generates in every second step.
     """
@@ -100,37 +178,51 @@ def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase
     micro_steps = optimizer_steps * gradient_accumulation_steps
     per_generation = workload.micro_steps_per_generation
     generations = micro_steps / per_generation if per_generation else 0.0
-    each_micro_step = micro_steps / max(workload.micro_steps, 1)
-    each_optimizer_step = 1 / max(workload.optimizer_steps, 1)
+    each_micro_step, each_optimizer_step = max(workload.micro_steps, 1), max(workload.optimizer_steps, 1)
     return {
-        Phase.GENERATE: generations * each_optimizer_step,
-        Phase.SCORE: generations * each_optimizer_step,
-        Phase.FORWARD: each_micro_step,
-        Phase.BACKWARD: each_micro_step,
-        Phase.OPTIMIZER_STEP: optimizer_steps * each_optimizer_step,
+        Phase.GENERATE: (generations, each_optimizer_step),
+        Phase.SCORE: (generations, each_optimizer_step),
+        Phase.FORWARD: (micro_steps, each_micro_step),
+        Phase.BACKWARD: (micro_steps, each_micro_step),
+        Phase.OPTIMIZER_STEP: (optimizer_steps, each_optimizer_step),
     }
 
 
-def _seconds(works: Iterable[Work], rates: _Rates, share: float) -> float:
+def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:
     """Sums up all that one phase has run, with a share of the tokens that were rehearsed."""
-    device = host = beside = after = 0.0
+    busy = _Busy()
     for work in works:
         # Fewer tokens are fewer chunks.
         count, tokens = (work.count * share, 1.0) if work.of_chunk else (work.count, share)
         moved = work.bytes * tokens + work.fixed_bytes
-        host += count * work.launches * LAUNCH_SECONDS
+        busy.host += count * work.launches * LAUNCH_SECONDS
         match work.kind:
             case Kind.OVERLAPPED_COPY:
-                beside += count * moved / (rates.link * LINK_EFFICIENCY)
+                busy.host_link += count * moved / (rates.host_link * LINK_EFFICIENCY)
             case Kind.COPY:
-                after += count * moved / (rates.link * LINK_EFFICIENCY)
+                busy.after += count * moved / (rates.host_link * LINK_EFFICIENCY)
             case Kind.HOST_STEP:
-                after += count * moved / HOST_BYTES_PER_SECOND
+                busy.after += count * moved / rates.host
+            case Kind.COLLECTIVE | Kind.NETWORK_COLLECTIVE:
+                rate = rates.link if work.kind is Kind.COLLECTIVE else rates.network
+                _add_collective(busy, work, count, moved / (rate * COLLECTIVE_EFFICIENCY), overlaps=overlaps)
             case _:
                 is_attention = work.kind is Kind.ATTENTION
                 flops = work.flops * (tokens * tokens if is_attention else tokens)
                 efficiency = ATTENTION_EFFICIENCY if is_attention else MATMUL_EFFICIENCY
                 computing = flops / (rates.flops(work.dtype) * efficiency)
                 moving = moved / (rates.bandwidth * BANDWIDTH_EFFICIENCY)
-                device += count * (max(computing, moving) + work.launches * KERNEL_SECONDS)
-    return max(device, host, beside) + after
+                busy.device += count * (max(computing, moving) + work.launches * KERNEL_SECONDS)
+    return busy
+
+
+def _add_collective(busy: _Busy, work: Work, count: float, moving: float, *, overlaps: bool) -> None:
+    seconds = moving + work.launches * COLLECTIVE_SECONDS
+    if not overlaps:
+        busy.after += count * seconds
+        return
+    busy.alone = max(busy.alone, seconds)
+    if work.kind is Kind.COLLECTIVE:
+        busy.link += count * seconds
+    else:
+        busy.network += count * seconds

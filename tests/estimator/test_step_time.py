@@ -7,7 +7,7 @@ import pytest
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import step_time
-from autotrain_mem.spec import Hardware, Phase, Work, Workload
+from autotrain_mem.spec import Hardware, Phase, Topology, Work, Workload
 from autotrain_mem.spec.work import Kind
 
 RATES = {
@@ -32,9 +32,28 @@ def load(*works: Work, **counts: int) -> Workload:
     return Workload(work=works, **{"micro_steps": 1, "optimizer_steps": 1, **counts})
 
 
-def seconds(*works: Work, hardware: Hardware = CARD, accumulation: int = 1, share: float = 1.0, **counts: int) -> float:
+def seconds(
+    *works: Work,
+    hardware: Hardware = CARD,
+    accumulation: int = 1,
+    share: float = 1.0,
+    overlaps: bool = True,
+    **counts: int,
+) -> float:
     options: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "tokens": 1.0, "share": share}
+    options |= {"overlaps": overlaps}
     return step_time(load(*works, **counts), hardware, **options).step_seconds
+
+
+LINKED = Topology(devices=4, link="toy", link_bytes_per_second=10**10, nodes=2, network_bytes_per_second=10**9)
+SEVERAL = replace(CARD, topology=LINKED)
+SECOND_OF_COLLECTIVE = round(10**10 * module.COLLECTIVE_EFFICIENCY)
+
+
+def collective(number: float, seconds_of_each: float, phase: Phase = Phase.BACKWARD, **fields: Any) -> Work:
+    """So many calls, among the devices of a node."""
+    moved = round(seconds_of_each * SECOND_OF_COLLECTIVE)
+    return work(phase, **{"kind": Kind.COLLECTIVE, "fixed_bytes": moved, "count": number, **fields})
 
 
 TURING = replace(CARD, bf16_flops_per_second=None)
@@ -108,3 +127,60 @@ def test_a_card_with_a_rate_unknown_is_ranked_by_another_card_and_says_so(name: 
     time = step_time(load(work(flops=312 * 10**12)), unknown, gradient_accumulation_steps=1, tokens=1.0)
     assert time.assumed == "a100-80gb"
     assert time.step_seconds == pytest.approx(1 / module.MATMUL_EFFICIENCY)
+
+
+@pytest.mark.parametrize(
+    ("works", "options", "expected"),
+    [
+        # Four gathers beside 5 s of computing: the first is waited for.
+        ((collective(4, 1.0),), {}, 1 + 5),
+        # Ten take longer than what is computed.
+        ((collective(10, 1.0),), {}, 10),
+        # Shorter rows leave weights and gradients what they are.
+        ((collective(10, 1.0),), {"share": 0.2}, 10),
+        # DDP reduces after the backward pass.
+        ((collective(4, 1.0),), {"overlaps": False}, 4 + 5),
+        # What is reduced once in a step is not reduced in each of its micro-steps, of which one was rehearsed or two.
+        ((collective(4, 1.0, of_step=True),), {"accumulation": 3, "overlaps": False}, 4 + 3 * 5),
+        ((collective(4, 1.0, of_step=True),), {"accumulation": 3}, 1 + 3 * 5),
+        ((collective(10, 1.0, of_step=True),), {"accumulation": 3}, 10 + 2 * 5),
+        # Both of a last micro-step: the first that is gathered and the last that is reduced.
+        ((collective(4, 1.0), collective(4, 0.5, of_step=True)), {"accumulation": 2}, (1 + 5) + (1 + 0.5 + 5)),
+        # Between nodes it takes ten times as long, and is under way at the same time.
+        ((collective(4, 1.0), collective(4, 1.0, kind=Kind.NETWORK_COLLECTIVE)), {}, 40),
+    ],
+)
+def test_collectives_take_what_they_cannot_hide(
+    works: tuple[Work, ...], options: dict[str, Any], expected: float
+) -> None:
+    computing = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL)
+    assert seconds(computing, *works, hardware=SEVERAL, **options) == pytest.approx(expected)
+
+
+def test_what_was_rehearsed_in_two_micro_steps_is_computed_twice_and_reduced_once() -> None:
+    computing, reduced = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL, count=2.0), collective(4, 1.0, of_step=True)
+    found = seconds(computing, reduced, hardware=SEVERAL, accumulation=6, micro_steps=2, overlaps=False)
+    assert found == pytest.approx(6 * 5 + 4)
+
+
+def test_each_collective_costs_a_latency_however_small() -> None:
+    calls = collective(1000, 0.0, launches=1)
+    expected = 1000 * (module.COLLECTIVE_SECONDS + module.LAUNCH_SECONDS)
+    assert seconds(calls, hardware=SEVERAL, overlaps=False) == pytest.approx(expected)
+
+
+def test_processes_of_a_node_share_the_bandwidth_of_its_host() -> None:
+    update = work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=module.HOST_BYTES_PER_SECOND)
+    assert seconds(update, hardware=SEVERAL) == pytest.approx(4 * seconds(update))
+
+
+def test_a_link_that_is_not_known_is_assumed_and_named_where_it_is_used() -> None:
+    unknown = replace(CARD, topology=replace(LINKED, link_bytes_per_second=None, network_bytes_per_second=None))
+    options: dict[str, Any] = {"gradient_accumulation_steps": 1, "tokens": 1.0}
+    for kind, name in ((Kind.COLLECTIVE, "PCIe 4.0"), (Kind.NETWORK_COLLECTIVE, "400 Gb/s a node of 8")):
+        time = step_time(load(collective(1, 1.0, kind=kind)), unknown, **options)
+        assert time.assumed == name
+        assert time.step_seconds > 0
+    assert not step_time(load(work(flops=SECOND_OF_MATMUL)), unknown, **options).assumed
+    nothing_known = replace(unknown, bandwidth_bytes_per_second=None)
+    assert step_time(load(collective(1, 1.0)), nothing_known, **options).assumed == "a100-80gb, PCIe 4.0"

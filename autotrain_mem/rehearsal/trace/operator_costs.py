@@ -27,6 +27,7 @@ class Cost:
     bytes: int = 0
     fixed_bytes: int = 0
     launches: int = 1
+    of_step: bool = False
     shape: tuple[int, ...] = ()
     """Of what is no operator, the lengths that its cost grows with."""
 
