@@ -64,9 +64,10 @@ LAYERS = {
     "quickstart": part(1, "errors", "tokenizers torch transformers"),
     "recipe_files": part(1, "errors"),
     "store": part(1, "units", "platformdirs"),
+    "yaml_files": part(1, "errors units", "yaml"),
     "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
-    "parallel": part(3, "spec"),
+    "parallel": part(3, "errors spec"),
     "exports": part(3, "errors methods.facts methods.table printable spec units", "yaml"),
     "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
@@ -104,8 +105,9 @@ LAYERS = {
     "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
     "cli": part(
         11,
-        "__init__ api errors exports methods.table printable processes quickstart recipe_files report spec units",
-        "rich yaml",
+        "__init__ api errors exports methods.table printable processes quickstart recipe_files report spec "
+        "units yaml_files",
+        "rich",
     ),
     "drop_in": part(
         11,

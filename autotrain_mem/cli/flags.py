@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
@@ -18,7 +16,7 @@ from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import FITS
 from autotrain_mem.spec.knobs import OWN_KNOBS
-from autotrain_mem.units import KIB, format_bytes
+from autotrain_mem.yaml_files import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +130,10 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
             why, instead = _NOT_HERE[flag]
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
-    config = _read_yaml(config_file(prog, flags))
+    file = config_file(prog, flags)
+    config = (
+        {} if file is None else {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
+    )
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
     settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
     # Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant.
@@ -229,60 +230,6 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             argv.append(f"--{name}={text}")
     return _given(make_parser(prog).parse_args(argv))
-
-
-LARGEST_CONFIG_BYTES = 256 * KIB
-"""Of a YAML file: PyYAML reads some 100 KiB a second."""
-MOST_VALUES = 100_000
-"""Of a YAML file, where each alias counts as a copy: a few lines of aliases of aliases stand for billions."""
-
-
-def _read_yaml(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    import yaml
-
-    hint = f"Write key: value in {path}, one a line."
-    try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST_CONFIG_BYTES + 1)
-        if len(content) > LARGEST_CONFIG_BYTES:
-            message = f"The config {path} is larger than {format_bytes(LARGEST_CONFIG_BYTES)}."
-            raise UsageError(message, hint="Check --config; data go to --dataset.")
-        loader = yaml.SafeLoader(content.decode("utf-8"))
-        node = loader.get_single_node()
-        if node is not None and _count(node, {}) > MOST_VALUES:
-            message = f"The config {path} holds more than {MOST_VALUES:,} values."
-            raise UsageError(message, hint="Write values out in place of aliases (*name) of aliases.")
-        config = None if node is None else loader.construct_document(node)
-        plain: Any = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
-    except OSError as error:
-        raise UsageError(f"Cannot read the config {path}: {error.strerror}.", hint="Check --config.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The config {path} is not UTF-8 text.", hint="Check --config.") from error
-    except yaml.YAMLError as error:
-        mark: Any = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None)  # such as: expected ',' or ']'
-        where = f" at line {mark.line + 1}, column {mark.column + 1} ({problem})" if mark is not None else ""
-        raise UsageError(f"The config {path} is not YAML{where}.", hint=hint) from error
-    except RecursionError as error:
-        raise UsageError(f"The config {path} is nested too deeply.", hint=hint) from error
-    except (TypeError, ValueError) as error:  # a month 13, a key that is a date
-        raise UsageError(f"The config {path} holds a value that is none: {error}.", hint=hint) from error
-    if not isinstance(plain, dict):
-        raise UsageError(f"The config {path} holds no keys.", hint=hint)
-    return {name.replace("-", "_"): value for name, value in plain.items()}
-
-
-def _count(node: Any, counted: dict[int, float]) -> float:
-    """Counts the values below a node of YAML's, itself included, with a copy for each alias; endless where one holds
-    itself."""
-    if id(node) not in counted:
-        counted[id(node)] = math.inf
-        parts = node.value if isinstance(node.value, list) else []
-        pairs = [part if isinstance(part, tuple) else (part,) for part in parts]
-        counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
-    return counted[id(node)]
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:

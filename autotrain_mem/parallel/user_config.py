@@ -1,0 +1,316 @@
+"""Reads what a user's own config of ``accelerate launch`` asks for; what cannot be planned for is refused.
+
+Keys, defaults and what excludes what are those of ``accelerate/commands/config/config_args.py: ClusterConfig`` and of
+``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.environment import fsdp_settings
+from autotrain_mem.spec.knobs import Sharding
+
+KEYS = frozenset(
+    {"compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank"}
+    | {"num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network", "commands"}
+    | {"main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config", "tpu_env"}
+    | {"parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone", "tpu_vm"}
+    | {"tpu_use_cluster", "tpu_use_sudo", "command_file", "dynamo_config"}
+)
+"""All that accelerate takes; it refuses a file with any other key."""
+OLD_KEYS = frozenset({"fp16", "dynamo_backend"})
+"""Of older versions, which accelerate still reads (``config_args.py: process_config``)."""
+
+FSDP_KEYS = frozenset(
+    {"version", "offload_params", "min_num_params", "sharding_strategy", "reshard_after_forward", "auto_wrap_policy"}
+    | {"transformer_layer_cls_to_wrap", "backward_prefetch", "state_dict_type", "forward_prefetch", "use_orig_params"}
+    | {"cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing", "ignored_modules"}
+    | {"activation_checkpointing_offload"}
+)
+"""The flags ``--fsdp_...`` of ``accelerate launch``; of any other key it takes no notice."""
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY``; a number counts from 1."""
+_WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+
+_FSDP2 = "distributed_type: FSDP with fsdp_version: 2 divides weights, gradients and optimizer state"
+_OTHER_TYPES = {
+    "DEEPSPEED": (
+        "DeepSpeed's ZeRO is not rehearsed",
+        f"{_FSDP2}, as stage 3 does; fsdp_offload_params: true offloads.",
+    ),
+    "MEGATRON_LM": ("Megatron-LM is not rehearsed", f"{_FSDP2}."),
+    "XLA": ("TPUs are not rehearsed", "distributed_type: MULTI_GPU trains on GPUs."),
+    "MULTI_CPU": ("training on several CPUs is not planned for", "distributed_type: NO, and --use_cpu, takes one."),
+}
+_OTHER_PARALLELISM = {
+    "tp_size": "tensor parallelism is not rehearsed",
+    "cp_size": "context parallelism is not rehearsed",
+    "sp_size": "sequence parallelism is not rehearsed",
+}
+
+Problem = tuple[str, str]
+"""What is wrong, and what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Says how a config has processes launched."""
+
+    processes: int | None
+    """None where the config leaves them open, as it may: ``num_processes: -1``."""
+    nodes: int
+    sharding: Sharding | None
+    """None for a single process."""
+    dp_replicate_size: int | None
+    fsdp_offload_params: bool
+    mixed_precision: str
+    """``bf16``, ``fp16`` or ``no``, with which TRL's own words count."""
+    recomputes: bool
+    """FSDP recomputes activations, and so the model's own checkpointing must not."""
+    warnings: tuple[str, ...] = ()
+
+
+def read_launch(config: Mapping[str, Any], name: str) -> Launch:
+    """Reads a config's content.
+
+    Example: of ``{"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}`` sharding is
+    ``fsdp2``.
+
+    Args:
+        name: What the config is called in a message: its path.
+
+    Raises:
+        UsageError: it is none of accelerate's, contradicts itself, or asks for what is not rehearsed; all problems.
+    """
+    if problems := [*_blocks(config)] or [*_problems(config)]:
+        reasons = [reason for reason, _ in problems]
+        raise UsageError(
+            f"{name} cannot be planned with: {'; '.join(reasons)}.",
+            hint="\n".join(dict.fromkeys(cure for _, cure in problems)),
+        )
+    settings, processes = fsdp_settings(config), _processes(config)
+    replicas = _sizes(config).get("dp_replicate_size", 1)
+    is_fsdp = _type(config) == "FSDP"
+    return Launch(
+        processes=processes,
+        nodes=int(config.get("num_machines") or 1),
+        sharding=_sharding(config, settings, replicas),
+        dp_replicate_size=replicas if replicas > 1 else None,
+        fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
+        mixed_precision=_mixed_precision(config),
+        recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
+        warnings=(*(_unsaved(settings) if is_fsdp else ()),),
+    )
+
+
+def _type(config: Mapping[str, Any]) -> str:
+    value = config.get("distributed_type")
+    return "NO" if value is False else str(value)  # YAML reads NO without quotes as false
+
+
+def _version(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("version", 1))
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() in (
+        "true",
+        "1",
+        "yes",
+        "y",
+        "t",
+        "on",
+    )  # ``accelerate/utils/environment.py: str_to_bool``
+
+
+def _processes(config: Mapping[str, Any]) -> int | None:
+    if _type(config) == "NO":
+        return 1
+    count = config.get("num_processes", -1)
+    return None if count == -1 else int(count)
+
+
+def _mixed_precision(config: Mapping[str, Any]) -> str:
+    given = config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")
+    return str(given).lower()
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of ``parallelism_config``, those that are whole numbers."""
+    given = config.get("parallelism_config") or {}
+    names = {name: name.removeprefix("parallelism_config_") for name in given}
+    return {names[name]: value for name, value in given.items() if isinstance(value, int) and name != names[name]}
+
+
+def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: int) -> Sharding | None:
+    if _type(config) == "NO" or _processes(config) == 1:
+        return None
+    if _type(config) == "MULTI_GPU":
+        return "ddp"
+    if _version(settings) == 1:
+        return "fsdp1"
+    if replicas > 1:
+        return "hsdp"
+    return "fsdp2" if _is_true(settings.get("reshard_after_forward", True)) else "fsdp2-no-reshard"
+
+
+def _unsaved(settings: Mapping[str, Any]) -> Iterator[str]:
+    default = "FULL_STATE_DICT" if _version(settings) == 1 else "SHARDED_STATE_DICT"
+    kind = str(settings.get("state_dict_type") or default)
+    if kind.upper() != "FULL_STATE_DICT":
+        yield (
+            f"fsdp_state_dict_type {kind}: the trainer writes no model at the end, only checkpoints in shards "
+            "(transformers/trainer.py: save_model); with FULL_STATE_DICT it does"
+        )
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def _blocks(config: Mapping[str, Any]) -> Iterator[Problem]:
+    for name in ("fsdp_config", "parallelism_config", "dynamo_config"):
+        if not isinstance(config.get(name) or {}, Mapping):
+            yield f"{name} holds no keys", f"Write {name}: and indented keys below."
+
+
+def _problems(config: Mapping[str, Any]) -> Iterator[Problem]:
+    for check in (_keys, _kind, _counts, _precision, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
+        yield from check(config)
+
+
+def _keys(config: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in sorted(config.keys() - KEYS - OLD_KEYS):
+        near = difflib.get_close_matches(key, KEYS, n=1)
+        meant = f"Did you mean {near[0]}?" if near else "accelerate launch refuses the file, too: remove the key."
+        yield f"{key} is no key of accelerate's", f"{key}: {meant}"
+
+
+def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if str(config.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
+        where = f"compute_environment {config['compute_environment']} is not this machine"
+        yield f"{where}, whose devices are not known", "compute_environment: LOCAL_MACHINE."
+    kind = _type(config)
+    if kind in _OTHER_TYPES:
+        why, cure = _OTHER_TYPES[kind]
+        yield f"distributed_type {kind}: {why}", cure
+    elif "distributed_type" not in config:
+        yield "distributed_type is not given", "distributed_type: MULTI_GPU is DDP, FSDP shards."
+    elif kind not in ("NO", "MULTI_GPU", "FSDP"):
+        yield f"distributed_type {kind} is not planned for", "distributed_type takes NO, MULTI_GPU or FSDP here."
+    if _is_true(config.get("use_cpu", False)):
+        yield "use_cpu true: plans of several processes are for GPUs", "Remove it; --use_cpu trains on the CPU."
+    dynamo = config.get("dynamo_config") or config
+    backend = str(dynamo.get("dynamo_backend") or dynamo.get("backend") or "NO")  # either name, as accelerate reads it
+    if backend.upper() != "NO":
+        yield (
+            f"dynamo_backend {backend} stands beside TRL's own words",
+            "Remove dynamo_config; --torch_compile says it.",
+        )
+    if config.get("fp8_config") or str(config.get("mixed_precision")).lower() == "fp8":
+        yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
+
+
+def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
+    given = _mixed_precision(config)
+    if given not in ("no", "bf16", "fp16", "fp8"):
+        yield f"mixed_precision {given} is unknown", "mixed_precision takes no, bf16 or fp16."
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
+    numbers = {name: config.get(name) for name in ("num_processes", "num_machines")}
+    for name, value in numbers.items():
+        unset = value is None or (name == "num_processes" and value == -1)
+        if not unset and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            yield f"{name} {value!r} is no number of at least 1", f"{name}: 1 or more."
+            return
+    processes, nodes = config.get("num_processes") or -1, config.get("num_machines") or 1
+    if _type(config) == "NO" and processes > 1:
+        cure = "distributed_type: MULTI_GPU (DDP) or FSDP starts so many; num_processes: 1 does not."
+        yield f"distributed_type NO starts one process, and num_processes is {processes}", cure
+    if processes > 0 and processes % nodes:
+        cure = f"num_processes counts those of all machines: {processes * nodes} are {processes} on each of {nodes}."
+        yield f"num_processes {processes} does not divide into {nodes} machines", cure
+    if _type(config) == "FSDP" and processes == 1:
+        cure = "distributed_type: NO, or num_processes: 2 or more."
+        yield "distributed_type FSDP with one process has nothing to divide", cure
+    ids = str(config.get("gpu_ids") or "all")
+    if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
+        yield (
+            f"gpu_ids {ids} chooses among the GPUs",
+            f"Remove it; CUDA_VISIBLE_DEVICES={ids} before the command says it.",
+        )
+
+
+def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
+    settings = fsdp_settings(config)
+    for key in sorted(settings.keys() - FSDP_KEYS):
+        near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
+        meant = f"Did you mean fsdp_{near[0]}?" if near else "Remove it."
+        yield f"fsdp_{key} is no key of fsdp_config: accelerate would take no notice of it", f"fsdp_{key}: {meant}"
+    if str(settings.get("version", 1)) not in ("1", "2"):
+        yield f"fsdp_version {settings['version']} is unknown", "fsdp_version: 2."
+        return
+    reshard = str(settings.get("reshard_after_forward", True))
+    if _version(settings) == 2 and reshard.lower() not in ("true", "false"):
+        cure = "fsdp_reshard_after_forward: true shards wholly, as FULL_SHARD did; false as SHARD_GRAD_OP did."
+        yield f"fsdp_reshard_after_forward {reshard} is FSDP's first version's", cure
+    if _version(settings) == 1:
+        yield from _first_version(settings)
+    policy = settings.get("auto_wrap_policy")
+    if policy is not None and str(policy).upper() not in _WRAPS:
+        yield f"fsdp_auto_wrap_policy {policy} is unknown", f"fsdp_auto_wrap_policy takes {', '.join(_WRAPS)}."
+    if _is_true(settings.get("activation_checkpointing_offload")):
+        cure = "Remove it; --activation_offloading without fsdp_activation_checkpointing keeps activations on the host."
+        yield "fsdp_activation_checkpointing_offload is not rehearsed", cure
+    if _is_true(settings.get("cpu_ram_efficient_loading", True)) and not _is_true(
+        settings.get("sync_module_states", True)
+    ):
+        cure = "fsdp_sync_module_states: true, which accelerate launch asks for, too."
+        yield "fsdp_cpu_ram_efficient_loading leaves all but one process without weights", cure
+
+
+def _first_version(settings: Mapping[str, Any]) -> Iterator[Problem]:
+    """accelerate always says ``fsdp_sharding_strategy`` to it: at ``fsdp_reshard_after_forward`` it does not look."""
+    given = str(settings.get("sharding_strategy", "FULL_SHARD")).upper()
+    strategy = _STRATEGIES[int(given) - 1] if given in ("1", "2", "3", "4", "5") else given
+    reshard = str(settings.get("reshard_after_forward", strategy)).upper()
+    if strategy.startswith("HYBRID_SHARD"):
+        cure = "fsdp_version: 2, with parallelism_config_dp_replicate_size: 2 and parallelism_config_dp_shard_size: N."
+        yield f"fsdp_sharding_strategy {strategy} is not rehearsed in FSDP's first version", cure
+    elif strategy == "NO_SHARD":
+        yield "fsdp_sharding_strategy NO_SHARD divides nothing", "distributed_type: MULTI_GPU is DDP."
+    elif strategy not in _STRATEGIES:
+        yield f"fsdp_sharding_strategy {strategy} is unknown", f"It takes {', '.join(_STRATEGIES[:2])}."
+    elif reshard not in (strategy, "TRUE") and reshard in _STRATEGIES:
+        cure = f"fsdp_sharding_strategy: {reshard}, or fsdp_version: 2."
+        yield f"accelerate takes no notice of fsdp_reshard_after_forward {reshard} in FSDP's first version", cure
+
+
+def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if not config.get("parallelism_config"):
+        return
+    sizes, processes = _sizes(config), _processes(config)
+    for name, why in _OTHER_PARALLELISM.items():
+        if sizes.get(name, 1) > 1:
+            key = f"parallelism_config_{name}"
+            cure = f"{key}: 1, and parallelism_config_dp_shard_size: {sizes[name]} to divide the model among them."
+            yield f"{key} {sizes[name]}: {why}", cure
+            return
+    version = str(fsdp_settings(config).get("version", 1))
+    if _type(config) != "FSDP" or version != "2":
+        yield "parallelism_config is for FSDP's second version", "distributed_type: FSDP, with fsdp_version: 2."
+        return
+    replicas, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
+    if shards == 1:
+        cure = "parallelism_config_dp_shard_size: how many processes divide a model; or remove parallelism_config."
+        yield "parallelism_config_dp_shard_size 1 leaves FSDP nothing to divide", cure
+    elif processes is not None and replicas * shards != processes:
+        sum_of_it = f"dp_replicate_size {replicas} x dp_shard_size {shards} are {replicas * shards} processes"
+        cure = f"num_processes: {replicas * shards}, or other sizes."
+        yield f"{sum_of_it}, and num_processes is {processes}", cure

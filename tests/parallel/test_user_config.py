@@ -1,0 +1,139 @@
+"""A user's own config of ``accelerate launch``: what it asks for, and what is refused."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.parallel.environment import config_of_environment, fsdp_settings, launch_environment
+from autotrain_mem.parallel.user_config import FSDP_KEYS, KEYS, Launch, read_launch
+from autotrain_mem.spec.knobs import SHARDINGS
+from tests.nouns import TRL_DEFAULTS
+
+
+def fsdp(**settings: Any) -> dict[str, Any]:
+    given = {f"fsdp_{name}": value for name, value in settings.items()}
+    return {"distributed_type": "FSDP", "num_processes": 8, "mixed_precision": "bf16", "fsdp_config": given}
+
+
+def sizes(**values: int) -> dict[str, Any]:
+    return {"parallelism_config": {f"parallelism_config_{name}": value for name, value in values.items()}}
+
+
+def launch(config: dict[str, Any]) -> Launch:
+    return read_launch(config, "a.yaml")
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, offload: bool) -> None:
+    if sharding == "ddp" and offload:
+        return
+    knobs = dataclasses.replace(
+        TRL_DEFAULTS,
+        processes=8,
+        sharding=sharding,
+        dp_replicate_size=2 if sharding == "hsdp" else None,
+        fsdp_offload_params=offload,
+    )
+    config = accelerate_config(knobs, mixed_precision="bf16", nodes=2)
+    read = launch(config)
+    assert (read.processes, read.nodes, read.sharding) == (8, 2, sharding)
+    assert (read.dp_replicate_size, read.fsdp_offload_params) == (knobs.dp_replicate_size, offload)
+    assert (read.mixed_precision, read.recomputes, read.warnings) == ("bf16", False, ())
+    of_process = config_of_environment(launch_environment(config), 8)  # what a drop-in trainer finds
+    assert of_process is None or dataclasses.replace(launch(of_process), nodes=2) == read
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"distributed_type": "NO"}, {"processes": 1, "sharding": None, "mixed_precision": "no"}),
+        ({"distributed_type": False, "gpu_ids": "0", "mixed_precision": False}, {"processes": 1, "sharding": None}),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "all"}, {"sharding": "ddp"}),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "0,1"}, {"sharding": "ddp"}),
+        ({"distributed_type": "MULTI_GPU", "num_processes": -1}, {"processes": None, "sharding": "ddp"}),
+        (fsdp(), {"sharding": "fsdp1"}),
+        (fsdp(version=1, sharding_strategy="SHARD_GRAD_OP", offload_params="true"), {"fsdp_offload_params": True}),
+        (fsdp(version=2, activation_checkpointing=True), {"sharding": "fsdp2", "recomputes": True}),
+        (fsdp(version="2", reshard_after_forward="false"), {"sharding": "fsdp2-no-reshard"}),
+        (fsdp(version=2) | sizes(dp_shard_size=8), {"sharding": "fsdp2", "dp_replicate_size": None}),
+        ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
+    ],
+)
+def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    read = launch(config)
+    assert {name: getattr(read, name) for name in expected} == expected
+
+
+def test_that_no_model_would_be_saved_is_said() -> None:
+    assert "FULL_STATE_DICT" in launch(fsdp(version=2)).warnings[0]
+    assert launch(fsdp(version=2, state_dict_type="FULL_STATE_DICT")).warnings == ()
+    assert launch(fsdp(version=1)).warnings == ()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "DeepSpeed": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "fsdp_version: 2"),
+    "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
+    "TPU": ({"distributed_type": "XLA"}, "MULTI_GPU"),
+    "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU or FSDP"),
+    "no kind": ({"num_processes": 2}, "distributed_type: MULTI_GPU"),
+    "cloud": ({"distributed_type": "NO", "compute_environment": "AMAZON_SAGEMAKER"}, "LOCAL_MACHINE"),
+    "fp8": ({"distributed_type": "NO", "mixed_precision": "fp8"}, "mixed_precision: bf16"),
+    "a precision": ({"distributed_type": "NO", "mixed_precision": "bf17"}, "no, bf16 or fp16"),
+    "CPU": ({"distributed_type": "NO", "use_cpu": True}, "--use_cpu"),
+    "compiled": ({"distributed_type": "NO", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "--torch_compile"),
+    "context": (fsdp(version=2) | sizes(cp_size=2), "parallelism_config_dp_shard_size: 2"),
+    "tensor": (fsdp(version=2) | sizes(tp_size=8), "parallelism_config_tp_size: 1"),
+    "sequence": ({"distributed_type": "DEEPSPEED"} | sizes(sp_size=2), "parallelism_config_sp_size: 1"),
+    "sizes of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(dp_shard_size=2), "fsdp_version: 2"),
+    "sizes of too many": (fsdp(version=2) | sizes(dp_replicate_size=2, dp_shard_size=8), "num_processes: 16"),
+    "nothing to shard": (fsdp(version=2) | sizes(dp_replicate_size=8), "dp_shard_size"),
+    "a key": ({"distributed_type": "NO", "num_proceses": 2}, "num_processes"),
+    "a key of FSDP": (fsdp(version=2, ofload_params=True), "fsdp_offload_params"),
+    "one process": (fsdp(version=2) | {"num_processes": 1}, "2 or more"),
+    "NO with many": ({"distributed_type": "NO", "num_processes": 4}, "MULTI_GPU"),
+    "a number": ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, "1 or more"),
+    "machines": (fsdp(version=2) | {"num_machines": 3}, "24 are 8 on each of 3"),
+    "chosen GPUs": (
+        {"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "2,3"},
+        "CUDA_VISIBLE_DEVICES=2,3",
+    ),
+    "a version": (fsdp(version=3), "fsdp_version: 2"),
+    "the first version's word": (fsdp(version=2, reshard_after_forward="FULL_SHARD"), "true shards wholly"),
+    "no strategy of the first": (fsdp(reshard_after_forward="SHARD_GRAD_OP"), "fsdp_sharding_strategy: SHARD_GRAD_OP"),
+    "hybrid of the first": (fsdp(sharding_strategy=4), "parallelism_config_dp_replicate_size"),
+    "DDP as FSDP": (fsdp(sharding_strategy="NO_SHARD"), "MULTI_GPU"),
+    "a policy": (fsdp(version=2, auto_wrap_policy="WRAP_IT"), "TRANSFORMER_BASED_WRAP"),
+    "activations on the host": (
+        fsdp(version=2, activation_checkpointing=True, activation_checkpointing_offload=True),
+        "--activation_offloading",
+    ),
+    "no weights": (fsdp(version=1, sync_module_states=False), "fsdp_sync_module_states: true"),
+    "no block": ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": 3}, "indented keys"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_planned_is_refused_with_what_can(name: str) -> None:
+    config, cure = REFUSED[name]
+    with pytest.raises(UsageError) as error:
+        launch(config)
+    assert "a.yaml" in error.value.message
+    assert cure in error.value.hint
+
+
+@pytest.mark.newest
+def test_the_keys_are_accelerates() -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    assert {field.name for field in dataclasses.fields(ClusterConfig)} == KEYS
+    flags = {action.dest for action in launch_command_parser()._actions}
+    assert FSDP_KEYS - {"ignored_modules"} == fsdp_settings({"fsdp_config": dict.fromkeys(_of_fsdp(flags))}).keys()
+
+
+def _of_fsdp(flags: set[str]) -> set[str]:
+    return {flag for flag in flags if flag.startswith("fsdp_")}
