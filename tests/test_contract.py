@@ -80,7 +80,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table planner spec trainers units",
+        "errors files methods methods.table parallel planner spec trainers units",
         "accelerate bitsandbytes dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -19,11 +19,13 @@ from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues, numbers
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.materialize import conversion_in_place
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.trace.ledger import Device
 from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Phase, Trace
+from autotrain_mem.spec import Knobs, Phase, Trace
 
 Collate = Callable[[list[Any]], Any]
 EditRows = Callable[[list[Any]], list[Any]]
@@ -121,18 +123,28 @@ class TrainerSpec:
 
 
 def rehearse_trainer(
-    spec: TrainerSpec, compute_capability: tuple[int, int] = (8, 0), not_counted: tuple[str, ...] = ()
+    spec: TrainerSpec,
+    compute_capability: tuple[int, int] = (8, 0),
+    not_counted: tuple[str, ...] = (),
+    rank: RehearsedRank | None = None,
 ) -> Trace:
     """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
 
     Args:
         not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
+        rank: Which process of several this is, launched as such; None for a single one.
     """
-    with fake_tensors() as mode, without_weights():
+    with ExitStack() as stack:
+        mode = stack.enter_context(fake_tensors())
+        stack.enter_context(without_weights())
         values = KnownValues(mode)
-        recorder = Recorder(values.run, workspace=workspaces(compute_capability))
-        with cuda_semantics(recorder, compute_capability), vllm_stand_in():
-            train_on_fakes(spec, recorder, values)
+        kind = Recorder if rank is None else RankRecorder
+        recorder = kind(values.run, workspace=workspaces(compute_capability))
+        stack.enter_context(cuda_semantics(recorder, compute_capability))
+        stack.enter_context(vllm_stand_in())
+        if rank is not None:
+            stack.enter_context(rank.rules(recorder))
+        train_on_fakes(spec, recorder, values)
     trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
     work = replace(trace.work, passes=spec.passes, micro_steps_per_generation=spec.micro_steps_per_generation)
     return replace(trace, work=work)
@@ -153,10 +165,18 @@ class Watch:
     Args:
         device: A simulated GPU; its out-of-memory error ends the training like a real one's.
         compute_capability: Of that GPU.
+        knobs: Those of a process that was launched as one of several; None for a single one.
     """
 
-    def __init__(self, device: Device | None = None, compute_capability: tuple[int, int] = (8, 0)) -> None:
-        self.recorder = Recorder(device=device, workspace=workspaces(compute_capability))
+    def __init__(
+        self,
+        device: Device | None = None,
+        compute_capability: tuple[int, int] = (8, 0),
+        knobs: Knobs | None = None,
+    ) -> None:
+        self._ranked = knobs if knobs is not None and knobs.processes > 1 else None
+        kind = Recorder if self._ranked is None else RankRecorder
+        self.recorder = kind(device=device, workspace=workspaces(compute_capability))
         self._compute_capability = compute_capability
 
     @property
@@ -167,7 +187,8 @@ class Watch:
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
         """Inside, a trainer may be built and trained."""
-        with cuda_semantics(self.recorder, self._compute_capability, "real cpu"):
+        process = nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked)
+        with cuda_semantics(self.recorder, self._compute_capability, "real cpu"), process:
             yield
 
     def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
+from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.spec import Job, Knobs, Trace
 
 EVALUATED_BATCHES = 2
@@ -26,6 +28,7 @@ def rehearse(
     compute_capability: tuple[int, int] = (8, 0),
     layers: int | None = None,
     chunks: int | None = None,
+    rank: int = 0,
 ) -> Trace:
     """Rehearse one configuration.
 
@@ -35,10 +38,14 @@ def rehearse(
         compute_capability: Of the card, since kernels differ by it.
         layers: Of the model that is rehearsed in the place of the job's; None for all that it has.
         chunks: Of a loss that goes over the tokens in many; None for all that it has.
+        rank: Which of several processes; shards are largest on the first.
     """
-    with with_layers(job.model, layers), with_chunks(chunks) as cut:
+    process = rehearsed_rank(knobs, job.accelerate, rank)
+    launched = nullcontext() if process is None else process.launched()
+    with launched, with_layers(job.model, layers), with_chunks(chunks) as cut:
         spec = trainer_spec(job, knobs, length, output_dir, layers)
-        trace = rehearse_trainer(spec, compute_capability, (*not_counted(job, knobs), *left_out(job)))
+        left = (*not_counted(job, knobs), *left_out(job))
+        trace = rehearse_trainer(spec, compute_capability, left, process)
     return replace(trace, loss_chunks=tuple(sorted({*cut})))
 
 

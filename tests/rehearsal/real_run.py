@@ -94,10 +94,10 @@ def rehearsed(one: Case, **options: Any) -> Trace:
 
 def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, Any]:
     """Trains with the model's own weights, on true tensors, as it was rehearsed; returns the trainer too."""
-    spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
     torch.manual_seed(0)
-    watch = Watch(**card)
+    watch = Watch(knobs=one.knobs, **card)
     with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
+        spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
         trainer = spec.build()
         with spec.patches(trainer):
             watch.train(trainer, edit_rows=spec.edit_rows)

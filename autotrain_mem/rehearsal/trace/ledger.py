@@ -110,6 +110,12 @@ class Ledger:
         """A block is whose another is."""
         self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
+    def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
+        """Say whose all blocks from this one on are of whom nobody has said it."""
+        for entry in self._entries[first:]:
+            if entry.owner is None:
+                entry.owner, entry.name = owner, name
+
     def disown(self, block: int) -> None:
         """Take a block out of the record."""
         if block in self._disowned:

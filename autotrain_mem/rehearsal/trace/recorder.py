@@ -94,11 +94,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Count the model's parameters and buffers as weights, in order, and learn its modules' names."""
-        for name, module in model.named_modules():
-            self._module_names[id(module)] = name
+        self.name_modules(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.mark(tensor, Owner.WEIGHTS, name)
             self.work.know_weight(tensor)
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        """Learn the names of a model's modules, by which blocks are called that their forwards make."""
+        for name, module in model.named_modules():
+            self._module_names[id(module)] = name
 
     def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count a batch that has just arrived on the device."""

@@ -1,0 +1,125 @@
+"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
+
+FSDP2 keeps every buffer that is in use by a reference, so that what is gathered ahead and what is still to be reduced
+come out by themselves, once births are on their streams (``torch/distributed/fsdp/_fully_shard/``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from accelerate import Accelerator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import _fully_shard as package
+from torch.distributed.fsdp._fully_shard import (
+    _fsdp_collectives,
+    _fsdp_init,
+    _fsdp_param,
+    _fsdp_param_group,
+    _fsdp_state,
+    _fully_shard,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.streams import Streams
+from autotrain_mem.spec import Owner
+
+_MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard, package)
+
+
+@contextmanager
+def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
+    """Inside, FSDP2 shards models as on GPUs."""
+    streams, scatter = Streams(recorder), _fsdp_collectives.DefaultReduceScatter
+    meta = ShardingPropagator._propagate_tensor_meta_non_cached
+    with ExitStack() as stack:
+        for module in _MODULES:
+            if hasattr(module, "_get_device_handle"):
+                stack.enter_context(patch.object(module, "_get_device_handle", lambda *_: streams))
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))
+        # DTensor runs an operator to learn its global shape: nothing of that is made on the device.
+        stack.enter_context(patch.object(ShardingPropagator, meta.__name__, recorder.hides(meta)))
+        # gloo reduces and scatters in a copy of its own, NCCL in what it is given.
+        stack.enter_context(patch.object(scatter, "__call__", _counted(recorder, scatter.__call__)))
+        stack.enter_context(patch.object(Accelerator, "_prepare_fsdp2", _prepared(recorder)))
+        stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
+        stack.enter_context(patch.object(FSDPParam, "alloc_all_gather_outputs", _marked_outputs(recorder)))
+        stack.enter_context(patch.object(_fsdp_param_group, "foreach_all_gather", _marked_gather(recorder)))
+        yield
+
+
+def _prepared(recorder: RankRecorder) -> Callable[..., Any]:
+    """accelerate casts, shards and matches the model on the host; the shards then lie on the device.
+
+    accelerate finds an optimizer's parameters again by their addresses (``accelerator.py: _prepare_fsdp2``), and fake
+    tensors have none but their storage's identity.
+    """
+    prepare = Accelerator._prepare_fsdp2
+
+    def prepared(accelerator: Accelerator, *args: Any) -> Any:
+        models = [each for each in args if isinstance(each, torch.nn.Module)]
+        for model in models:
+            for _, parameter in model.named_parameters():
+                recorder.work.know_weight(parameter)
+        with (
+            recorder.unseen(),
+            patch.object(FakeTensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, create=True),
+        ):
+            result = prepare(accelerator, *args)
+        for model in (each for each in result if isinstance(each, torch.nn.Module)):
+            recorder.adopt_model(model)
+        return result
+
+    return prepared
+
+
+def _unless_same(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+    """FSDP2 tells by its address that a padded shard is still its own (``_fsdp_param.py: reset_sharded_param``)."""
+
+    def reset_sharded_param(param: Any) -> None:
+        place, own = param._module_info, param._sharded_param_data
+        current = getattr(place.module, place.param_name)
+        is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
+        if current is not param.sharded_param or not is_own:
+            reset(param)
+
+    return reset_sharded_param
+
+
+def _counted(recorder: RankRecorder, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(comm: Any, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
+        if recorder.collectives is not None:
+            recorder.collectives.note(recorder, input_tensor, group)
+        with recorder.unseen():
+            return reduce(comm, output_tensor, input_tensor, group, op, async_op)
+
+    return counted
+
+
+def _marked_outputs(recorder: RankRecorder) -> Callable[[Any], None]:
+    allocate = FSDPParam.alloc_all_gather_outputs
+
+    def allocated(param: Any) -> None:
+        allocate(param)
+        for tensor in param.all_gather_outputs:
+            recorder.mark(tensor, Owner.GATHERED_WEIGHTS, param._param_fqn or "")
+
+    return allocated
+
+
+def _marked_gather(recorder: RankRecorder) -> Callable[..., Any]:
+    gather = _fsdp_param_group.foreach_all_gather
+
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        result = gather(*args, **kwargs)
+        if result is not None:
+            recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
+        return result
+
+    return gathered

@@ -1,0 +1,92 @@
+"""Makes this process one of several for torch.distributed and accelerate, on CPU tensors that stand for a GPU's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autotrain_mem.parallel.environment import rank_environment
+
+_FAKE = "fake"
+"""A group whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""
+_WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
+"""DDP takes ids of devices for a GPU's tensors only (``accelerate/accelerator.py: prepare_model``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Says which process of how many."""
+
+    rank: int
+    processes: int
+    nodes: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Counts the processes of one node."""
+        return self.processes // self.nodes
+
+
+@contextmanager
+def fake_group(place: Place, launch: Mapping[str, str]) -> Iterator[None]:
+    """Inside, this process is one of several that are not there; nothing is sent, and nobody is waited for.
+
+    Args:
+        launch: What accelerate says to each process (``parallel.environment.launch_environment``).
+    """
+    ours = rank_environment(place.rank, place.processes, address="127.0.0.1", port=1)
+    ours |= {"LOCAL_RANK": str(place.rank % place.devices), "LOCAL_WORLD_SIZE": str(place.devices)}
+    with _environment({**launch, **ours}):
+        dist.init_process_group(_FAKE, rank=place.rank, world_size=place.processes, store=FakeStore())
+        try:
+            with on_gpus():
+                yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def real_group() -> Iterator[None]:
+    """Inside, this process talks to the others through gloo; its environment says which of them it is.
+
+    accelerate would make no group for a trainer that is told to use the CPU (``state.py: PartialState.__init__``).
+    """
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def on_gpus() -> Iterator[None]:
+    """Inside, accelerate takes the CPU for the GPU of a process of several, whatever backend they talk through."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+    def backend(state: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
+        return dist.get_backend() if dist.is_initialized() else "gloo", DistributedType.MULTI_GPU
+
+    def set_device(state: Any) -> None:
+        state.device = torch.device("cpu")
+
+    with ExitStack() as stack:
+        stack.enter_context(_environment(_WITHOUT_DEVICE_IDS))
+        stack.enter_context(patch.object(PartialState, "_prepare_backend", backend))
+        stack.enter_context(patch.object(PartialState, "set_device", set_device))
+        stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
+        yield
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    with patch.dict(os.environ, variables):
+        yield

@@ -1,0 +1,80 @@
+"""Wires all that a process of several needs beside the rules of CUDA: for a rehearsal, and for a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.rehearsal.ranks.collectives import Collectives
+from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
+from autotrain_mem.rehearsal.ranks.fsdp2 import fsdp2_rules
+from autotrain_mem.rehearsal.ranks.group import Place, fake_group, on_gpus, real_group
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec import Knobs
+
+_LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+"""A rehearsal loads nothing: shards come out the same, whoever read the weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RehearsedRank:
+    """One process of several that are not there."""
+
+    knobs: Knobs
+    config: Mapping[str, Any]
+    """The content of accelerate's config."""
+    rank: int = 0
+
+    def launched(self) -> AbstractContextManager[None]:
+        """Inside, this process finds itself among the others, as accelerate would have launched it."""
+        return fake_group(self._place, {**launch_environment(self.config), **_LOADED_BY_ALL})
+
+    def rules(self, recorder: Recorder) -> AbstractContextManager[None]:
+        """Inside, a recorded trainer trains as this process would."""
+        assert isinstance(recorder, RankRecorder)
+        recorder.collectives = Collectives(self._place.devices, is_fake=True)
+        return _sharding(recorder, self.knobs, is_fake=True)
+
+    @property
+    def _place(self) -> Place:
+        nodes = int(self.config.get("num_machines") or 1)
+        return Place(rank=self.rank, processes=self.knobs.processes, nodes=nodes)
+
+
+def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int = 0) -> RehearsedRank | None:
+    """Return the process to rehearse; None for a single one.
+
+    Args:
+        accelerate: The user's own config; None for ours.
+    """
+    if knobs.processes == 1:
+        return None
+    return RehearsedRank(knobs=knobs, config=accelerate_config(knobs) if accelerate is None else accelerate, rank=rank)
+
+
+@contextmanager
+def real_rank(recorder: Recorder, knobs: Knobs) -> Iterator[None]:
+    """Inside, this process of several that are there trains on CPU tensors that stand for a GPU's.
+
+    Its environment is a launched process's already; they talk through gloo.
+    """
+    assert isinstance(recorder, RankRecorder)
+    recorder.collectives = Collectives(knobs.processes, is_fake=False)
+    with real_group(), on_gpus(), _sharding(recorder, knobs, is_fake=False):
+        yield
+
+
+@contextmanager
+def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
+    recorder.shards = knobs.is_sharded
+    with ExitStack() as stack:
+        if not knobs.is_sharded:
+            stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
+        elif knobs.sharding != "fsdp1":
+            stack.enter_context(fsdp2_rules(recorder))
+        yield

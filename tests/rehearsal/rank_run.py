@@ -1,0 +1,59 @@
+"""Trains one small job in several processes that talk through gloo, each recorded as a rehearsal is."""
+
+import json
+import multiprocessing
+import os
+import pathlib
+import socket
+import sys
+import traceback
+
+import torch
+
+from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.parallel.environment import launch_environment, rank_environment
+from autotrain_mem.spec import Trace, codec
+from autotrain_mem.spec.codec import from_json
+from tests.rehearsal.real_run import Case, trained
+
+SECONDS = 120
+"""For all ranks of a case; each takes a few."""
+
+
+def trained_by_ranks(one: Case, folder: pathlib.Path) -> list[Trace]:
+    """The traces of all ranks of a case, forked off this process.
+
+    Raises:
+        AssertionError: a rank ended otherwise; it holds what the rank printed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=_train, args=(one, rank, port, folder)) for rank in range(one.knobs.processes)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(SECONDS)
+        rank.kill()
+    logs = "".join((folder / f"{rank}.log").read_text() for rank in range(len(ranks)))
+    assert all(rank.exitcode == 0 for rank in ranks), logs[-6000:]
+    return [from_json(Trace, json.loads((folder / f"{rank}.json").read_text())) for rank in range(len(ranks))]
+
+
+def _train(one: Case, rank: int, port: int, folder: pathlib.Path) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    sys.stdout = sys.stderr = os.fdopen(log, "w")
+    place = rank_environment(rank, one.knobs.processes, address="127.0.0.1", port=port)
+    os.environ |= launch_environment(accelerate_config(one.knobs)) | place
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        trace, _ = trained(one, folder / f"out{rank}")
+        (folder / f"{rank}.json").write_text(json.dumps(codec.to_json(trace)))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
