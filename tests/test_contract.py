@@ -68,7 +68,7 @@ LAYERS = {
     "spec": part(2, "errors files methods.facts methods.table units"),
     "estimator": part(3, "allocator spec"),
     "parallel": part(3, "errors spec"),
-    "exports": part(3, "errors methods.facts methods.table printable spec units", "yaml"),
+    "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
     "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "rich"),

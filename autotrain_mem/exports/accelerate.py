@@ -10,6 +10,11 @@ from autotrain_mem.exports.part import Part, Tool, allocator, document, environm
 from autotrain_mem.spec import Job, Plan
 
 TRL_FILE = "trl.yaml"
+ACCELERATE_FILE = "accelerate.yaml"
+FIRST_MACHINE = "FIRST_MACHINE"
+"""Stands for an address that nobody here knows."""
+PORT = 29500
+"""accelerate's own default (``utils/launch.py: prepare_multi_gpu_env``)."""
 
 
 def accelerate(plan: Plan, job: Job) -> str:
@@ -33,24 +38,36 @@ def script(method: str) -> str:
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
+def launch_note(case: Case) -> Part:
+    """Says where the file is that starts several processes."""
+    if case.knobs.processes == 1:
+        return Part()
+    what = f"{case.knobs.processes} processes ({case.knobs.sharding})"
+    return Part(notes=(f"{what}: the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it",))
+
+
 def _processes(case: Case) -> Part:
-    """One process on one card: transformers would split each batch over all that it sees."""
-    on_cpu = case.plan.estimate.hardware.origin == "cpu"
+    """A single process has one card: transformers would split each batch over all that it sees."""
+    on_cpu, several = case.plan.estimate.hardware.origin == "cpu", case.knobs.processes > 1
+    place = {"main_process_ip": FIRST_MACHINE, "main_process_port": PORT} if case.nodes > 1 else {}
+    keys = {
+        "debug": False,
+        "enable_cpu_affinity": False,
+        **({} if on_cpu else {"gpu_ids": "all" if several else "0"}),
+        "machine_rank": 0,
+        **place,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": on_cpu,
+        **case.launch,
+    }
+    each = (
+        f"main_process_ip: write the address of the first machine in place of {FIRST_MACHINE}, on every machine",
+        "machine_rank: 0 is the first machine's; each other has its own, from 1, and runs the same command",
+    )
     return Part(
-        keys={
-            "compute_environment": "LOCAL_MACHINE",
-            "debug": False,
-            "distributed_type": "NO",
-            "enable_cpu_affinity": False,
-            **({} if on_cpu else {"gpu_ids": "0"}),
-            "machine_rank": 0,
-            "main_training_function": "main",
-            "mixed_precision": case.precision,
-            "num_machines": 1,
-            "num_processes": 1,
-            "rdzv_backend": "static",
-            "same_network": True,
-            "use_cpu": on_cpu,
-        },
+        keys=dict(sorted(keys.items())),
         answered=frozenset(case.settings),
+        notes=each if "main_process_ip" in place else (),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.axolotl_rewards import grpo
 from autotrain_mem.exports.case import ALLOCATOR_VARIABLES, LORA_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.part import (
@@ -23,6 +24,7 @@ from autotrain_mem.exports.part import (
     whole_logits,
 )
 from autotrain_mem.methods.facts import AxolotlFacts
+from autotrain_mem.parallel.environment import fsdp_settings
 from autotrain_mem.spec import Job, Plan
 
 SAME = (
@@ -69,7 +71,7 @@ def axolotl(plan: Plan, job: Job) -> str:
     if not any(name in variables for name in ALLOCATOR_VARIABLES):
         # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
         variables[ALLOCATOR_VARIABLES[-1]] = "expandable_segments:False"
-    tool = Tool(name="Axolotl", command="axolotl train FILE", trains_with_trl=False)
+    tool = Tool(name="Axolotl", command=f"axolotl train FILE{_launcher(case)}", trains_with_trl=False)
     parts = [
         model,
         _data(case),
@@ -77,6 +79,7 @@ def axolotl(plan: Plan, job: Job) -> str:
         _adapter(case),
         _precision(case),
         _checkpointing(case),
+        _sharding(case),
         _schedule(case),
         _method(case),
         _reporting(case),
@@ -252,6 +255,44 @@ def _checkpointing(case: Case) -> Part:
         answered=frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading"}),
         notes=(note,) if offloads else (),
     )
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+def _launcher(case: Case) -> str:
+    """What follows ``--`` goes to ``accelerate launch`` (``cli/args.py``, ``cli/utils/train.py``)."""
+    count, nodes = case.knobs.processes, case.nodes
+    if count == 1:
+        return ""
+    others = f" --num_machines={nodes} --machine_rank=0 --main_process_ip={FIRST_MACHINE} --main_process_port={PORT}"
+    return f" --launcher accelerate -- --num_processes={count}{others if nodes > 1 else ''}"
+
+
+def _sharding(case: Case) -> Part:
+    """``utils/schemas/fsdp.py: FSDPConfig``, whose keys have no prefix; DDP needs none."""
+    knobs, settings = case.knobs, fsdp_settings(case.launch)
+    each = (
+        (f"machine_rank and {FIRST_MACHINE} in the command: each machine has its own rank",) if case.nodes > 1 else ()
+    )
+    if not knobs.is_sharded:
+        return Part(notes=each)
+    same = {name: value for name, value in settings.items() if name in _FSDP_KEYS and value is not None}
+    sizes = {"dp_replicate_size": knobs.processes // knobs.shards, "dp_shard_size": knobs.shards}
+    return Part(
+        keys={
+            "fsdp_version": int(settings.get("version", 1)),
+            "fsdp_config": same,
+            **(sizes if knobs.sharding == "hsdp" else {}),
+        },
+        notes=each,
+    )
+
+
+_FSDP_KEYS = (
+    *("activation_checkpointing", "offload_params", "cpu_ram_efficient_loading", "state_dict_type", "min_num_params"),
+    *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "reshard_after_forward"),
+)
 
 
 # -- the course of the run -----------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.facts import MethodFacts
+from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.spec import Job, Knobs, Plan
 from autotrain_mem.spec.job import MAX_LENGTH, without_wish
-from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.spec.plan import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {
@@ -75,7 +76,7 @@ class Case:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
         knobs = {name: getattr(self.knobs, name) for name in knob_names(self.job.method, self.knobs)}
         merged = {**without_wish(self.job.arguments), **knobs}
-        public = {name: value for name, value in merged.items() if name not in OWN_KNOBS}
+        public = {name: value for name, value in merged.items() if name not in (*OWN_KNOBS, *LAUNCH_KNOBS)}
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -89,6 +90,18 @@ class Case:
         if self.knobs.fp16 or self.settings.get("fp16"):
             return "fp16"
         return "no" if self.settings.get("bf16") is False else "bf16"
+
+    @property
+    def nodes(self) -> int:
+        return self.plan.estimate.hardware.topology.nodes
+
+    @property
+    def launch(self) -> Mapping[str, Any]:
+        """Says how processes are launched, in the keys of ``accelerate launch``: as the user's own file has it, or as
+        autofit launches them."""
+        if self.job.accelerate is not None:
+            return self.job.accelerate
+        return accelerate_config(self.knobs, mixed_precision=self.precision, nodes=self.nodes)
 
     @property
     def data(self) -> Data | None:

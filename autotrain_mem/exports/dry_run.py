@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from autotrain_mem.exports.accelerate import TRL_FILE, script
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
 from autotrain_mem.printable import one_line
@@ -56,11 +56,13 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
         environment: What it would set for the training process.
     """
     case = case_of(plan, job)
-    launch = ("accelerate", "launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision")
+    single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", case.precision)
+    several = case.knobs.processes > 1
+    launch = ("accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single))
     has_script = job.method_facts.has_trl_command
     return DryRun(
         config=trl(plan, job),
-        command=(*launch, case.precision, *shlex.split(script(job.method))) if has_script else None,
-        short_command=f"trl {job.method} --config {TRL_FILE}",
+        command=(*launch, *shlex.split(script(job.method))) if has_script else None,
+        short_command=f"trl {job.method} --config {TRL_FILE}{several * f' --accelerate_config {ACCELERATE_FILE}'}",
         environment=environment,
     )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, launch_note
 from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.part import (
     Part,
@@ -75,7 +76,7 @@ _OWN_WAY = frozenset(
 def llamafactory(plan: Plan, job: Job) -> str:
     """The file for ``llamafactory-cli train FILE``."""
     case = case_of(plan, job)
-    tool = Tool(name="LLaMA-Factory", command="llamafactory-cli train FILE", trains_with_trl=False)
+    tool = Tool(name="LLaMA-Factory", command=_command(case), trains_with_trl=False)
     parts = [
         _model(case),
         _data(case),
@@ -88,8 +89,19 @@ def llamafactory(plan: Plan, job: Job) -> str:
         allocator(case),
         environment(case),
         whole_logits(case, "LLaMA-Factory", "per_device_train_batch_size"),
+        launch_note(case) if case.knobs.is_sharded else Part(),
     ]
     return document(case, tool, parts, case.environment)
+
+
+def _command(case: Case) -> str:
+    """Its own command starts torchrun, which is DDP (``cli.py: main``); accelerate shards (``examples/extras``)."""
+    count, nodes = case.knobs.processes, case.nodes
+    if case.knobs.is_sharded:
+        return f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"
+    others = f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR={FIRST_MACHINE} MASTER_PORT={PORT} " if nodes > 1 else ""
+    several = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={count // nodes} {others}" if count > 1 else ""
+    return f"{several}llamafactory-cli train FILE"
 
 
 def _known(case: Case) -> LlamaFactoryFacts:

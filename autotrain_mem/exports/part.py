@@ -70,9 +70,13 @@ def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping
 def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str, str]) -> Iterable[str]:
     plan, estimate = case.plan, case.plan.estimate
     yield f"Made by autofit for {tool.name}: {plan.method} of {plan.model}."
-    yield f"Planned for one {estimate.hardware.name}, level of harm: {plan.level}."
+    topology, name = estimate.hardware.topology, estimate.hardware.name
+    machines = f" on each of {topology.nodes} machines" if topology.nodes > 1 else ""
+    cards = f"one {name}" if topology.processes == 1 else f"{topology.devices} x {name}{machines}"
+    yield f"Planned for {cards}, level of harm: {plan.level}."
     needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
-    yield f"Predicted peak: {needs}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
+    each = " on each" if topology.processes > 1 else ""
+    yield f"Predicted peak: {needs}{each}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     yield f"Run: {' '.join([*variables, tool.command])}"
     if notes:

@@ -6,6 +6,7 @@ sets it before the model is loaded).
 
 from __future__ import annotations
 
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.spec import Job, Plan
@@ -18,7 +19,7 @@ def trl(plan: Plan, job: Job) -> str:
     case = case_of(plan, job)
     tool = Tool(
         name="TRL",
-        command=f"{'trl' if job.method_facts.has_trl_command else 'autofit'} {job.method} --config FILE",
+        command=f"{_command(case)} --config FILE{_launch(case)}",
         trains_with_trl=True,
     )
     settings = case.settings  # everything as it is: nothing but optimizer offload is ours alone
@@ -26,14 +27,34 @@ def trl(plan: Plan, job: Job) -> str:
     rest = {name: value for name, value in settings.items() if name not in DATA_NAMES and name not in first}
     environment = {"env": case.environment} if case.environment else {}
     offload = host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it")
-    config, command = f"{job.method_facts.title}Config", f"autofit {job.method}"
+    launched = launch_note(case) if job.method_facts.has_trl_command else Part()
+    config, command = f"{job.method_facts.title}Config", _command(case)
     no_script = f"TRL has {config} and no script for it: {command} reads this file, trl does not have the command"
     whole = Part(
         keys={**first, **rest, **environment},
         answered=frozenset({*settings, *DATA_NAMES}),
-        notes=(*offload.notes, *case.no_data(), *(() if job.method_facts.has_trl_command else (no_script,))),
+        notes=(
+            *launched.notes,
+            *offload.notes,
+            *case.no_data(),
+            *(() if job.method_facts.has_trl_command else (no_script,)),
+        ),
     )
     return document(case, tool, [whole], {})
+
+
+def _command(case: Case) -> str:
+    return f"{'trl' if case.method_facts.has_trl_command else 'autofit'} {case.job.method}"
+
+
+def _launch(case: Case) -> str:
+    """TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``), ours flags."""
+    knobs = case.knobs
+    if knobs.processes == 1:
+        return ""
+    if case.method_facts.has_trl_command:
+        return f" --accelerate_config {ACCELERATE_FILE}"
+    return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}"
 
 
 def _data(case: Case) -> dict[str, object]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime, Topology
 from autotrain_mem.units import GIB, MIB
 from tests.report.report_examples import PLAN, reserved
 
@@ -23,6 +23,10 @@ QLORA = replace(
     expandable_segments=True,
 )
 FULL = replace(TRL_DEFAULTS, gradient_accumulation_steps=2)
+FOUR = replace(CARD, topology=Topology(devices=4))
+FSDP2 = replace(FULL, processes=4, sharding="fsdp2")
+TWO_MACHINES = replace(CARD, topology=Topology(nodes=2, devices=4))
+HSDP = replace(FULL, processes=8, sharding="hsdp", dp_replicate_size=2, fsdp_offload_params=True)
 OF_METHOD: dict[str, dict[str, Any]] = {
     "grpo": {"max_length": None, "max_completion_length": 512, "num_generations": 8},
     "rloo": {"max_length": None, "max_completion_length": 512, "num_generations": 2},

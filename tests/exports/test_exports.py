@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from export_examples import FULL, HOST, QLORA, job, plan
+from export_examples import FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
 
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, export
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.knobs import OWN_KNOBS
 from tests.golden import kept
@@ -54,6 +56,10 @@ TEXTS = {
     "llamafactory_ppo": functools.partial(written, "llamafactory", PPO, FULL),
     "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), FULL),
     "dry_run_sft": lambda: dry_run(plan(job()), job(), {"CUDA_VISIBLE_DEVICES": "0"}).to_text(),
+    "accelerate_hsdp": functools.partial(written, "accelerate", job(), HSDP, card=TWO_MACHINES),
+    "axolotl_hsdp": functools.partial(written, "axolotl", job(), HSDP, card=TWO_MACHINES),
+    "llamafactory_fsdp2": functools.partial(written, "llamafactory", job(), FSDP2, card=FOUR),
+    "dry_run_fsdp2": lambda: dry_run(plan(job(), FSDP2, FOUR), job(), {}).to_text(),
     "dry_run_ppo": lambda: dry_run(plan(PPO, FULL), PPO, {}).to_text(),
 }
 
@@ -84,12 +90,13 @@ def _unlike(default: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", EXPORTERS["axolotl"].methods)
-@pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON])
+@pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON, HSDP])
 def test_axolotl_has_every_key(method: str, knobs: Knobs) -> None:
     said = keys("axolotl", job(method, arguments=told(method)), knobs)
     datasets = [*said.pop("datasets"), *said.pop("test_datasets", [])]
     assert sorted(said.keys() - KEYS["axolotl"]) == []
     assert all(dataset.keys() <= KEYS["axolotl_dataset"] for dataset in datasets)
+    assert said.get("fsdp_config", {}).keys() <= KEYS["axolotl_fsdp"]
     assert said.get("trl", {}).keys() <= KEYS["axolotl_trl"]
     assert said.get("vllm", {}).keys() <= KEYS["axolotl_vllm"]
 
@@ -218,6 +225,38 @@ def test_accelerate_reads_its_file_and_mixes_as_the_trainer_does(tmp_path: Path,
     assert (read.num_processes, read.mixed_precision, read.use_cpu, read.gpu_ids) == (1, "bf16", card is not None, kind)
     assert keys("accelerate", job(arguments={"bf16": False}))["mixed_precision"] == "no"
     assert keys("accelerate", job(), dataclasses.replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "fsdp2-no-reshard", "fsdp1"])
+def test_accelerate_launches_what_was_planned(sharding: Any, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    knobs = dataclasses.replace(FSDP2, sharding=sharding)
+    read = keys("accelerate", job(arguments={"sharding": sharding}), knobs, card=FOUR)
+    launch = read_launch(read, "the file")
+    assert (launch.processes, launch.nodes, launch.sharding) == (4, 1, sharding)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(read), encoding="utf-8")
+    load_config_from_file(str(path))  # refuses what it does not know
+    own = {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 1, "mixed_precision": "fp16"}
+    users = keys("accelerate", job(accelerate=own), dataclasses.replace(FULL, processes=4, sharding="ddp"), card=FOUR)
+    assert launch_environment(users) == launch_environment(own)
+
+
+def test_several_processes_are_started_or_it_is_said_how() -> None:
+    ddp = dataclasses.replace(FULL, processes=4, sharding="ddp")
+    runs = {
+        "trl": "trl sft --config FILE --accelerate_config accelerate.yaml",
+        "axolotl": "axolotl train FILE --launcher accelerate -- --num_processes=4",
+        "llamafactory": "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train FILE",
+    }
+    for name, command in runs.items():
+        text = written(name, job(), ddp, card=FOUR)
+        assert command in text.splitlines()[3], name
+        assert "4 x rtx4090" in text.splitlines()[1], name
+        assert "sharding" not in yaml.safe_load(text)
+    assert "accelerate > accelerate.yaml" in written("trl", job(), ddp, card=FOUR)
+    assert "autofit ppo --config FILE --gpus 4 --sharding ddp" in written("trl", PPO, ddp, card=FOUR)
 
 
 @pytest.mark.parametrize("knobs", [FULL, QLORA])
