@@ -34,6 +34,7 @@ from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
+from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
@@ -57,7 +58,7 @@ __all__ += [
     "choose",
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "output_dir", "plan_as_given", "reads_dataset"]
-__all__ += ["rehearsals_for", "resumed", "several", "with_plan"]
+__all__ += ["compared", "rehearsals_for", "resumed", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -77,6 +78,12 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
             run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
+    if to_train and (wish.autofit.nodes or 1) > 1:
+        raise UsageError(
+            f"--nodes {wish.autofit.nodes}: autofit starts processes on this machine only.",
+            hint="Add --export accelerate > accelerate.yaml, and start on each machine:\n"
+            "accelerate launch --config_file accelerate.yaml --machine_rank N --main_process_ip ADDRESS ...",
+        )
     rehearsals = rehearsals_for(workers, wish, warn)
     if to_train:
         job = rehearsals.job
@@ -132,8 +139,8 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
             OutputFolderError where it cannot be written.
         checks: Look at model and tokenizer first, which takes half a second.
     """
-    job, room = rehearsals.job, rehearsals.room
-    if snapshot is not None and not room.caches:
+    job = rehearsals.job
+    if snapshot is not None and not rehearsals.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
@@ -149,6 +156,7 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     if snapshot is not None:
         expandable = estimated.knobs.expandable_segments
         setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
+        room = rehearsals.room(space.base)
         write_snapshot(snapshot, make_snapshot(trace, room, expandable_segments=expandable, setting=setting))
     return estimated
 
@@ -199,6 +207,11 @@ def cards(
     newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
     _, lengths = examine(replace(rehearsals, hardware=newest), on_counting)
     return compare_cards(rehearsals, devices, lengths, on_attempt)
+
+
+def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
+    """The devices that a wish asks to compare; empty where it asks for one."""
+    return several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link)
 
 
 def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: RunFolder, on_event: OnEvent) -> Plan:

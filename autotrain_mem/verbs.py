@@ -221,9 +221,10 @@ def cards(
     with python_errors():
         wish = _wish("cards", method, model, dataset, autofit, environment, arguments)
         _refuse_plan(wish, "a plan is for one card, and cards(...) makes one for each")
-        names = wish.autofit.gpu or "all"
-        devices = api.several(names) or (api.choose(names, use_cpu=False),)
-        first = replace(wish, autofit=replace(wish.autofit, gpu=devices[0].name))
+        wish = replace(wish, autofit=replace(wish.autofit, gpu=wish.autofit.gpu or "all"))
+        (count,) = wish.autofit.gpu_counts[:1] or (1,)
+        devices = api.compared(wish.autofit) or (api.choose(wish.autofit.gpu, use_cpu=False, gpus=count),)
+        first = replace(wish, autofit=replace(wish.autofit, gpu=devices[0].name, gpus=devices[0].topology.devices))
         with api.Workers() as workers:
             return api.cards(api.rehearsals_for(workers, first, _warn), devices)
 

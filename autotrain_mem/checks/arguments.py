@@ -52,7 +52,7 @@ def parse(
     argv: tuple[str, ...],
     config: Mapping[str, Any],
     also_known: tuple[str, ...],
-    switches: tuple[str, ...] = (),
+    pins: Mapping[str, Any] | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Knobs]:
     """Parses the flags that are not ours, over the keys of a YAML config.
@@ -63,7 +63,7 @@ def parse(
         argv: Flags without our own.
         config: Top-level keys of the YAML file without our own; a flag wins over its key.
         also_known: Our own names, for did-you-mean.
-        switches: Knobs that are ours alone and that the user turned on.
+        pins: Knobs that are ours alone and that the user gave.
         own: Our other flags that the user gave, which may contradict TRL's.
 
     Raises:
@@ -83,7 +83,7 @@ def parse(
     if extra:
         raise _unknown_tokens(method, extra, known)
     given = {_ALIASES.get(name, name): value for name, value in vars(namespace).items()}
-    given |= dict.fromkeys(switches, True)
+    given |= pins or {}
     flags = Flags(method=method, given=given, own=own or {})
     refuse(table.FLAGS, flags)
     refuse(table.TRL_ARGUMENTS, flags)

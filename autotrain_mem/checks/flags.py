@@ -34,6 +34,13 @@ def device(flags: Flags) -> Problems:
     given, own = flags.given, flags.own
     if given.get("use_cpu") and own.get("gpu") is not None:
         yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."
+    counts = own.get("gpus")
+    several = isinstance(counts, (list, tuple)) or (counts or 1) > 1
+    if given.get("use_cpu") and (several or (own.get("nodes") or 1) > 1):
+        yield (
+            "--use_cpu trains in one process, and --gpus or --nodes ask for several.",
+            "Remove one of them. To try several GPUs out on the CPU: --gpu NAME --gpus N --simulate.",
+        )
     if own.get("simulate") and own.get("gpu") is None:
         yield (
             "--simulate needs to know which card.",
@@ -126,11 +133,17 @@ def generations(flags: Flags) -> Problems:
 
 
 def effective_batch(flags: Flags) -> Problems:
-    """Rows times steps must be the effective batch where all three are given."""
+    """Rows times steps must divide the effective batch where all three are given; processes are the rest of it.
+
+    How many there are is not known yet where all GPUs of this machine are to be used.
+    """
     given, own = flags.given, flags.own
+    is_one = own.get("gpu") is not None and own.get("gpus") in (None, 1) and own.get("nodes") in (None, 1)
     rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     effective = own.get("effective_batch_size")
-    if rows is not None and steps is not None and effective is not None and rows * steps != effective:
+    if rows is None or steps is None or effective is None:
+        return
+    if (is_one or given.get("use_cpu") or effective % (rows * steps)) and rows * steps != effective:
         yield Finding(
             kind="error",
             error="BatchSplitError",

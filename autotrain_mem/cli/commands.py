@@ -69,7 +69,7 @@ def plan(method: str, argv: Sequence[str]) -> int:
         return _help(method, prog)
     wish = _checked(wish, output, to_train=False)
     with api.Workers() as workers:
-        if cards := api.several(wish.autofit.gpu or ""):
+        if cards := api.compared(wish.autofit):
             return _compare(workers, wish, output, cards)
         rehearsals = api.begin(workers, wish, warn, to_train=False)
         chosen = _decide(rehearsals, wish, output, to_train=False)
@@ -90,7 +90,7 @@ def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *,
     console = Console(stderr=True)
     if wish.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
-    again = plan_files.command(rehearsals.job, gpu=wish.autofit.gpu or "NAME", out=str(wish.autofit.plan))
+    again = plan_files.command(rehearsals.job, wish.autofit, out=str(wish.autofit.plan))
     with SearchProgress(console) as progress:
         reports = (progress.tried, progress.counting)
         chosen = api.plan(
@@ -103,7 +103,7 @@ def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *,
 
 def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: Sequence[Hardware]) -> int:
     """``autofit plan METHOD --gpu all``: what each card can do."""
-    first = replace(wish, autofit=replace(wish.autofit, gpu=cards[0].name))
+    first = replace(wish, autofit=replace(wish.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
     rehearsals = api.rehearsals_for(workers, first, warn)
     console = Console(stderr=True)
     _say_example(console, rehearsals, to_train=False)

@@ -15,7 +15,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import FITS
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import OWN_SWITCHES, SHARDINGS
 from autotrain_mem.yaml_files import read_yaml
 
 
@@ -46,6 +46,11 @@ _SWEEP = "estimate with each of these values of a flag, TRL's or ours; again for
 _DRY_RUN = "plan, print TRL's config, the command and the environment that would run, and stop"
 _OVERWRITE = "where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted"
 _RESTARTS = f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never"
+_GPUS = "how many of them train together (default all that are here, one of a name); --gpu all --gpus 1,2,4 compares"
+_NODES = "plan for N machines with so many GPUs each; training starts on one machine only"
+_LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default: found here, or usual for the card)"
+_SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
+_FSDP_OFFLOAD = "shards wait in host memory, where the optimizer steps too (FSDP)"
 _NO_PROBE = "train at once, without two real steps on the longest rows before, in a process of their own"
 _EXPORT = "plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml"
 
@@ -62,6 +67,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     job.add_argument("--prompt_length", type=int, metavar="N", help="GRPO, RLOO, PPO: plan for prompts of N tokens")
     device = parser.add_argument_group("where it must fit")
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
+    device.add_argument("--gpus", type=_counts, metavar="N", help=_GPUS)
+    device.add_argument("--nodes", type=int, metavar="N", help=_NODES)
+    device.add_argument("--link", metavar="NAME", help=_LINK)
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
     device.add_argument("--headroom", metavar="SIZE", help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)")
     estimates = prog.startswith("autofit estimate")
@@ -72,6 +80,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--max_slowdown", type=float, metavar="X", help=_SLOWDOWN)
     search.add_argument("--optimizer_offload", action="store_true", help="optimizer state and step on the host")
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
+    search.add_argument("--sharding", choices=SHARDINGS, help=_SHARDING)
+    search.add_argument("--fsdp_offload_params", action="store_true", help=_FSDP_OFFLOAD)
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
     if not estimates:
@@ -94,6 +104,15 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _counts(text: str) -> int | tuple[int, ...]:
+    """Reads ``8``, or ``1,2,4,8`` to compare."""
+    try:
+        counts = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; --gpu names a card") from None
+    return counts[0] if len(counts) == 1 else tuple(counts)
+
+
 def own_names(prog: str = "autofit") -> tuple[str, ...]:
     """Names of our own flags, for did-you-mean."""
     return tuple(action.dest for action in make_parser(prog)._actions)
@@ -101,13 +120,13 @@ def own_names(prog: str = "autofit") -> tuple[str, ...]:
 
 def read_one(prog: str, name: str, text: str) -> Any:
     """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
-    if name in OWN_KNOBS:
+    if name in OWN_SWITCHES:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"--{name} takes no {text!r}.", hint="It takes true or false.")
         return text.lower() == "true"
     value = getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
-    if name == "headroom":
-        AutoFit(headroom=value)
+    if name in ("headroom", "gpus", "nodes"):
+        AutoFit(**{name: value})
     return value
 
 

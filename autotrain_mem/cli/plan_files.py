@@ -12,8 +12,9 @@ from autotrain_mem.cli.flags import Output
 from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import OWN_SWITCHES
 from autotrain_mem.spec.plan import save_plan
 from autotrain_mem.spec.plan_file import STDIN, check_place
 
@@ -51,10 +52,12 @@ def check_files(wish: api.Wish, output: Output) -> None:
 
 def check_one_card(what_is: str, wish: api.Wish) -> None:
     """Refuses many cards for what is of one plan. Raises UsageError, which begins ``--out is about``."""
-    if api.several(wish.autofit.gpu or ""):
+    if api.compared(wish.autofit):
+        counts = wish.autofit.gpu_counts
+        many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
         raise UsageError(
-            f"{what_is} one plan, and --gpu {wish.autofit.gpu} asks for many.",
-            hint="Give --gpu one card (autofit gpus).",
+            f"{what_is} one plan, and --gpu {wish.autofit.gpu}{many} asks for many.",
+            hint="Give --gpu one card (autofit gpus), and --gpus one number.",
         )
 
 
@@ -77,11 +80,15 @@ def refresh(out: str, run: str) -> None:
 # -- the command that plans again ----------------------------------------------------------------------------------
 
 
-def command(job: Job, *, gpu: str, out: str) -> str:
+def command(job: Job, autofit: AutoFit, *, out: str) -> str:
     """``autofit plan sft --model tiny --lora_r 8 --gpu l4 --out plan.json``: all that the job is made of."""
     ours = {
         "model": job.model,
         "dataset": job.dataset,
+        "gpu": autofit.gpu or "NAME",
+        "gpus": autofit.gpus,
+        "nodes": autofit.nodes,
+        "link": autofit.link,
         "effective_batch_size": job.effective_batch_size,
         "prompt_length": job.prompt_length,
         "fit": None if job.fit == "all" else job.fit,
@@ -90,13 +97,13 @@ def command(job: Job, *, gpu: str, out: str) -> str:
     }
     given = {name: value for name, value in ours.items() if value is not None}
     trls = {name: value for name, value in job.arguments.items() if name != "model_name_or_path"}
-    return shlex.join(["autofit", "plan", job.method, *_flags(given | trls | {"gpu": gpu, "out": out})])
+    return shlex.join(["autofit", "plan", job.method, *_flags(given | trls | {"out": out})])
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
         yield f"--{name}"
-        if name in OWN_KNOBS:
+        if name in OWN_SWITCHES:
             continue  # ours are switches, TRL's take true or false
         for each in value if isinstance(value, list) else [value]:
             yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)

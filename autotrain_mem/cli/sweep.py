@@ -11,10 +11,13 @@ from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import OWN_SWITCHES
 from autotrain_mem.spec.sweep import Axis, Setting, Sweep
 
-_OF_PLANNING = ("gpu", "headroom", "effective_batch_size", "prompt_length", *OWN_KNOBS)
+_OF_PLANNING = (
+    *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "sharding"),
+    *OWN_SWITCHES,
+)
 OURS = ("model", "dataset", *_OF_PLANNING)
 """Our own flags that an estimate depends on; the first two are the wish's, the others its AutoFit's."""
 

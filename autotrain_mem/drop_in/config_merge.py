@@ -77,7 +77,7 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     given |= _of_model(keywords) | _of_adapter(keywords) | _of_optimizer(keywords)
     _check_names(autofit)
     given |= {name: _plain(_value_of(name, keywords)) for name in autofit.pin}
-    given |= dict.fromkeys(autofit.switches, True)
+    given |= autofit.pins
     for name in autofit.tune:
         given.pop(name, None)
     if MAX_LENGTH in autofit.tune:

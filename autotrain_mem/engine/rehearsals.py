@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.probe.calibration import Correction
-from autotrain_mem.errors import ModelNotFoundError
+from autotrain_mem.errors import ModelNotFoundError, UsageError
 from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.planner.precision import precise_for
@@ -19,6 +19,7 @@ from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
 from autotrain_mem.versions import versions_key
@@ -63,16 +64,22 @@ class Rehearsals:
     correction: Correction = field(default_factory=Correction)
     """By what probes measured; what is kept is as it was rehearsed."""
 
+    def on(self, hardware: Hardware) -> Rehearsals:
+        """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
+        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None)
+        defaults = for_processes(alone, hardware.topology, self.job.arguments)
+        return replace(self, hardware=hardware, defaults=defaults)
+
     @property
     def budget_bytes(self) -> int:
         """Returns what a run may take of the device; less where the environment leaves the allocator a fraction."""
         allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
-        return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes)
+        return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
-    @property
-    def outside_bytes(self) -> int:
+    def outside_bytes(self, knobs: Knobs) -> int:
         """Sums what the run holds outside the trainer's own allocator."""
-        return self.hardware.non_torch_bytes + self.vllm_share_bytes
+        communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
+        return self.hardware.non_torch_bytes + communicators_bytes + self.vllm_share_bytes
 
     @property
     def vllm_share_bytes(self) -> int:
@@ -90,13 +97,17 @@ class Rehearsals:
         return environment_settings(self.job.environment)
 
     @property
-    def room(self) -> Room:
+    def caches(self) -> bool:
+        """Tells whether the device has torch's caching allocator: the host has not."""
+        return self.hardware.origin != "cpu"
+
+    def room(self, knobs: Knobs) -> Room:
         """Returns what the trainer's allocator can have of the budget."""
         return Room(
-            capacity_bytes=max(0, self.budget_bytes - self.outside_bytes),
+            capacity_bytes=max(0, self.budget_bytes - self.outside_bytes(knobs)),
             total_bytes=self.hardware.total_bytes,
             settings=self.settings,
-            caches=self.hardware.origin != "cpu",
+            caches=self.caches,
         )
 
     @property
@@ -110,7 +121,7 @@ class Rehearsals:
     def endless_room(self) -> Room:
         """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
         unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
-        return Room(capacity_bytes=None, settings=unlimited, caches=self.hardware.origin != "cpu")
+        return Room(capacity_bytes=None, settings=unlimited, caches=self.caches)
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
@@ -185,6 +196,34 @@ class Rehearsals:
             share=padded_share(self.job, knobs, lengths),
             overlaps=knobs.is_sharded,
         )
+
+
+def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
+    """TRL's defaults as one of the processes of a topology has them: DDP, unless the user shards the model.
+
+    Raises:
+        UsageError: a sharding that there are too few GPUs or machines for.
+    """
+    processes, sharding = topology.processes, given.get("sharding")
+    if sharding is not None and processes == 1:
+        raise UsageError(
+            f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
+            hint="Give --gpus 2 or more, or remove --sharding.",
+        )
+    if sharding == "hsdp" and topology.nodes == 1:
+        raise UsageError(
+            "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
+            hint="Give --nodes 2 or more, or --sharding fsdp2.",
+        )
+    if given.get("fsdp_offload_params") and sharding in (None, "ddp"):
+        raise UsageError(
+            "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
+            hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
+        )
+    if processes == 1:
+        return defaults
+    groups = topology.nodes if sharding == "hsdp" else None
+    return replace(defaults, processes=processes, sharding="ddp", dp_replicate_size=groups)
 
 
 def example_dataset(job: Job) -> str | None:

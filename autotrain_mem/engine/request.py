@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.engine.output_dir import RESUME, default_dir
-from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
 from autotrain_mem.errors import PlanFileError, UsageError
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.spec import Job, Plan
@@ -62,7 +62,8 @@ class Wish:
     @property
     def own(self) -> dict[str, Any]:
         """Those of our own settings that may contradict one of TRL's, or each other."""
-        same = {name: getattr(self.autofit, name) for name in ("gpu", "effective_batch_size", "prompt_length")}
+        names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length")
+        same = {name: getattr(self.autofit, name) for name in names}
         ways = {"simulate": self.simulate, "plan_only": self.plan_only}
         return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
 
@@ -254,7 +255,7 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
     check_launch()
     autofit = wish.autofit
     given, defaults = workers.first.parse(
-        wish.method, wish.argv, wish.config, wish.environment, wish.also_known, autofit.switches, wish.own
+        wish.method, wish.argv, wish.config, wish.environment, wish.also_known, autofit.pins, wish.own
     )
     model = wish.model or given.get("model_name_or_path")
     if not model:
@@ -263,13 +264,30 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         )
     store = Store(cache_folder(), on_damage=warn)
     hardware = choose(
-        autofit.gpu, use_cpu=bool(given.get("use_cpu")), store=store, environment=wish.environment, warn=warn
+        autofit.gpu,
+        use_cpu=bool(given.get("use_cpu")),
+        gpus=_one(autofit),
+        nodes=autofit.nodes or 1,
+        link=autofit.link,
+        store=store,
+        environment=wish.environment,
+        warn=warn,
     )
     return Rehearsals(
         workers=workers,
         job=replace(wish, model=str(model)).job(given),
-        defaults=defaults,
+        defaults=for_processes(defaults, hardware.topology, given),
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
     )
+
+
+def _one(autofit: AutoFit) -> int | None:
+    counts = autofit.gpu_counts
+    if len(counts) > 1:
+        raise UsageError(
+            f"--gpus {','.join(map(str, counts))} asks for several plans.",
+            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
+        )
+    return counts[0] if counts else None

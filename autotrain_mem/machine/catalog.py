@@ -22,6 +22,9 @@ does half as much of it as in bf16 with fp32 accumulation (512 FLOP per clock an
 (1024), a GeForce of Turing a quarter of its fp16. A laptop that gives its card less power is slower, and has the same
 memory. The A10G's are from AWS's page on G5 instances.
 
+**The link** is what joins several of them (``links.csv``): NVLink where the card is sold on such boards, else PCI
+Express, without peer access for GeForce cards. ``--link`` says otherwise.
+
 **The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
 board's.
 
@@ -38,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotrain_mem.errors import UnknownGpuError
-from autotrain_mem.machine.overhead import MI300X_BYTES, overhead
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, MI300X_BYTES, overhead
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB, parse_bytes
 
@@ -67,6 +70,10 @@ _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}
 class _Card:
     hardware: Hardware
     marketed_gib: int
+    link: str
+    """What usually joins several of them (``links.csv``); empty where it is not known."""
+    lanes: int
+    """Of PCI Express."""
     other_names: tuple[str, ...]
     """What NVML and people call a card when it is neither its key nor its key without the memory size."""
 
@@ -97,11 +104,18 @@ def _card(row: dict[str, str]) -> _Card:
         bf16_flops_per_second=round(float(bf16) * 10**12) if bf16 else None,
         fp16_flops_per_second=round(float(fp16) * 10**12),
         fp32_flops_per_second=round(float(row["fp32_tflops"]) * 10**12),
+        communicator_bytes=COMMUNICATOR_BYTES,
         host_link_bytes_per_second=_LANE_BYTES_PER_SECOND[int(row["pcie_generation"])] * int(row["pcie_lanes"]),
         source=f"memory {row['memory_source']}; speed: {_SPEED_SOURCES[row['speed_source']]}",
     )
     names = tuple(row["other_names"].split())
-    return _Card(hardware=hardware, marketed_gib=int(row["marketed_gib"]), other_names=names)
+    return _Card(
+        hardware=hardware,
+        marketed_gib=int(row["marketed_gib"]),
+        link=row["link"],
+        lanes=int(row["pcie_lanes"]),
+        other_names=names,
+    )
 
 
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|quadro")
@@ -160,11 +174,22 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
     8 % either way spans what driver, ECC (6 % on an RTX A5000) and Windows change, and is less than the step between
     two sizes of one card (17 % between the two RTX 3080).
     """
+    found = _recognised(name, total_bytes)
+    return None if found is None else found.hardware
+
+
+def joined_by(card: Hardware) -> tuple[str, int] | None:
+    """What usually joins several of a card (``machine.links``), and its lanes of PCI Express; None if unknown."""
+    found = _recognised(card.name, card.total_bytes)
+    return None if found is None or not found.link else (found.link, found.lanes)
+
+
+def _recognised(name: str, total_bytes: int) -> _Card | None:
     text = _normal(name)
     for card in _cards():
         called = text == _normal(card.hardware.name) or text in _spellings(card)
         if called and abs(card.hardware.total_bytes - total_bytes) <= 0.08 * total_bytes:
-            return card.hardware
+            return card
     return None
 
 

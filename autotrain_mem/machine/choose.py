@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from autotrain_mem.errors import NoGpuError, UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
+from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.units import format_bytes
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)
@@ -34,35 +38,102 @@ def choose(
     name: str | None,
     *,
     use_cpu: bool,
+    gpus: int | None = None,
+    nodes: int = 1,
+    link: str | None = None,
     store: Store | None = None,
     environment: Mapping[str, str] = _NOTHING,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Hardware:
-    """The host if asked for, else the named card, else the first GPU that CUDA would show.
+    """The host if asked for, else the named card, else the GPUs that CUDA would show: the smallest stands for all.
 
     On a GPU that is here it is measured, once, what a process holds of it outside torch; a named card is never touched.
 
     Args:
+        gpus: How many to use; None for all that are here, and for one of a named card.
+        nodes: Machines with so many each.
+        link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Hears of GPUs that are passed over, since NVML does not answer for them.
+        warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
 
     Raises:
-        NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on.
+        NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
+            asked for.
         UnknownGpuError: the name is not in the catalog, or stands for several cards.
         UnreadableGpuError: a GPU is here that does not answer, or that torch cannot use.
-        UsageError: a list of cards.
+        UsageError: a list of cards; a link that is none.
     """
+    named_links(link)
     if use_cpu:
         return host()
     if name is not None:
         if several(name):
             raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
-        return named(name)
+        card = named(name)
+        return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     detected = detect(environment, warn)
     if not detected:
         raise _no_gpu({**os.environ, **environment}.get(VISIBLE))
-    return measured(detected[0], store or Store(cache_folder()), environment=environment)
+    used = _first(detected, gpus, environment)
+    for note in _differences(used):
+        warn(note)
+    card = measured(_least(used), store or Store(cache_folder()), environment=environment)
+    return _together(card, used, nodes=nodes, link=link)
+
+
+def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:
+    if gpus is None or gpus <= len(detected):
+        return detected[:gpus]
+    count, hidden_by = len(detected), {**os.environ, **environment}.get(VISIBLE)
+    shows = f"{VISIBLE}={hidden_by} shows" if hidden_by is not None else "this machine has"
+    raise NoGpuError(
+        f"--gpus {gpus} are more than {shows}: {count} GPU{'s' * (count > 1)}.",
+        hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} --plan_only.",
+    )
+
+
+_SPEEDS = (
+    *("bandwidth_bytes_per_second", "bf16_flops_per_second", "fp16_flops_per_second", "fp32_flops_per_second"),
+    "host_link_bytes_per_second",
+)
+
+
+def _least(cards: Sequence[Hardware]) -> Hardware:
+    """The card with the least budget, as slow as the slowest: all wait for each other at every step."""
+    smallest = min(cards, key=lambda card: card.budget_bytes())
+    known = [card.compute_capability for card in cards if card.compute_capability is not None]
+    speeds = {name: [getattr(card, name) for card in cards] for name in _SPEEDS}
+    slowest: dict[str, Any] = {name: None if None in each else min(each) for name, each in speeds.items()}
+    return replace(smallest, compute_capability=min(known, default=None), **slowest)
+
+
+def _together(card: Hardware, cards: Sequence[Hardware], *, nodes: int, link: str | None) -> Hardware:
+    uuids = tuple(str(each.uuid) for each in cards)
+    return replace(card, topology=topology(card, devices=len(cards), nodes=nodes, asked=link, uuids=uuids))
+
+
+UNLIKE = 0.9
+"""Free memory of the least of some GPUs, of the most: below it, what another process holds of one costs all the others.
+"""
+
+
+def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
+    """Says what all pay for that only one of them lacks."""
+    smallest = min(cards, key=lambda card: card.budget_bytes())
+    others = [card for card in cards if card.uuid != smallest.uuid]
+    without = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
+    leave_out = f"{VISIBLE}={without} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
+    free = format_bytes(smallest.free_bytes)
+    if len({card.name for card in cards}) > 1:
+        names = ", ".join(dict.fromkeys(card.name for card in cards))
+        yield (
+            f"GPUs of different kinds train together ({names}): each is given what {smallest.name} can hold, of which "
+            f"{free} are free, and waits for the slowest. {leave_out}"
+        )
+    elif smallest.free_bytes < UNLIKE * max(card.free_bytes for card in cards):
+        most = format_bytes(max(card.free_bytes for card in cards))
+        yield f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}"
 
 
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
@@ -76,16 +147,30 @@ def _no_gpu(hidden_by: str | None) -> NoGpuError:
 ALL = "all"
 
 
-def several(names: str) -> tuple[Hardware, ...]:
+def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
     """Give the cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for the name of one.
+
+    Args:
+        counts: How many of each together; several numbers make a device of each.
+        nodes, link: As of :func:`choose`.
 
     Raises:
         UnknownGpuError: a name that is not in the catalog.
+        UsageError: several numbers of a card that is not named.
     """
-    if names.strip().lower() == ALL:
-        return catalog(laptops=False)
+    if len(counts) > 1 and not names:
+        numbers = ",".join(map(str, counts))
+        raise UsageError(f"--gpus {numbers} compares, and no card is named.", hint="Give --gpu NAME too, or --gpu all.")
     listed = [name for name in names.split(",") if name.strip()]
-    return tuple(map(named, listed)) if len(listed) > 1 else ()
+    is_all = names.strip().lower() == ALL
+    if not is_all and len(listed) < 2 and len(counts) < 2:
+        return ()
+    cards = catalog(laptops=False) if is_all else tuple(map(named, listed))
+    return tuple(
+        replace(card, topology=topology(card, devices=count, nodes=nodes, asked=link))
+        for card in cards
+        for count in counts or (1,)
+    )
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
@@ -96,11 +181,13 @@ def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str
     """
     if simulate or named.origin in ("cpu", "detected"):
         return named
-    for card in detect(environment):
-        if card.total_bytes >= named.total_bytes:
-            return card
+    devices = named.topology.devices
+    large = [card for card in detect(environment) if card.total_bytes >= named.total_bytes][:devices]
+    if len(large) == devices:
+        return _together(_least(large), large, nodes=1, link=None)
+    what = f"{devices} x {named.name}, but not so many such GPUs are" if large else f"{named.name}, but no such GPU is"
     raise NoGpuError(
-        f"The plan is for {named.name}, but no such GPU is here to train on.",
+        f"The plan is for {what} here to train on.",
         hint="--plan_only     plan for that card and stop\n"
         "--simulate      train on the CPU while a simulated card of that name keeps account",
     )

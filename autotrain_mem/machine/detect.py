@@ -30,7 +30,7 @@ from typing import Any
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.host import host_memory
 from autotrain_mem.machine.catalog import catalog, recognise
-from autotrain_mem.machine.overhead import overhead
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
 from autotrain_mem.machine.torch_child import NoAnswer, torch_child
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB
@@ -338,6 +338,7 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
         fp16_flops_per_second=known.fp16_flops_per_second if known else None,
         fp32_flops_per_second=known.fp32_flops_per_second if known else None,
         host_link_bytes_per_second=known.host_link_bytes_per_second if known else None,
+        communicator_bytes=COMMUNICATOR_BYTES,
         index=device.index,
         uuid=device.uuid,
         source=f"memory: {source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "

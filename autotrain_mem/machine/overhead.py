@@ -48,6 +48,10 @@ from __future__ import annotations
 from autotrain_mem.units import KIB, MIB
 
 CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4
+COMMUNICATOR_BYTES = 700 * MIB
+"""Of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3 and 4
+on A100s with NVLink; it grows with the channels, and no further beyond 2 nodes (NVIDIA/nccl#986). A probe measures it
+with the rest."""
 CENTRAL_KERNELS_BYTES = 48 * MIB
 """The centre: what 21 training processes held beyond the context, from 18 to 143 MiB. With it the rule meets half of
 the 56 the figures within 7.6 %; the others are up to 112 MiB above and 123 below it."""

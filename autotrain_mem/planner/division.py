@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 from autotrain_mem.errors import BatchSplitError, UsageError
@@ -46,6 +46,11 @@ def check_positive(numbers: Mapping[str, Any]) -> None:
         raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
 
 
+def share(knobs: Knobs) -> int:
+    """Counts the rows of an optimizer step that each process has."""
+    return knobs.effective_batch_size // knobs.processes
+
+
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     """Rows of a micro-batch that the trainer would take, largest first; None where the effective batch alone decides.
 
@@ -68,14 +73,17 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
 
 def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
     """KTO estimates its KL divergence over the rows of a micro-batch (``trl/trainer/kto_trainer.py: __init__``)."""
-    rows, effective = knobs.per_device_train_batch_size, knobs.effective_batch_size
-    allowed = tuple(size for size in divisors(effective)[::-1] if size >= least)
+    rows = knobs.per_device_train_batch_size
+    allowed = tuple(size for size in divisors(share(knobs))[::-1] if size >= least)
     pinned = [f"--{name}" for name in (ROWS, STEPS) if name in job.arguments]
     if not allowed or (pinned and rows not in allowed):
         instead = f", or remove {' and '.join(pinned)}" if pinned and allowed else ""
+        effective = least * knobs.processes
         raise BatchSplitError(
             f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
-            hint=f"use --{ROWS} {least} or more{instead}" if pinned else f"use --effective_batch_size {least} or more",
+            hint=f"use --{ROWS} {least} or more{instead}"
+            if pinned
+            else f"use --effective_batch_size {effective} or more",
         )
     return allowed
 
@@ -101,23 +109,29 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
     """
     size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
     _check_meaning(group, size, steps)
-    every = divisors(knobs.effective_batch_size)[::-1]
+    every, processes = divisors(share(knobs))[::-1], knobs.processes
     if steps is not None:
-        allowed = tuple(rows for rows in every if rows * steps % group == 0)
+        allowed = tuple(rows for rows in every if rows * processes * steps % group == 0)
         if not allowed:
             raise BatchSplitError(
                 f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an "
                 f"effective batch of {knobs.effective_batch_size} is taken {steps} times: those of one prompt form a "
                 "group, and groups stay whole",
-                hint=f"use --effective_batch_size {either(multiples(group, knobs.effective_batch_size))}, "
+                hint=f"use --effective_batch_size "
+                f"{either(multiples(lcm(group, processes), knobs.effective_batch_size))}, "
                 f"or remove --{GENERATION_STEPS}",
             )
         return allowed
     if size is not None:
         _check_groups(group, size, GENERATION, group)
-        return tuple(rows for rows in every if size % rows == 0)
+        if size % processes:
+            raise BatchSplitError(
+                f"--{GENERATION} {size} is of all processes, and {processes} of them do not divide it",
+                hint=f"use --{GENERATION} {either(multiples(lcm(group, processes), size))}",
+            )
+        return tuple(rows for rows in every if size % (rows * processes) == 0)
     pinned = [value for name in (ROWS, STEPS) if isinstance(value := job.arguments.get(name), int)]
-    _check_groups(group, knobs.effective_batch_size, "effective_batch_size", lcm(group, *pinned))
+    _check_groups(group, knobs.effective_batch_size, "effective_batch_size", lcm(group, processes, *pinned))
     return None
 
 
@@ -148,14 +162,16 @@ def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
 
 
 def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
-    """An evaluated batch holds whole groups too."""
+    """An evaluated batch, which all processes make up together, holds whole groups too."""
     group, rows = job.arguments.get(EVALUATED_GROUP) or knobs.num_generations or 1, knobs.per_device_eval_batch_size
-    if not job.is_evaluated or rows is None or rows % group == 0:
+    together = 0 if rows is None else rows * knobs.processes
+    if not job.is_evaluated or rows is None or together % group == 0:
         return
+    unit = group // gcd(group, knobs.processes)
     raise BatchSplitError(
-        f"groups of {group} completions do not divide the {rows} of an evaluated batch, and groups stay whole",
-        hint=f"use --{EVALUATED_ROWS} {either(multiples(group, rows))}, or --{EVALUATED_GROUP} "
-        f"{either(nearest(divisors(rows), group))}",
+        f"groups of {group} completions do not divide the {together} of an evaluated batch, and groups stay whole",
+        hint=f"use --{EVALUATED_ROWS} {either(multiples(unit, rows))}, or --{EVALUATED_GROUP} "
+        f"{either(nearest(divisors(together), group))}",
     )
 
 
@@ -171,30 +187,33 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
-    """The effective batch makes whole mini-batches, and these whole micro-batches.
+    """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
 
     ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
     micro-steps than are accumulated.
     """
     effective, batches = knobs.effective_batch_size, job.arguments.get(MINI_BATCHES) or 1
-    if effective % batches:
+    rows, processes = share(knobs), knobs.processes
+    if rows % batches:
+        each = f" in the share of each of {processes} processes" if processes > 1 else ""
         raise BatchSplitError(
-            f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}",
-            hint=f"use --effective_batch_size {either(multiples(batches, effective))}, or --{MINI_BATCHES} "
-            f"{either(nearest(divisors(effective), batches))}",
+            f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}{each}",
+            hint=f"use --effective_batch_size {either(multiples(batches * processes, effective))}, or --{MINI_BATCHES} "
+            f"{either(nearest(divisors(rows), batches))}",
         )
     if job.arguments.get("whiten_rewards"):
-        _check_whitened(effective, batches)
-    return tuple(divisors(effective // batches)[::-1]) if batches > 1 else None
+        _check_whitened(rows, batches, processes)
+    return tuple(divisors(rows // batches)[::-1]) if batches > 1 else None
 
 
-def _check_whitened(effective: int, batches: int) -> None:
-    if effective // batches >= WHITENED_AT_LEAST:
+def _check_whitened(rows: int, batches: int, processes: int) -> None:
+    """Args: ``rows`` are of one process."""
+    if rows // batches >= WHITENED_AT_LEAST:
         return
-    fewer = [size for size in divisors(effective) if effective // size >= WHITENED_AT_LEAST]
+    fewer = [size for size in divisors(rows) if rows // size >= WHITENED_AT_LEAST]
     instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
     raise BatchSplitError(
-        f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {effective} rows in {batches} are "
-        f"{effective // batches}",
-        hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches} or more{instead}",
+        f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {rows} rows in {batches} are "
+        f"{rows // batches}",
+        hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches * processes} or more{instead}",
     )

@@ -156,7 +156,7 @@ def needs_line(least: Estimate) -> str:
     memory = least.memory
     parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
     parts |= {"cached": least.cached_bytes, "outside torch": least.hardware.non_torch_bytes}
-    parts |= {"vLLM's share": least.vllm_share_bytes}
+    parts |= {"NCCL": least.communicators_bytes, "vLLM's share": least.vllm_share_bytes}
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed})"
 

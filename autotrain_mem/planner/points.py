@@ -45,7 +45,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
 def _at_rows(space: Space, setting: Knobs, rows: int) -> Knobs:
     """The setting at a micro-batch, and with the other batches following it where they may."""
     followed = {name: min(getattr(space.base, name), rows) for name in _following(space, "eval_batch")}
-    if rows < space.effective_batch_size:
+    if rows < space.share:
         followed |= {name: min(getattr(space.base, name), rows) for name in _following(space, "rollout_batch")}
     return replace(with_rows(setting, rows), **followed)
 
@@ -65,7 +65,7 @@ def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
     for name in _following(space, "rollout_batch"):
         asked, rows = getattr(space.base, name), getattr(point, name)
         while rows < asked:
-            rows = 2 * rows if 2 * rows < min(asked, space.effective_batch_size) else asked
+            rows = 2 * rows if 2 * rows < min(asked, space.share) else asked
             points.append(replace(point, **{name: rows}))
     return tuple(points)
 

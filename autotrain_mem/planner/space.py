@@ -1,6 +1,6 @@
 """Holds what the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
 
-Lengths are tokens, batch sizes are rows on one device.
+Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the effective batch that of all.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Space:
     pinned: frozenset[str] = frozenset()
     """Names of the knobs that the user gave. ``max_length: auto`` is a wish, not a pin."""
     effective_batch_size: int
+    """Of all processes."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     context_length: int | None = None
@@ -60,6 +61,11 @@ class Space:
     method: str = "sft"
     model: str = "the model"
     """Name for messages."""
+
+    @property
+    def share(self) -> int:
+        """Counts the rows of an optimizer step that each process has."""
+        return self.effective_batch_size // self.base.processes
 
     def row_tokens(self, max_length: int | None) -> int:
         """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
@@ -81,12 +87,12 @@ def micro_batches(space: Space) -> tuple[int, ...]:
     """List the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
     if space.pinned & {ROWS, STEPS}:
         return (space.base.per_device_train_batch_size,)
-    return space.rows_allowed or tuple(divisors(space.effective_batch_size)[::-1])
+    return space.rows_allowed or tuple(divisors(space.share)[::-1])
 
 
 def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
-    """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows."""
-    steps = (effective_batch_size or knobs.effective_batch_size) // rows
+    """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
+    steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.processes)
     return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
 
@@ -206,28 +212,37 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any]) -> int:
     """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
-    rows, steps = given.get(ROWS), given.get(STEPS)
-    if rows and steps and rows * steps != effective:
+    rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.processes
+    if effective % processes:
         raise BatchSplitError(
-            f"--{ROWS} {rows} times --{STEPS} {steps} is {rows * steps}, not the effective batch size {effective}",
-            hint=f"use --effective_batch_size {rows * steps} with both flags, "
-            f"or --effective_batch_size {effective} alone",
+            f"{processes} GPUs do not divide the effective batch size {effective}: each has as many rows of it",
+            hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
+            f"or --gpus {either(nearest(divisors(effective), processes))}",
         )
+    if rows and steps and rows * steps * processes != effective:
+        product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
+        raise BatchSplitError(
+            f"--{ROWS} {rows} times --{STEPS} {steps}{of_all} is {product}, not the effective batch size {effective}",
+            hint=f"use --effective_batch_size {product} with both flags, or --effective_batch_size {effective} alone",
+        )
+    share = effective // processes
     for name in (ROWS, STEPS):
-        if name in given and effective % given[name]:
-            raise _does_not_divide(name, given[name], effective)
+        if name in given and share % given[name]:
+            raise _does_not_divide(name, given[name], effective, processes)
     if rows:
         return int(rows)
     if steps:
-        return effective // int(steps)
+        return share // int(steps)
     # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
-    return max(rows for rows in divisors(effective) if rows <= defaults.per_device_train_batch_size)
+    return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
 
 
-def _does_not_divide(name: str, value: int, effective: int) -> BatchSplitError:
-    whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value, effective))
+def _does_not_divide(name: str, value: int, effective: int, processes: int) -> BatchSplitError:
+    whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value * processes, effective))
+    of_all = f" on {processes} GPUs" if processes > 1 else ""
+    smaller = either(nearest(divisors(effective // processes), value))
     return BatchSplitError(
-        f"--{name} {value} does not divide the effective batch size {effective}",
+        f"--{name} {value}{of_all} does not divide the effective batch size {effective}",
         hint=f"keep --{name} {value} and use {whole},\n"
-        f"or keep --effective_batch_size {effective} and use --{name} {either(nearest(divisors(effective), value))}",
+        f"or keep --effective_batch_size {effective} and use --{name} {smaller}",
     )

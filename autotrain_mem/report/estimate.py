@@ -30,6 +30,7 @@ class Sum:
     peak: int
     cached: int
     non_torch: int
+    communicators: int
     vllm_share: int
     needed: int
 
@@ -102,9 +103,9 @@ def sum_of(estimate: Estimate) -> Sum:
     memory = estimate.memory
     scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
     needed = scale.steps(estimate.required_bytes)
-    beside = [estimate.hardware.non_torch_bytes, estimate.vllm_share_bytes]
+    beside = [estimate.hardware.non_torch_bytes, estimate.communicators_bytes, estimate.vllm_share_bytes]
     sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *beside]
-    peak, cached, non_torch, vllm_share = scale.share(needed, sizes)
+    peak, cached, non_torch, communicators, vllm_share = scale.share(needed, sizes)
     held = [memory.owners_at_peak.get(owner, 0) for owner in Owner]
     owned = zip(Owner, scale.share(peak, held), strict=True)
     return Sum(
@@ -113,6 +114,7 @@ def sum_of(estimate: Estimate) -> Sum:
         peak=peak,
         cached=cached,
         non_torch=non_torch,
+        communicators=communicators,
         vllm_share=vllm_share,
         needed=needed,
     )
@@ -137,6 +139,8 @@ def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
     """Shows what a run holds of the device outside torch's allocator."""
     note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
     rows = [(sign, "outside torch", shown.non_torch, note)]
+    if estimate.communicators_bytes:
+        rows.append((sign, "NCCL", shown.communicators, "buffers of its communicators, until a probe measures them"))
     if estimate.vllm_share_bytes:
         rows.append((sign, "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     return rows

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled, pulled
 from autotrain_mem.spec import Harm, Knobs, Owner, Phase, StepTime
-from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
 OWNERS = {
@@ -205,7 +205,7 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
     """The settings as flags of TRL's own command, in lines that a shell joins again."""
     lines = [""]
     for name in knob_names(method, knobs):
-        if name in OWN_KNOBS:
+        if name in (*OWN_KNOBS, *LAUNCH_KNOBS):
             continue
         flag = f"--{name} {value(getattr(knobs, name))}"
         if lines[-1] and len(lines[-1]) + 1 + len(flag) > FLAG_LINE_WIDTH:

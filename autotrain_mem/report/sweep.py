@@ -21,8 +21,8 @@ from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
 from autotrain_mem.units import format_bytes
 
 FIGURES = (
-    *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "vllm_share_bytes", "required_bytes"),
-    *("budget_bytes", "fits", "peak_phase", "step_seconds", "tokens_per_second"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "communicators_bytes", "vllm_share_bytes"),
+    *("required_bytes", "budget_bytes", "fits", "peak_phase", "step_seconds", "tokens_per_second"),
 )
 """Columns of the CSV behind the swept flags, by their keys in the JSON of an estimate."""
 

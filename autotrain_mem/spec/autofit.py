@@ -16,24 +16,29 @@ from typing import Any
 
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
-from autotrain_mem.spec.knobs import BASE_BITS, OWN_KNOBS
+from autotrain_mem.spec.knobs import BASE_BITS, OWN_SWITCHES, SHARDINGS, Sharding
 from autotrain_mem.spec.plan import Plan
 from autotrain_mem.units import format_bytes, parse_bytes
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "gpu": ((str,), "a text such as 'rtx4090'"),
+    "gpus": ((int, tuple, list), "a whole number, or several to compare"),
+    "nodes": ((int,), "a whole number"),
+    "link": ((str,), "a text such as 'nvlink4'"),
     "headroom": ((str,), "a text such as '500MiB' or '8%'"),
     "effective_batch_size": ((int,), "a whole number"),
     "prompt_length": ((int,), "a whole number"),
     "max_slowdown": ((int, float), "a number"),
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
+    "fsdp_offload_params": ((bool,), "True or False"),
     "plan": ((Plan, str, Path), "a Plan or the path of its file"),
     "guard": ((bool,), "True or False"),
     "show": ((bool,), "True or False"),
 }
 """Field -> what its value may be beside the default, and how that is told."""
 
+_COUNTED = {"gpus": "GPUs", "nodes": "machines"}
 _HEADROOM = "--headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
 _SLOWDOWN = "--max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
 
@@ -55,10 +60,18 @@ class AutoFit:
 
     gpu: str | None = None
     """A card by name (``rtx4090``) or a size (``6GiB``) to plan for; None: the device that the trainer runs on."""
+    gpus: int | Collection[int] | None = None
+    """How many of these cards train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all that are
+    here, or one of a card by name."""
+    nodes: int | None = None
+    """Machines with so many cards each, to plan for; None: one."""
+    link: str | None = None
+    """What joins the cards of a machine (``nvlink4``), and machines (``nvlink4,ndr``); None: as found here, or as usual
+    for a card by name."""
     headroom: str | None = None
     """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
     effective_batch_size: int | None = None
-    """Rows per optimizer step on one device; None: as the batch size and the accumulation say."""
+    """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
     prompt_length: int | None = None
     """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
     fit: Fit = "all"
@@ -71,6 +84,10 @@ class AutoFit:
     """Optimizer state and step on the host."""
     expandable_segments: bool = False
     """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
+    sharding: Sharding | None = None
+    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest."""
+    fsdp_offload_params: bool = False
+    """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
     plan: Plan | str | Path | None = None
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""
@@ -88,6 +105,8 @@ class AutoFit:
     def __post_init__(self) -> None:
         for name in ("forbid", "pin", "tune"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
+        if isinstance(self.gpus, list):
+            object.__setattr__(self, "gpus", tuple(self.gpus))
         problems = [*self._kinds()] or [*self._problems()]
         if problems:
             reasons, cures = zip(*problems, strict=True)
@@ -105,6 +124,11 @@ class AutoFit:
                 yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or remove it."
 
     def _problems(self) -> Iterable[tuple[str, str]]:
+        for name, count in (*(("gpus", each) for each in self.gpu_counts), ("nodes", self.nodes)):
+            if count is not None and (not isinstance(count, int) or count < 1):
+                yield f"--{name} {count} is no number of {_COUNTED[name]}", f"--{name} takes 1 or more."
+        if self.sharding is not None and self.sharding not in SHARDINGS:
+            yield f"--sharding takes no {self.sharding!r}", f"--sharding takes {', '.join(SHARDINGS)}."
         if self.fit not in FITS:
             yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
@@ -139,6 +163,9 @@ class AutoFit:
         return replace(
             self,
             gpu=self.gpu or (card.name if has_name and not here else None),
+            gpus=self.gpus or (None if card.origin == "cpu" else card.topology.devices),
+            nodes=self.nodes or (card.topology.nodes if card.topology.nodes > 1 else None),
+            link=self.link or (card.topology.links if has_name and not here else None),
             effective_batch_size=self.effective_batch_size or job.effective_batch_size,
             prompt_length=self.prompt_length or job.prompt_length,
             fit=job.fit if self.fit == "all" else self.fit,
@@ -146,12 +173,20 @@ class AutoFit:
             max_slowdown=job.max_slowdown if self.max_slowdown == MAX_SLOWDOWN else self.max_slowdown,
             optimizer_offload=self.optimizer_offload or bool(job.arguments.get("optimizer_offload")),
             expandable_segments=self.expandable_segments or bool(job.arguments.get("expandable_segments")),
+            sharding=self.sharding or job.arguments.get("sharding"),
+            fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
         )
 
     @property
-    def switches(self) -> tuple[str, ...]:
-        """Lists the knobs that TRL does not have and that are turned on."""
-        return tuple(name for name in OWN_KNOBS if getattr(self, name))
+    def pins(self) -> dict[str, Any]:
+        """Returns the knobs that TRL does not have and that are given here."""
+        given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
+        return given if self.sharding is None else given | {"sharding": self.sharding}
+
+    @property
+    def gpu_counts(self) -> tuple[int, ...]:
+        """Lists how many cards to plan for: several numbers are compared, none says nothing."""
+        return () if self.gpus is None else (self.gpus,) if isinstance(self.gpus, int) else tuple(self.gpus)
 
 
 def in_python(field_name: str) -> str:

@@ -127,6 +127,7 @@ class Estimate:
             "gpu_source": "hardware.source",
             "peak_reserved_bytes": "reserved.peak_reserved_bytes",
             "non_torch_bytes": "hardware.non_torch_bytes",
+            "communicators_bytes": "communicators_bytes",
             "required_bytes": "required_bytes",
             "fits": "fits",
             "step_seconds": "time.known_step_seconds",
@@ -148,7 +149,12 @@ class Estimate:
     @property
     def outside_bytes(self) -> int:
         """Adds up what the run holds outside the trainer's own allocator."""
-        return self.hardware.non_torch_bytes + self.vllm_share_bytes
+        return self.hardware.non_torch_bytes + self.communicators_bytes + self.vllm_share_bytes
+
+    @property
+    def communicators_bytes(self) -> int:
+        """Computes what NCCL holds of the device; 0 for one process."""
+        return self.hardware.communicator_bytes * self.knobs.communicators
 
     @property
     def reserved(self) -> ReservedEstimate:

@@ -49,6 +49,9 @@ class Hardware:
     """What is free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
     non_torch_bytes: int
     """What our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
+    communicator_bytes: int = 0
+    """What NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing is
+    known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
     compute_capability: tuple[int, int] | None = None
     bandwidth_bytes_per_second: int | None = None
     bf16_flops_per_second: int | None = None

@@ -107,6 +107,16 @@ class Knobs:
         return self.processes // (self.dp_replicate_size or 1) if self.is_sharded else 1
 
     @property
+    def communicators(self) -> int:
+        """Counts the groups that a process talks in through a communicator of NCCL's.
+
+        DDP and FSDP on a mesh of one dimension take the default group (``torch/distributed/device_mesh.py:
+        _init_one_process_group``). HSDP's mesh has one for the shards and one for their copies, and accelerate gathers
+        metrics in the default group.
+        """
+        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" else 1
+
+    @property
     def base_bits(self) -> int | None:
         """Counts the bits of a weight of the quantized base model; None where it is not quantized."""
         return next((bits for name, bits in BASE_BITS.items() if getattr(self, name)), None)
@@ -125,6 +135,8 @@ BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
 OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
+OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
+"""Knobs of ours whose flag needs no value."""
 LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_params")
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
 

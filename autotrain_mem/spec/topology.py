@@ -32,3 +32,8 @@ class Topology:
     @property
     def processes(self) -> int:
         return self.nodes * self.devices
+
+    @property
+    def links(self) -> str | None:
+        """Names link and network as ``--link`` takes them; None where neither is known."""
+        return ",".join(filter(None, (self.link, self.network))) or None

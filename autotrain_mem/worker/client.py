@@ -71,13 +71,12 @@ class Worker:
         config: Mapping[str, Any],
         environment: Mapping[str, str],
         also_known: Iterable[str],
-        switches: Iterable[str] = (),
+        pins: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Knobs]:
         """Reads flags and YAML keys into what the user gave, and TRL's defaults: :func:`checks.arguments.parse`."""
-        words = {"argv": argv, "config": config, "environment": environment, "own": own or {}}
-        names = {"also_known": list(also_known), "switches": list(switches)}
-        given, defaults = self._ask("parse", method=method, **words, **names)
+        words = {"argv": argv, "config": config, "environment": environment, "pins": pins or {}, "own": own or {}}
+        given, defaults = self._ask("parse", method=method, **words, also_known=list(also_known))
         return given, codec.from_json(Knobs, defaults)
 
     def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:

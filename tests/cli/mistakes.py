@@ -26,7 +26,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- what is typed
     "unknown_flags": (
         2,
-        f"sft {TINY} --max_lenght 5 --batchsize=4 --gpus t4 --zzzzqq 1",
+        f"sft {TINY} --max_lenght 5 --batchsize=4 --gpuu t4 --zzzzqq 1",
         "--max_length --gpu --zzzzqq",
     ),
     "launched_by_torchrun": (2, SIMULATED, "torchrun 'from autotrain_mem import SFTTrainer'"),
@@ -82,6 +82,17 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", "rtx3060 --plan_only --simulate"),
     "unknown_gpu": (11, "plan sft --model tiny --gpu rtx309", "rtx309 rtx3090 12GiB 'autofit gpus'"),
     "simulate_without_gpu": (2, "sft --model tiny --simulate", "--simulate '--gpu NAME' 6GiB"),
+    "gpus_zero": (2, f"{PLAN} --gpus 0 --nodes -1", "'--gpus 0' '--nodes -1'"),
+    "gpus_a_name": (2, "plan sft --model tiny --gpus t4", "t4 --gpu"),
+    "gpus_to_compare": (2, f"{ESTIMATE} --model tiny --gpus 1,2", "'--gpus 1,2' 'autofit plan METHOD'"),
+    "gpus_on_the_cpu": (2, "sft --model tiny --use_cpu --gpus 2", "--use_cpu --gpus '--gpu NAME --gpus N --simulate'"),
+    "nodes_to_train_on": (2, f"{SIMULATED} --nodes 2", "'--nodes 2' '--export accelerate' 'accelerate launch'"),
+    "link_unknown": (2, f"{PLAN} --gpus 2 --link nvlink", "nvlink nvlink4 ndr"),
+    "sharding_unknown": (2, f"{PLAN} --gpus 2 --sharding zero3", "zero3 ddp fsdp2 hsdp"),
+    "sharding_of_one": (2, f"{PLAN} --sharding fsdp2", "'--sharding fsdp2' '--gpus 2'"),
+    "hsdp_on_one_machine": (2, f"{PLAN} --gpus 4 --sharding hsdp", "hsdp '--nodes 2' fsdp2"),
+    "offload_without_shards": (2, f"{PLAN} --gpus 4 --fsdp_offload_params", "--fsdp_offload_params '--sharding fsdp2'"),
+    "batch_over_gpus": (2, f"{DATA} --gpus 3 --effective_batch_size 8", "'3 GPUs' '--effective_batch_size 6 or 9'"),
     "cards_to_train_on": (2, "sft --model tiny --gpu all --dataset data.jsonl", "'--gpu all' 'autofit plan METHOD'"),
     # -- models
     "model_no_config": (20, f"{ESTIMATE} --model no_config", "no_config config.json --model"),

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.worker.client import Worker
 from tests.place import Autofit, Ran
 
@@ -96,15 +97,16 @@ def test_the_command_that_plans_again_says_every_word_of_the_job(worker: Worker)
         model="my model",
         dataset="data.jsonl",
         arguments={"max_length": None, "lora_target_modules": ["q_proj", "v_proj"], "use_peft": True}
-        | {"packing": False, "learning_rate": 1e-5, "expandable_segments": True, "report_to": "none"},
+        | {"packing": False, "learning_rate": 1e-5, "expandable_segments": True, "report_to": "none"}
+        | {"sharding": "fsdp2", "fsdp_offload_params": True},
         effective_batch_size=12,
         fit="rounding",
         forbid=frozenset({"lora", "micro_batch"}),
         max_slowdown=2.5,
     )
-    typed = shlex.split(command(job, gpu="l4", out="plan.json"))
+    typed = shlex.split(command(job, AutoFit(gpu="l4", gpus=4), out="plan.json"))
     assert typed[:3] == ["autofit", "plan", "sft"]
     wish, output = flags.read("autofit plan sft", typed[3:])
-    given, _ = worker.parse("sft", wish.argv, {}, {}, flags.own_names(), wish.autofit.switches)
+    given, _ = worker.parse("sft", wish.argv, {}, {}, flags.own_names(), wish.autofit.pins)
     assert wish.job(given) == job
-    assert (wish.autofit.gpu, output.out) == ("l4", "plan.json")
+    assert (wish.autofit.gpu, wish.autofit.gpus, output.out) == ("l4", 4, "plan.json")

@@ -11,6 +11,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.engine import request
 from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
 from autotrain_mem.spec import Hardware
 from autotrain_mem.spec.autofit import AutoFit
 
@@ -30,6 +31,35 @@ def test_an_env_block_chooses_the_card_to_plan_for_and_to_train_on(monkeypatch: 
     assert api.training_environment(rehearsals, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     elsewhere = replace(rehearsals, hardware=named("t4"))  # an export for a card that is not here
     assert api.training_environment(elsewhere, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "sharding", "groups"),
+    [
+        ({}, 1, None, None),
+        ({"gpus": 4}, 4, "ddp", None),
+        ({"gpus": 4, "sharding": "fsdp2"}, 4, "ddp", None),
+        ({"gpus": 8, "nodes": 2, "sharding": "hsdp"}, 16, "ddp", 2),
+    ],
+)
+def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_word(
+    words: dict[str, Any], processes: int, sharding: str | None, groups: int | None
+) -> None:
+    def parse(method: str, argv: Any, config: Any, environment: Any, names: Any, pins: Any, own: Any) -> Any:
+        return dict(pins), TRL_DEFAULTS
+
+    workers: Any = SimpleNamespace(first=SimpleNamespace(parse=parse))
+    wish = api.Wish(method="sft", model="tiny", autofit=AutoFit(gpu="a100-80gb", **words))
+    rehearsals = api.rehearsals_for(workers, wish, print)
+    defaults = rehearsals.defaults
+    assert (defaults.processes, defaults.sharding, defaults.dp_replicate_size) == (processes, sharding, groups)
+    assert rehearsals.job.arguments.get("sharding") == words.get("sharding")
+    assert rehearsals.job.trl_arguments == {}
+    # NCCL's buffers are no part of the allocator's room, and are counted once for each group that talks.
+    needed = rehearsals.outside_bytes(replace(defaults, sharding=words.get("sharding", sharding)))
+    count = {1: 0, 4: 1, 16: 3}[processes]
+    assert needed == rehearsals.hardware.non_torch_bytes + count * COMMUNICATOR_BYTES
+    assert rehearsals.on(named("t4")).defaults == TRL_DEFAULTS if "sharding" not in words else True
 
 
 def test_workers_that_a_simulated_card_cannot_count_are_said_to_have_no_effect(tmp_path: Path) -> None:

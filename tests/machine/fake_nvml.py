@@ -48,6 +48,14 @@ class FakeGpu:
     """None: not split. A None inside is an empty place."""
     lost: str = ""
     """Why it does not answer at all."""
+    bridged_to: tuple[str, ...] = ()
+    """UUIDs of the cards that NVLink reaches."""
+    nvlinks: int = 0
+    """How many links of NVLink are up."""
+    pcie: tuple[int, int] = (4, 16)
+    """Generation and lanes."""
+    has_peers: bool = True
+    """Whether it reaches other cards over PCI Express."""
     shares_memory: bool = False
     """Its memory is the host's, as GB10's is."""
 
@@ -70,6 +78,9 @@ class FakeNvml:
     NVML_DEVICE_MIG_ENABLE = 1
     NVML_CLOCK_SM = 1
     nvmlMemory_v2 = 2
+    NVML_P2P_CAPS_INDEX_WRITE = 1
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_STATUS_OK = 0
 
     def nvmlInit(self) -> None:
         if self.driver is None:
@@ -140,6 +151,22 @@ class FakeNvml:
     def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, clock: int) -> int:
         assert clock == self.NVML_CLOCK_SM
         return handle.clock
+
+    def nvmlDeviceGetP2PStatus(self, one: FakeGpu, other: FakeGpu, way: int) -> int:
+        if way == self.NVML_P2P_CAPS_INDEX_NVLINK:
+            return int(other.uuid not in one.bridged_to)
+        return int(not (one.has_peers and other.has_peers))
+
+    def nvmlDeviceGetNvLinkState(self, handle: FakeGpu, link: int) -> int:
+        if link >= handle.nvlinks:
+            raise FakeNvmlError("Invalid Argument")
+        return 1
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: FakeGpu) -> int:
+        return handle.pcie[0]
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: FakeGpu) -> int:
+        return handle.pcie[1]
 
     def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
         if handle.capability < (8, 0):

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotrain_mem.errors import NoGpuError, UnknownGpuError
+from autotrain_mem.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.machine import choose as module
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.units import GIB
 
@@ -43,10 +44,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
-def test_the_first_gpu_that_cuda_shows_is_measured_unless_another_card_a_size_or_the_cpu_is_chosen(
+def test_all_gpus_that_cuda_shows_are_used_and_one_measured_unless_a_card_a_size_or_the_cpu_is_chosen(
     machine: list[Hardware],
 ) -> None:
-    assert choose(None, use_cpu=False) == replace(machine[0], source="measured")
+    together = Topology(devices=2, uuids=("GPU-1", "GPU-0"))
+    assert choose(None, use_cpu=False) == replace(machine[0], source="measured", topology=together)
+    alone = Topology(uuids=("GPU-1",))
+    assert choose(None, use_cpu=False, gpus=1) == replace(machine[0], source="measured", topology=alone)
     assert choose("RTX 3060", use_cpu=False) == named("rtx3060")
     assert choose("300MiB", use_cpu=False).origin == "imagined"
     assert choose(None, use_cpu=True).origin == "cpu"
@@ -55,16 +59,67 @@ def test_the_first_gpu_that_cuda_shows_is_measured_unless_another_card_a_size_or
     assert {*several("all")} < {*catalog()}
     assert not [card.name for card in several("all") if "laptop" in card.name or "max-q" in card.name]
     assert several("rtx3060,rtx4090") == (named("rtx3060"), named("rtx4090"))
-    assert several("rtx3060") == ()
+    assert several("rtx3060") == several("rtx3060", (4,)) == several("") == ()
+    counted = several("rtx3060,l4", (1, 4), nodes=2)
+    assert [(card.name, card.topology.processes) for card in counted] == [
+        *(("rtx3060", 2), ("rtx3060", 8)),
+        *(("l4", 2), ("l4", 8)),
+    ]
+    with pytest.raises(UsageError, match="no card is named"):
+        several("", (1, 2))
+    assert choose("rtx3060", use_cpu=False, gpus=4, nodes=2).topology.processes == 8
+    with pytest.raises(UsageError, match="nvlink9"):
+        choose("rtx3060", use_cpu=False, link="nvlink9")
+
+
+def test_more_gpus_than_there_are_is_refused_with_how_many_there_are(machine: list[Hardware]) -> None:
+    with pytest.raises(NoGpuError, match="--gpus 3 are more than this machine has: 2 GPUs") as refusal:
+        choose(None, use_cpu=False, gpus=3)
+    assert "--gpus 2 or less" in refusal.value.hint
+    with pytest.raises(NoGpuError, match="CUDA_VISIBLE_DEVICES=0,1 shows: 2"):
+        choose(None, use_cpu=False, gpus=3, environment={"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_and_that_is_said(
+    machine: list[Hardware],
+) -> None:
+    notes: list[str] = []
+    fast = {"compute_capability": (9, 0), "fp16_flops_per_second": 9}
+    machine[0] = replace(machine[0], **fast)  # type: ignore[arg-type]
+    machine[1] = replace(machine[1], free_bytes=8 * GIB, compute_capability=(8, 6), fp16_flops_per_second=10)
+    chosen = choose(None, use_cpu=False, warn=notes.append)
+    assert (chosen.name, chosen.free_bytes, chosen.uuid) == ("second", 8 * GIB, "GPU-0")
+    assert (chosen.compute_capability, chosen.fp16_flops_per_second) == ((8, 6), 9)
+    assert chosen.bandwidth_bytes_per_second is None
+    (note,) = notes
+    assert note.startswith("GPUs of different kinds train together (first, second): each is given what second can hold")
+    assert "CUDA_VISIBLE_DEVICES=1 " in note
+    machine[1] = replace(machine[1], name="first")
+    choose(None, use_cpu=False, warn=notes.append)
+    assert notes[1].startswith("GPU 0 has 8.00 GiB free, others up to 24.00 GiB")
+    machine[1] = replace(machine[0], index=0, uuid="GPU-0")
+    choose(None, use_cpu=False, warn=notes.append)
+    assert len(notes) == 2, "equal ones are nothing to talk about"
 
 
 def test_the_jobs_environment_says_which_card_is_planned_for_measured_and_trained_on(machine: list[Hardware]) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "1"}
     chosen = choose(None, use_cpu=False, environment=environment)
-    assert chosen == replace(machine[1], source="measured1")
+    both = Topology(devices=2, uuids=("GPU-0", "GPU-1"))
+    assert chosen == replace(machine[1], source="measured1", topology=both)
     assert module.training_device(chosen, simulate=False) is chosen
-    assert module.training_device(named("rtx3060"), simulate=False, environment=environment) == machine[1]
-    assert module.training_device(named("rtx3060"), simulate=False) == machine[0]
+    one = module.training_device(named("rtx3060"), simulate=False, environment=environment)
+    assert one == replace(machine[1], topology=Topology(uuids=("GPU-0",)))
+    first = module.training_device(named("rtx3060"), simulate=False)
+    assert first == replace(machine[0], topology=Topology(uuids=("GPU-1",)))
+
+
+def test_a_plan_for_several_of_a_named_card_takes_as_many_that_are_as_large(machine: list[Hardware]) -> None:
+    two, three = (choose("rtx3060", use_cpu=False, gpus=count) for count in (2, 3))
+    assert module.training_device(two, simulate=False).topology.uuids == ("GPU-1", "GPU-0")
+    with pytest.raises(NoGpuError, match="3 x rtx3060, but not so many such GPUs are here"):
+        module.training_device(three, simulate=False)
+    assert module.training_device(three, simulate=True) is three
 
 
 @pytest.mark.parametrize(("has_driver", "cure"), [(True, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), (False, "")])

@@ -19,8 +19,8 @@ from autotrain_mem.units import GIB, MIB
 DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
 
 
-def space_of(method: str, effective: int | None = None, **words: Any) -> Space:
-    defaults = replace(DEFAULTS.get(method, TRL), per_device_eval_batch_size=8)
+def space_of(method: str, effective: int | None = None, processes: int = 1, **words: Any) -> Space:
+    defaults = replace(DEFAULTS.get(method, TRL), per_device_eval_batch_size=8, processes=processes)
     return any_space_of(method=method, effective_batch_size=effective, defaults=defaults, longest=100, **words)
 
 
@@ -28,11 +28,12 @@ def rows_of(space: Space) -> list[int]:
     return list(micro_batches(space))
 
 
-def trl_config(method: str, **arguments: Any) -> Any:
+def trl_config(method: str, processes: int = 1, **arguments: Any) -> Any:
     """TRL's own dataclass, which refuses what does not divide as it is made."""
     import trl
 
-    kind = {"grpo": trl.GRPOConfig, "rloo": trl.RLOOConfig}[method]
+    of_trl = {"grpo": trl.GRPOConfig, "rloo": trl.RLOOConfig}[method]
+    kind = type("Config", (of_trl,), {"world_size": property(lambda self: processes)})
     return kind(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments)
 
 
@@ -46,6 +47,7 @@ NAMES = (
 def words_of_groups(draw: st.DrawFn) -> dict[str, Any]:
     sizes = st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 16, 24))
     words: dict[str, Any] = {name: draw(sizes) for name in sorted(draw(st.sets(st.sampled_from(NAMES))))}
+    words["processes"] = draw(st.sampled_from((1, 2, 3, 4)))
     return words | ({"eval_strategy": "steps"} if draw(st.booleans()) else {})
 
 
@@ -57,6 +59,7 @@ def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any
     except (BatchSplitError, UsageError):
         assume(False)
     asked = {name: value for name, value in words.items() if name != "effective"}
+    assert space.effective_batch_size % words["processes"] == 0
     assert space.base.per_device_train_batch_size in rows_of(space)
     for rows in {min(rows_of(space)), space.base.per_device_train_batch_size, max(rows_of(space))}:
         split = codec.to_json(with_rows(space.base, rows))
@@ -149,6 +152,34 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
         ("kto", {"effective": 8, "per_device_train_batch_size": 1}, f"use {ROWS} 2 or more, or remove {ROWS}"),
         ("kto", {"effective": 8, "gradient_accumulation_steps": 8}, f"use {ROWS} 2 or more, or remove {STEPS}"),
         ("kto", {"effective": 1}, f"use {WHOLE} 2 or more"),
+        ("kto", {"effective": 4, "processes": 4}, f"use {WHOLE} 8 or more"),
+        ("sft", {"effective": 12, "processes": 8}, f"use {WHOLE} 8 or 16, or --gpus 1, 2, 3, 4, 6 or 12"),
+        (
+            *("sft", {"effective": 20, "per_device_train_batch_size": 4, "processes": 2}),
+            f"keep {ROWS} 4 and use {WHOLE} 16 or {WHOLE} 24,\nor keep {WHOLE} 20 and use {ROWS} 1, 2, 5 or 10",
+        ),
+        (
+            "sft",
+            {"effective": 16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "processes": 2},
+            f"use {WHOLE} 32 with both flags, or {WHOLE} 16 alone",
+        ),
+        (
+            *("grpo", {"generation_batch_size": 8, "processes": 3}),
+            "use --generation_batch_size 24",
+        ),
+        (
+            *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps", "processes": 2}),
+            "use --per_device_eval_batch_size 6 or 9, or --num_generations_eval 1, 2, 4, 8 or 16",
+        ),
+        (
+            "ppo",
+            {"effective": 24, "num_mini_batches": 5, "processes": 2},
+            f"use {WHOLE} 20 or 30, or --num_mini_batches 2, 3, 4, 6 or 12",
+        ),
+        (
+            *("ppo", {"effective": 16, "num_mini_batches": 2, "whiten_rewards": True, "processes": 2}),
+            f"use {WHOLE} 32 or more, or --num_mini_batches 1",
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_are_told_what_would(method: str, words: dict[str, Any], hint: str) -> None:

@@ -8,7 +8,7 @@ from synthetic_memory import TRL, space_of
 
 from autotrain_mem.errors import ContextLengthError, UsageError
 from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
-from autotrain_mem.planner.space import Space, make_space, micro_batches
+from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import ModelFacts
 
@@ -42,6 +42,25 @@ def test_batch_flags_decide_the_splits(
     space = space_of(**words)
     assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
     assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
+
+
+@pytest.mark.parametrize(
+    ("words", "effective", "splits", "base"),
+    [
+        ({}, 32, [8, 4, 2, 1], (8, 1)),
+        ({"effective_batch_size": 64}, 64, [16, 8, 4, 2, 1], (8, 2)),
+        ({"effective_batch_size": 64, "gradient_accumulation_steps": 16}, 64, [1], (1, 16)),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
+    ],
+    ids=str,
+)
+def test_the_effective_batch_is_that_of_all_processes_and_each_divides_its_share(
+    words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
+) -> None:
+    space = space_of(defaults=replace(TRL, processes=4, sharding="ddp"), **words)
+    assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
+    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
+    assert with_rows(space.base, splits[-1]).effective_batch_size == effective
 
 
 def test_sizes_below_one_are_all_named_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.engine.predict.predictions import Predictions
@@ -31,8 +30,8 @@ def compare_cards(
         ModelError, DatasetError, RehearsalError: what is wrong whatever the card.
     """
     shared: dict[Any, Footprint] = {}
-    ordered = sorted(cards, key=lambda card: (card.total_bytes, card.name))
-    judged = [_judged(replace(rehearsals, hardware=card), lengths, shared, on_attempt) for card in ordered]
+    ordered = sorted(cards, key=lambda card: (card.topology.processes * card.total_bytes, card.name))
+    judged = [_judged(rehearsals, card, lengths, shared, on_attempt) for card in ordered]
     refusals = [each for each in judged if isinstance(each, UsageError)]
     if refusals and len(refusals) == len(ordered):
         raise refusals[0]
@@ -49,13 +48,14 @@ def _verdict(card: Hardware, best: Found | UsageError | None) -> CardVerdict:
 
 def _judged(
     rehearsals: Rehearsals,
+    card: Hardware,
     lengths: Lengths,
     shared: dict[Any, Footprint],
     on_attempt: Callable[[Hardware, Candidate], None],
 ) -> Found | UsageError | None:
     """The plan for one card, why it is refused there, such as a kernel that the card has not, or None."""
-    card = rehearsals.hardware
     try:
+        rehearsals = rehearsals.on(card)
         facts = rehearsals.describe()
         predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
         return find(rehearsals.space(facts, lengths), predictions, lambda attempt: on_attempt(card, attempt))

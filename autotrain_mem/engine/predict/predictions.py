@@ -166,7 +166,7 @@ def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: L
 
 def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Lengths) -> Estimate:
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
-    footprint = Footprint(memory=estimate_memory(trace, rehearsals.room), work=trace.work)
+    footprint = Footprint(memory=estimate_memory(trace, rehearsals.room(knobs)), work=trace.work)
     return judge(rehearsals, knobs, footprint, lengths)
 
 

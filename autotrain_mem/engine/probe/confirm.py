@@ -250,7 +250,7 @@ def _planned(course: _Course) -> Replanned:
     correction = corrected(course.points, course.budget_bytes) if course.points else Correction()
     hardware = course.predicted.hardware
     if course.non_torch_bytes is not None:
-        hardware = replace(hardware, non_torch_bytes=course.non_torch_bytes)
+        hardware = replace(hardware, non_torch_bytes=course.non_torch_bytes, communicator_bytes=0)
     return course.ways.planned(correction, hardware)
 
 

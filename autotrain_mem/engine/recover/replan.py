@@ -22,7 +22,7 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
 from autotrain_mem.planner.search import find
 from autotrain_mem.spec import Estimate, Knobs, Lever, Plan
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.spec.knobs import OWN_SWITCHES
 from autotrain_mem.spec.shortage import Shortage
 
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
@@ -68,7 +68,7 @@ def flags_of(before: Knobs, after: Knobs) -> str:
     for name in (each.name for each in fields(Knobs)):
         if (value := getattr(after, name)) != getattr(before, name):
             text = f" {str(value).lower() if isinstance(value, bool) else value}"
-            flags.append(f"--{name}{'' if name in OWN_KNOBS and value is True else text}")
+            flags.append(f"--{name}{'' if name in OWN_SWITCHES and value is True else text}")
     return " ".join(flags)
 
 
@@ -80,7 +80,7 @@ def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int 
     if now_bytes is not None:  # other processes may have come since the plan was made
         now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=now_bytes))
         most_bytes = min(most_bytes, now.budget_bytes)
-    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes
+    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
     too_low = max(1.0, measured_bytes / predicted_bytes)
     return int((1 - LESS_SHARE) * most_bytes / too_low)
 

@@ -78,7 +78,9 @@ def follow_plan(
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
         # A probe showed that it fits with this figure; what is measured or assumed without the job is another.
-        measured = replace(rehearsals.hardware, non_torch_bytes=before.hardware.non_torch_bytes)
+        figures = ("non_torch_bytes", "communicator_bytes")
+        as_measured = {name: getattr(before.hardware, name) for name in figures}
+        measured = replace(rehearsals.hardware, **as_measured)
         rehearsals = replace(rehearsals, hardware=measured)
     estimate = replace(  # the same bytes against what is free here
         before,

@@ -1,0 +1,194 @@
+"""What joins the GPUs of a machine, and machines: by name, as a card usually has it, or as NVML finds it here.
+
+The rows are in ``links.csv``: bytes that a collective moves for each device and second, in and out each, in GB of 10**9
+(the bus bandwidth of nccl-tests, ``doc/PERFORMANCE.md``, for messages of many MiB). A ``derived`` row was not found
+measured. ``-host`` is PCI Express without peer access, as GeForce drivers leave it: each transfer goes through host
+memory. A network that a machine has once is shared by its GPUs.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.catalog import joined_by
+from autotrain_mem.machine.detect import nvml_session
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.topology import Topology
+
+_ROWS = Path(__file__).with_name("links.csv")
+
+NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
+"""Network that machines with such cards usually have, one port for each card (data sheets of DGX A100, H100 and B200).
+"""
+
+FULL_LANES = 16
+
+_NVLINK = {7: ("nvlink2", 6), 8: ("nvlink3", 12), 9: ("nvlink4", 18), 10: ("nvlink5", 18)}
+"""By major compute capability: the row, and of how many links it is (data sheets of V100, A100, H100 and B200)."""
+_BRIDGE = ("nvlink-bridge", 4)
+"""GA102's, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
+_LINKS_AT_MOST = 18
+"""NVML's ``NVML_NVLINK_MAX_LINKS`` up to Blackwell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A row of the catalog."""
+
+    name: str
+    joins: Literal["devices", "nodes"]
+    bytes_per_second: int
+    shared_by_node: bool
+    source: str
+
+
+@functools.cache
+def links() -> Mapping[str, Link]:
+    """Every link, by name."""
+    with open(_ROWS, encoding="utf-8", newline="") as file:
+        rows = [_link(row) for row in csv.DictReader(file, strict=True)]
+    return {row.name: row for row in rows}
+
+
+def _link(row: Mapping[str, Any]) -> Link:
+    return Link(
+        name=row["key"],
+        joins=row["joins"],
+        bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
+        shared_by_node=row["shared_by_node"] == "yes",
+        source=row["source"],
+    )
+
+
+def topology(
+    card: Hardware, *, devices: int, nodes: int = 1, asked: str | None = None, uuids: Sequence[str] = ()
+) -> Topology:
+    """Joins so many of one card.
+
+    Args:
+        asked: Names of links, as ``--link`` has them; what it leaves open is found by NVML, or is usual for the card.
+        uuids: Of the devices, where they are here.
+
+    Raises:
+        UsageError: no such link, or two that join the same.
+    """
+    names = named_links(asked)
+    link, bytes_per_second = "", None
+    if devices > 1:
+        link, bytes_per_second = _rate(names.get("devices")) or (found(uuids) if uuids else None) or usual(card)
+    network = names.get("nodes") or (links().get(NETWORKS.get(usual(card)[0], "")) if nodes > 1 else None)
+    if nodes == 1 or network is None:
+        return Topology(
+            nodes=nodes,
+            devices=devices,
+            link=link,
+            link_bytes_per_second=bytes_per_second,
+            uuids=tuple(uuids),
+        )
+    share = devices if network.shared_by_node else 1
+    return Topology(
+        nodes=nodes,
+        devices=devices,
+        link=link,
+        link_bytes_per_second=bytes_per_second,
+        network=network.name,
+        network_bytes_per_second=network.bytes_per_second // share,
+        uuids=tuple(uuids),
+    )
+
+
+def named_links(asked: str | None) -> dict[str, Link]:
+    """Reads ``nvlink4``, ``ndr`` or ``nvlink4,ndr``: by what each joins. Raises UsageError."""
+    chosen: dict[str, Link] = {}
+    for name in filter(None, (each.strip().lower() for each in (asked or "").split(","))):
+        if name not in links():
+            near = difflib.get_close_matches(name, links(), n=2)
+            meant = f"Did you mean {' or '.join(near)}? " if near else ""
+            known = {kind: [row.name for row in links().values() if row.joins == kind] for kind in ("devices", "nodes")}
+            raise UsageError(
+                f"No link called {name!r} is known.",
+                hint=f"{meant}GPUs: {', '.join(known['devices'])}; machines: {', '.join(known['nodes'])}.",
+            )
+        link = links()[name]
+        if link.joins in chosen:
+            what = "GPUs of a machine" if link.joins == "devices" else "machines"
+            raise UsageError(f"--link {asked}: two of them join the {what}.", hint="Give one for each.")
+        chosen[link.joins] = link
+    return chosen
+
+
+def usual(card: Hardware) -> tuple[str, int | None]:
+    """Names what joins several of a card where nothing else is said, and its rate; none for an unknown card."""
+    known = joined_by(card)
+    if known is None:
+        return "", None
+    name, lanes = known
+    return name, _of_lanes(links()[name].bytes_per_second, name, lanes)
+
+
+def _rate(link: Link | None) -> tuple[str, int | None] | None:
+    return None if link is None else (link.name, link.bytes_per_second)
+
+
+def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
+    return bytes_per_second * min(lanes, FULL_LANES) // FULL_LANES if name.startswith("pcie") else bytes_per_second
+
+
+# -- what joins the cards of this machine ----------------------------------------------------------------------------
+
+
+def found(uuids: Sequence[str]) -> tuple[str, int | None] | None:
+    """Finds what joins cards of this machine, and its rate: the slowest that a collective meets on its way.
+
+    NVLink counts where every two of them reach each other by it, directly or through a switch.
+
+    Returns:
+        None where NVML does not tell.
+    """
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return None
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            if _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK):
+                return min((_nvlink(nvml, handle) for handle in handles), key=lambda each: each[1])
+            # Reading may be told where writing is not: NCCL writes to its peer (``src/transport/p2p.cc``).
+            has_peers = _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+            return min((_pcie(nvml, handle, has_peers) for handle in handles), key=lambda each: each[1])
+        except (nvml.NVMLError, KeyError):
+            return None
+
+
+def _all_reach(nvml: Any, handles: Sequence[Any], way: int) -> bool:
+    pairs = ((one, other) for index, one in enumerate(handles) for other in handles[index + 1 :])
+    return all(nvml.nvmlDeviceGetP2PStatus(one, other, way) == nvml.NVML_P2P_STATUS_OK for one, other in pairs)
+
+
+def _nvlink(nvml: Any, handle: Any) -> tuple[str, int]:
+    """By the links that are up, of those that the row is of: an H100 PCIe under bridges has 12 of 18."""
+    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    name, all_links = _BRIDGE if capability == (8, 6) else _NVLINK[capability[0]]
+    count = sum(_is_up(nvml, handle, link) for link in range(_LINKS_AT_MOST))
+    return name, links()[name].bytes_per_second * min(count or all_links, all_links) // all_links
+
+
+def _is_up(nvml: Any, handle: Any, link: int) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
+    except nvml.NVMLError:  # it has fewer
+        return False
+
+
+def _pcie(nvml: Any, handle: Any, has_peers: bool) -> tuple[str, int]:
+    """By what card and board can do: a card that idles has taken its link down."""
+    generation = min(5, max(3, nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
+    name = f"pcie{generation}{'' if has_peers else '-host'}"
+    lanes = nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    return name, _of_lanes(links()[name].bytes_per_second, name, lanes)
