@@ -14,7 +14,7 @@ from autotrain_mem.estimator import memory
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
 pytestmark = pytest.mark.newest
 
@@ -46,7 +46,7 @@ EVERYTHING_ON = dataclasses.replace(
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) -> None:
     """But for switches that a method lacks, which no lever of it moves (see the next test)."""
-    own_and_offline = {*OWN_KNOBS, "activation_offloading", "packing"}
+    own_and_offline = {*OWN_KNOBS, *LAUNCH_KNOBS, "activation_offloading", "packing"}
     assert set(knob_names(method, TRL_DEFAULTS)) <= trl_fields(method)
     assert sorted(set(knob_names(method, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
 
@@ -70,13 +70,13 @@ def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> No
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
     moved = {knob for row in LADDER if method in row.methods for knob in (*row.knobs, *row.also)}
-    assert sorted(moved - {*OWN_KNOBS} - trl_fields(method)) == []
+    assert sorted(moved - {*OWN_KNOBS, *LAUNCH_KNOBS} - trl_fields(method)) == []
 
 
 def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
     of_ppo = set() if HAS_PPO else {"response_length", "local_rollout_forward_batch_size"}
     knobs = {field.name for field in dataclasses.fields(Knobs)}
-    assert sorted(knobs - {*OWN_KNOBS} - of_ppo - every_trl_field()) == []
+    assert sorted(knobs - {*OWN_KNOBS, *LAUNCH_KNOBS} - of_ppo - every_trl_field()) == []
 
 
 def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None:

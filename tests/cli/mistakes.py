@@ -92,7 +92,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "sharding_of_one": (2, f"{PLAN} --sharding fsdp2", "'--sharding fsdp2' '--gpus 2'"),
     "hsdp_on_one_machine": (2, f"{PLAN} --gpus 4 --sharding hsdp", "hsdp '--nodes 2' fsdp2"),
     "offload_without_shards": (2, f"{PLAN} --gpus 4 --fsdp_offload_params", "--fsdp_offload_params '--sharding fsdp2'"),
-    "batch_over_gpus": (2, f"{DATA} --gpus 3 --effective_batch_size 8", "'3 GPUs' '--effective_batch_size 6 or 9'"),
+    "batch_over_gpus": (40, f"{DATA} --gpus 3 --effective_batch_size 8", "'3 GPUs' '--effective_batch_size 6 or 9'"),
     "cards_to_train_on": (2, "sft --model tiny --gpu all --dataset data.jsonl", "'--gpu all' 'autofit plan METHOD'"),
     # -- models
     "model_no_config": (20, f"{ESTIMATE} --model no_config", "no_config config.json --model"),

@@ -72,7 +72,10 @@ def test_all_gpus_that_cuda_shows_are_used_and_one_measured_unless_a_card_a_size
         choose("rtx3060", use_cpu=False, link="nvlink9")
 
 
-def test_more_gpus_than_there_are_is_refused_with_how_many_there_are(machine: list[Hardware]) -> None:
+def test_more_gpus_than_there_are_is_refused_with_how_many_there_are(
+    machine: list[Hardware], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(NoGpuError, match="--gpus 3 are more than this machine has: 2 GPUs") as refusal:
         choose(None, use_cpu=False, gpus=3)
     assert "--gpus 2 or less" in refusal.value.hint
@@ -96,7 +99,7 @@ def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_a
     assert "CUDA_VISIBLE_DEVICES=1 " in note
     machine[1] = replace(machine[1], name="first")
     choose(None, use_cpu=False, warn=notes.append)
-    assert notes[1].startswith("GPU 0 has 8.00 GiB free, others up to 24.00 GiB")
+    assert notes[1].startswith("GPU 0 has 8.00 GiB free, others up to 24.0 GiB")
     machine[1] = replace(machine[0], index=0, uuid="GPU-0")
     choose(None, use_cpu=False, warn=notes.append)
     assert len(notes) == 2, "equal ones are nothing to talk about"

@@ -174,7 +174,7 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
         (
             "ppo",
             {"effective": 24, "num_mini_batches": 5, "processes": 2},
-            f"use {WHOLE} 20 or 30, or --num_mini_batches 2, 3, 4, 6 or 12",
+            f"use {WHOLE} 20 or 30, or --num_mini_batches 1, 2, 3, 4, 6 or 12",
         ),
         (
             *("ppo", {"effective": 16, "num_mini_batches": 2, "whiten_rewards": True, "processes": 2}),
