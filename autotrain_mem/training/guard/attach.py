@@ -20,8 +20,10 @@ from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation import Generation, Scoring, guard_reward_model
+from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
+from autotrain_mem.training.guard.ranks import Ranks, ranks_of
 
 GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
@@ -50,7 +52,8 @@ def attach_guard(
     """
     is_ppo = hasattr(trainer, "value_model")
     why_not = None if is_ppo else why_no_guard(trainer)
-    context = GuardContext(trainer, learned, on_incident, grow_after, why_not, on_notice)
+    ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
+    context = GuardContext(trainer, learned, on_incident, grow_after, why_not, on_notice, ranks)
     guard = Guard(context, _guard_ppo(context) if is_ppo else _guard_methods(context))
     trainer.add_callback(guard)
     return guard
@@ -121,7 +124,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After enough clean steps more is tried at once."""
         self.context.step_ended()
-        self.context.save()
+        self.context.save_of_all()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is the user's again."""
@@ -143,15 +146,24 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 def why_no_guard(trainer: Any) -> str | None:
     """Say why a shortage cannot be met in this process; None where it can."""
     args = trainer.args
-    if args.world_size > 1:
-        return f"{args.world_size} processes train together, and the others would wait for this one for ever"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs train in one process (DataParallel)"
     if trainer.is_deepspeed_enabled:
         return "DeepSpeed keeps gradients of its own"
     if trainer.is_fsdp_enabled:
-        return "FSDP keeps gradients of its own"
+        return "FSDP gathers weights in every forward and backward, in which all ranks must take part"
     optimizer = str(getattr(args.optim, "value", args.optim))
     if "lomo" in optimizer or "layerwise" in optimizer:  # ``transformers/training_args.py: OptimizerNames``
         return f"--optim {optimizer} steps within the backward pass"
-    return None
+    return _why_not_under_ddp(trainer) if trainer.accelerator.num_processes > 1 else None
+
+
+def _why_not_under_ddp(trainer: Any) -> str | None:
+    """Say why one rank cannot repeat its part of a micro-step alone; None where it can."""
+    kind = str(trainer.accelerator.distributed_type.value)
+    if not kind.startswith("MULTI_") or getattr(trainer.accelerator, "parallelism_config", None) is not None:
+        return f"how {trainer.args.world_size} processes share the model ({kind}) is not known"
+    if trainer.args.ddp_static_graph:
+        return "--ddp_static_graph counts every backward pass"
+    why_not = why_not_exact(trainer)
+    return why_not and f"{why_not}, and other ranks' rows may count in it"

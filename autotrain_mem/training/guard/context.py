@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -9,6 +10,7 @@ import torch
 
 from autotrain_mem.spec import Incident, Learned, Phase, codec
 from autotrain_mem.training.guard.gradients import Gradients
+from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.training.out_of_memory import Full
 
 OnIncident = Callable[[Incident, Learned], None]
@@ -100,6 +102,7 @@ class GuardContext:
         learned: What an earlier run of the same plan found out.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
         why_not: Why nothing may be repeated in this process; None where it may.
+        ranks: That train together; None for one process.
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class GuardContext:
         grow_after: int,
         why_not: str | None = None,
         on_notice: OnNotice = lambda message: None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.trainer = trainer
+        self.ranks = ranks or Ranks(trainer.accelerator)
         self.why_not = why_not
         self.limits = {name: Limit(getattr(learned, name), grow_after) for name in LIMIT_NAMES}
         self.on_host = learned.activations_on_host
@@ -127,7 +132,19 @@ class GuardContext:
 
     def save(self) -> None:
         """Write what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
-        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(self.learned)}
+        self._write(self.learned)
+
+    def save_of_all(self) -> None:
+        """Write the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
+        learned, least = self.learned, sys.maxsize
+        limits = [getattr(learned, name) for name in LIMIT_NAMES]
+        *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
+        tightest = {name: -each or None for name, each in zip(LIMIT_NAMES, negative, strict=True)}
+        known = {name: None if limit == least else limit for name, limit in tightest.items()}
+        self._write(Learned(activations_on_host=bool(on_host), **known))
+
+    def _write(self, learned: Learned) -> None:
+        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned)}
 
     def restore(self, state: Any) -> None:
         """Tighten the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
@@ -150,13 +167,14 @@ class GuardContext:
     ) -> None:
         """Report a shortage that was met, and save what it taught."""
         step = self.trainer.state.global_step
-        incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
+        message = self._of_this_rank(full.message)
+        incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=message)
         self.save()
         self._on_incident(incident, self.learned)
 
     def notice(self, message: str) -> None:
-        """Tell the user something, once."""
-        if message not in self._noticed:
+        """Tell the user something, once; of several ranks the first one does."""
+        if message not in self._noticed and not self.ranks.number:
             self._noticed.add(message)
             self._on_notice(message)
 
@@ -167,8 +185,11 @@ class GuardContext:
             torch.OutOfMemoryError: always, whichever library was out of memory.
         """
         where = phase.value.replace("_", " ")
-        message = f"{full.message}\nNot repeated in smaller parts ({where}): {reason}."
+        message = f"{self._of_this_rank(full.message)}\nNot repeated in smaller parts ({where}): {reason}."
         raise torch.OutOfMemoryError(message) from full.error
+
+    def _of_this_rank(self, message: str) -> str:
+        return message if self.ranks.count == 1 else f"rank {self.ranks.number}: {message}"
 
 
 def keep_rng_state() -> Callable[[], None]:

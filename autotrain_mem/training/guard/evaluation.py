@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from autotrain_mem.spec import Phase
@@ -11,6 +12,7 @@ from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.micro_step import MicroSteps
+from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.training.out_of_memory import Full, attempt
 
 
@@ -43,17 +45,50 @@ class Evaluation:
         """``Trainer.prediction_step``."""
         rule = rule_of(self._trainer, counted=False)
         whole = Piece(inputs=self._trainer._prepare_inputs(inputs), layout=rule.layout)
-        metrics = MetricsLedger(self._trainer, "eval")
+        metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 
+        items = self._items_of_all_ranks(whole)
+
         def once(piece: Piece) -> None:
-            with self._micro_steps.prepared():
+            share = 1.0 if piece is whole else self._share(whole, piece)
+            with self._micro_steps.prepared(), self._counted(None if items is None else items * share):
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
 
-        self._through(whole, metrics, once)
-        metrics.write(lambda name: logged_basis(self._trainer, name))
-        return answers[0][1] if len(answers) == 1 else _together(whole, self._rule(whole), answers)
+        with self._context.ranks.micro_step():
+            self._through(whole, metrics, once)
+            self._context.ranks.loss_is_made()
+            metrics.write(whole, lambda name: logged_basis(self._trainer, name))
+        if len(answers) == 1:
+            return answers[0][1]
+        return _together(self._rule(whole), answers, [self._share(whole, piece) for piece, _ in answers])
+
+    def _items_of_all_ranks(self, whole: Piece) -> Any:
+        """Count the tokens by which the loss is divided, as all ranks do before each forward; None for one process."""
+        if self._context.why_not or self._context.ranks.count == 1:
+            return None
+        return self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
+
+    @contextmanager
+    def _counted(self, items: Any) -> Iterator[None]:
+        """Inside, ``prediction_step`` is told these tokens, and gathers none."""
+        if items is None:
+            yield
+            return
+        held = vars(self._trainer)
+        before = held.get("_get_num_items_in_batch")
+        held["_get_num_items_in_batch"] = lambda *_: items
+        try:
+            yield
+        finally:
+            del held["_get_num_items_in_batch"]
+            if before is not None:
+                held["_get_num_items_in_batch"] = before
+
+    def _share(self, whole: Piece, piece: Piece) -> float:
+        basis = self._rule(whole).evaluate
+        return count(piece, basis) / (count(whole, basis) or 1.0)
 
     def _rule(self, piece: Piece) -> Rule:
         return self._micro_steps.rule(piece, counted=False)
@@ -62,6 +97,7 @@ class Evaluation:
         if self._limit.exceeded_by(piece.tokens):
             parts = self._limit.parts(piece.tokens, 1 if self._why_not(piece) else piece.units)
             if parts > 1:
+                self._context.ranks.leave()
                 for part in piece.cut(parts, trim=False):
                     self._through(part, metrics, once)
                 return
@@ -71,7 +107,14 @@ class Evaluation:
             self._limit.fitted(piece.tokens)
             metrics.keep(piece, is_last=True)
             return
+        ranks = self._context.ranks
+        if ranks.has_logged_for_all:
+            metrics.settle(piece)
         metrics.undo()
+        if isinstance(outcome.error, OtherRankFullError):
+            self._through(piece, metrics, once)
+            return
+        ranks.leave()
         why_not = self._why_not(piece)
         units = 1 if why_not else piece.units
         if units > 1:
@@ -88,11 +131,9 @@ class Evaluation:
         return self._context.why_not or self._rule(piece).why_not
 
 
-def _together(whole: Piece, rule: Rule, answers: list[tuple[Piece, Prediction]]) -> Prediction:
-    total = count(whole, rule.evaluate) or 1.0
+def _together(rule: Rule, answers: list[tuple[Piece, Prediction]], shares: list[float]) -> Prediction:
     loss = None
     if answers[0][1].loss is not None:
-        shares = [count(piece, rule.evaluate) / total for piece, _ in answers]
         weighted = [answer.loss * share for share, (_, answer) in zip(shares, answers, strict=True) if share]
         loss = sum(weighted[1:], weighted[0]) if weighted else answers[0][1].loss
     logits = joined([answer.logits for _, answer in answers], rule.layout)

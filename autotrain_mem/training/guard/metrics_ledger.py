@@ -1,4 +1,4 @@
-"""Restores a trainer's counters and merges its metrics where one micro-batch took several calls."""
+"""Restores counters and merges metrics where a micro-batch took several calls, or each rank went on alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.guard.batch_split import Piece, count
+from autotrain_mem.training.guard.ranks import Ranks
 
 COUNTED = (
     *("_step", "_current_train_step_time", "_total_train_tokens"),
@@ -18,6 +19,9 @@ COUNTED = (
 
 Source: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py``. They hold numbers, or a tensor that is replaced.
 """
+
+TOTALS = ("_total_train_tokens",)
+"""Those that TRL counts over all ranks, inside ``compute_loss``."""
 
 Numbers = dict[str, list[float]]
 Entry = tuple[Piece, Numbers]
@@ -30,12 +34,16 @@ class MetricsLedger:
 
     Args:
         mode: ``train`` or ``eval``: under which of the two the trainer logs.
+        ranks: That may each do a micro-step alone.
     """
 
-    def __init__(self, trainer: Any, mode: str) -> None:
+    def __init__(self, trainer: Any, mode: str, ranks: Ranks) -> None:
         self._trainer = trainer
         self._mode = mode
+        self._ranks = ranks
         self._before: dict[str, Any] = {}
+        self._totals_before = {name: getattr(trainer, name) for name in TOTALS if hasattr(trainer, name)}
+        self._settled: dict[str, Any] | None = None
         self._entries: list[Entry] = []
         metrics = getattr(trainer, "_metrics", None)
         self._all: Any = metrics[mode] if isinstance(metrics, dict) and mode in metrics else None
@@ -52,9 +60,15 @@ class MetricsLedger:
             setattr(self._trainer, name, value)
         self._close()
 
+    def settle(self, piece: Piece) -> None:
+        """Keep what a call logged whose loss was made and gathered: what its parts log does not count any more."""
+        self._settled = {name: getattr(self._trainer, name) for name in self._totals_before}
+        if self._all is not None:
+            self._entries = [(piece, dict(self._trainer._metrics[self._mode]))]
+
     def keep(self, piece: Piece, *, is_last: bool) -> None:
         """Keep what a call that went through logged for its part."""
-        if self._all is not None:
+        if self._all is not None and self._settled is None:
             self._entries.append((piece, dict(self._trainer._metrics[self._mode])))
         if not is_last and "_step" in self._before:
             self._trainer._step = self._before["_step"]
@@ -65,13 +79,34 @@ class MetricsLedger:
         if self._all is not None:
             self._trainer._metrics[self._mode] = self._all
 
-    def write(self, basis_of: BasisOf) -> None:
-        """Log the micro-batch as one."""
-        for name, values in _merged(self._entries, basis_of).items():
+    def write(self, whole: Piece, basis_of: BasisOf) -> None:
+        """Log the micro-batch as one; that of all ranks, where each did its own alone."""
+        numbers = _merged(self._entries, basis_of)
+        if self._ranks.is_apart:
+            numbers = self._merged_over_ranks(whole, numbers, basis_of)
+        for name, value in (self._settled or {}).items():
+            setattr(self._trainer, name, value)
+        for name, values in numbers.items():
             if name == "num_tokens":  # not a list that grows: always the sum of all so far
                 self._all[name] = values
             else:
                 self._all[name].extend(values)
+
+    def _merged_over_ranks(self, whole: Piece, numbers: Numbers, basis_of: BasisOf) -> Numbers:
+        """Merge as TRL gathers: weighted by what a number is over; sums are averaged over the ranks."""
+        weights = {name: count(whole, basis_of(name)) for name in numbers}
+        added = {name: getattr(self._trainer, name) - before for name, before in self._totals_before.items()}
+        ranks = self._ranks.gather((numbers, weights, added))
+        for name, before in self._totals_before.items():
+            setattr(self._trainer, name, before + sum(added[name] for _, _, added in ranks))
+        merged = {}
+        for name in dict.fromkeys(name for numbers, _, _ in ranks for name in numbers):
+            lists = [(weights[name], numbers[name]) for numbers, weights, _ in ranks if numbers.get(name)]
+            basis = basis_of(name)
+            merged[name] = _merge(Basis.UNITS if basis in (Basis.SUM, Basis.WHOLE) else basis, lists)
+        if "num_tokens" in merged:
+            merged["num_tokens"] = [getattr(self._trainer, name) for name in self._totals_before]
+        return merged
 
 
 def _merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
@@ -79,19 +114,22 @@ def _merged(entries: Sequence[Entry], basis_of: BasisOf) -> Numbers:
     if len(entries) < 2:
         return entries[0][1] if entries else {}
     names = dict.fromkeys(name for _, numbers in entries for name in numbers)
-    return {name: _merge(name, [entry for entry in entries if entry[1].get(name)], basis_of) for name in names}
+    merged = {}
+    for name in names:
+        basis = basis_of(name)
+        lists = [(count(piece, basis), numbers[name]) for piece, numbers in entries if numbers.get(name)]
+        merged[name] = lists[-1][1] if name == "num_tokens" else _merge(basis, lists)
+    return merged
 
 
-def _merge(name: str, entries: list[Entry], basis_of: BasisOf) -> list[float]:
-    if name == "num_tokens":
-        return entries[-1][1][name]
-    basis, lists = basis_of(name), [(piece, numbers[name]) for piece, numbers in entries]
+def _merge(basis: Basis, lists: list[tuple[float, list[float]]]) -> list[float]:
+    """Merge lists of numbers one by one, each list with its weight."""
     rounds = range(max((len(values) for _, values in lists), default=0))
-    return [_one(basis, [(piece, values[at]) for piece, values in lists if at < len(values)]) for at in rounds]
+    return [_one(basis, [(weight, values[at]) for weight, values in lists if at < len(values)]) for at in rounds]
 
 
-def _one(basis: Basis, numbers: list[tuple[Piece, float]]) -> float:
-    valid = [(piece, number) for piece, number in numbers if not math.isnan(number)]
+def _one(basis: Basis, numbers: list[tuple[float, float]]) -> float:
+    valid = [(weight, number) for weight, number in numbers if not math.isnan(number)]
     values = [number for _, number in valid]
     if not valid:
         return math.nan
@@ -99,6 +137,5 @@ def _one(basis: Basis, numbers: list[tuple[Piece, float]]) -> float:
         return math.fsum(values)
     if basis in (Basis.LOWEST, Basis.HIGHEST):
         return min(values) if basis is Basis.LOWEST else max(values)
-    weights = [count(piece, basis) for piece, _ in valid]
-    total = math.fsum(weights)
-    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total if total else 0.0
+    total = math.fsum(weight for weight, _ in valid)
+    return math.fsum(weight * value for weight, value in valid) / total if total else 0.0

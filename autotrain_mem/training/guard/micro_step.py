@@ -28,6 +28,7 @@ from autotrain_mem.training.guard.loss_weights import (
     why_division_matters,
 )
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
+from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.training.out_of_memory import Full, attempt, release
 
 NEFTUNE = (
@@ -67,6 +68,7 @@ class MicroSteps:
         self._prepared = False
         self._weight = 1.0
         self._own_loss: OwnLoss | None = None
+        self._shared_own_loss: OwnLoss | None = None
         self._batches: Sequence[Any] = ()
         """Micro-batches of this optimizer step."""
         trainer.get_batch_samples = self.get_batch_samples
@@ -88,6 +90,7 @@ class MicroSteps:
         self.phase = Phase.FORWARD
         with torch.no_grad() if self._weight == 0 else nullcontext():
             result = self._compute_loss(*args, **kwargs)
+        self.context.ranks.loss_is_made()
         self._gradients.keep()  # what is computed again in the backward pass must save what the forward pass saved
         self.phase = Phase.BACKWARD
         if not torch.is_grad_enabled():
@@ -109,7 +112,10 @@ class MicroSteps:
         self._gradients.follow(model)
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
-        return _Run(self, model, whole, num_items_in_batch).loss()
+        with self.context.ranks.micro_step(model):
+            loss = _Run(self, model, whole, num_items_in_batch).loss()
+            self._gradients.begin()  # what averages gradients over ranks makes none
+        return loss
 
     def rule(self, whole: Piece, *, counted: bool) -> Rule:
         """Tell how to split; a loss that is the model's own is tried first."""
@@ -118,10 +124,10 @@ class MicroSteps:
     def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
         """Try once what the model makes of its labels; None where the loss is not the model's."""
         if self._own_loss is None and is_models_loss(self._trainer):
-            metrics = MetricsLedger(self._trainer, "eval")
+            metrics = MetricsLedger(self._trainer, "eval", self.context.ranks)
             metrics.begin()
             try:
-                with self._trainer.compute_loss_context_manager():
+                with self._trainer.compute_loss_context_manager(), self.context.ranks.alone():
                     tried = attempt(lambda: try_loss(self._compute_loss, self._trainer.model, inputs))
             except Exception:  # a model of somebody else's may ask for more than tokens; the log has what it was
                 traceback.print_exc()
@@ -140,20 +146,33 @@ class MicroSteps:
         It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens of the
         step, and adds up.
         """
-        steps = len(self._batches)
-        if steps < 2 or self.context.why_not:
+        ranks, steps = self.context.ranks, len(self._batches)
+        if steps * ranks.count < 2 or self.context.why_not:
             return 1.0
         if why := why_division_matters(self._trainer, counted=counted):
             self.context.notice(f"{DIVISION}: {why}. {TO_KEEP}")
             return 1.0
-        own = self.own_loss(whole.inputs)
+        own = self._own_loss_of_all(whole)
         if own is None or own.heeds_count:
             return 1.0
         self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
+        # transformers multiplies by the processes what it takes for divided by the tokens of all of them.
+        is_of_all = self._trainer.args.average_tokens_across_devices
         if own.basis is None:
-            return 1 / steps
-        counts = [count(Piece(inputs=batch, layout=whole.layout), own.basis) for batch in self._batches]
-        return count(whole, own.basis) / max(math.fsum(counts), 1.0)
+            return 1 / (steps * ranks.count if is_of_all else steps)
+        basis = own.basis
+        of_step = math.fsum(count(Piece(inputs=batch, layout=whole.layout), basis) for batch in self._batches)
+        return count(whole, basis) / max(math.fsum(ranks.gather(of_step)) if is_of_all else of_step, 1.0)
+
+    def _own_loss_of_all(self, whole: Piece) -> OwnLoss | None:
+        """Try what the model makes of its labels; of several ranks' answers, take one that knows."""
+        if self.context.ranks.count == 1:
+            return self.own_loss(whole.inputs)
+        if self._shared_own_loss is None and is_models_loss(self._trainer):
+            answers = self.context.ranks.gather(self.own_loss(whole.inputs) or UNKNOWN)
+            known = [answer for answer in answers if answer != UNKNOWN]
+            self._shared_own_loss = self._own_loss = known[0] if known else UNKNOWN
+        return self._shared_own_loss
 
     @contextmanager
     def prepared(self, weight: float = 1.0) -> Iterator[None]:
@@ -190,19 +209,21 @@ class _Run:
         self._model, self._whole, self._num_items = model, whole, num_items
         self._share = steps.share_of_step(whole, counted=num_items is not None)
         self._can_wait_on_host = not getattr(steps.context.trainer.args, "activation_offloading", False)
-        self._metrics = MetricsLedger(steps.context.trainer, "train")
+        self._ranks = steps.context.ranks
+        self._metrics = MetricsLedger(steps.context.trainer, "train", self._ranks)
         self._losses: list[Any] = []
 
     def loss(self) -> Any:
         """Train on it; gives what ``training_step`` would have given for the whole."""
         self._through(self._whole, is_last=True)
-        self._metrics.write(lambda name: logged_basis(self._context.trainer, name))
+        self._metrics.write(self._whole, lambda name: logged_basis(self._context.trainer, name))
         return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:
         limit, gradients = self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
         if parts > 1:
+            self._ranks.leave()
             has_noise = getattr(self._context.trainer, "neftune_noise_alpha", None) is not None
             if has_noise:
                 self._context.notice(NEFTUNE)
@@ -220,12 +241,18 @@ class _Run:
             self._metrics.keep(piece, is_last=is_last)
             self._losses.append(outcome.value)
             return
+        if self._ranks.has_logged_for_all:
+            self._metrics.settle(piece)
         self._metrics.undo()
         with getattr(self._context.trainer, "maybe_activation_offload_context", nullcontext()):
             pass  # the trainer's own offloading lets go of what a failed backward left when it is entered
         release()
         restore_rng()
         done = gradients.done()
+        if isinstance(outcome.error, OtherRankFullError):  # this one had room, and does the same alone
+            self._through(piece, is_last=is_last)
+            return
+        self._ranks.leave()
         self._make_smaller(piece, on_host, outcome)
         with gradients.kept(done):
             self._through(piece, is_last=is_last)
@@ -244,7 +271,7 @@ class _Run:
         return self._steps.rule(self._whole, counted=self._num_items is not None)
 
     def _units(self, piece: Piece) -> int:
-        return 1 if self._rule.why_not or self._context.why_not else piece.units
+        return 1 if self._context.why_not or self._rule.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, on_host: bool, full: Full) -> None:
         """Decide how the next try is smaller, and say so.

@@ -1,0 +1,199 @@
+"""One rank of two: trains while one of them is out of memory in another place of each step, and writes down what came.
+
+Run in the environment that torchrun gives to a process, with a tiny model, a folder and its number as arguments.
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from guarded import Faults, Told, blocks
+from peft import LoraConfig
+from tiny_trainers import rows, trainer
+from transformers import TrainerCallback
+
+from autotrain_mem.spec import Learned
+from autotrain_mem.training.guard.attach import attach_guard
+
+UNTIMED = ("runtime", "second", "step_time")
+Disturb = Callable[[Any], Any]
+
+
+def in_forward(*at: int) -> Disturb:
+    """In the training forwards of those numbers; a step has two where nothing is repeated."""
+
+    def disturb(made: Any) -> None:
+        faults = Faults(list(at))
+        blocks(made)[1].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() else None)
+
+    return disturb
+
+
+def in_backward(*at: int) -> Disturb:
+    """When some parameters have their gradient."""
+
+    def disturb(made: Any) -> None:
+        faults = Faults(list(at))
+
+        def watch(module: Any, args: Any) -> None:
+            if args[0].requires_grad:
+                args[0].register_hook(faults)
+
+        blocks(made)[1].register_forward_pre_hook(watch)
+
+    return disturb
+
+
+def in_evaluation(*at: int) -> Disturb:
+    def disturb(made: Any) -> None:
+        faults = Faults(list(at))
+        blocks(made)[1].register_forward_pre_hook(lambda *_: None if torch.is_grad_enabled() else faults())
+
+    return disturb
+
+
+def after_gathering(*at: int) -> Disturb:
+    """Between two of the collectives with which a trainer gathers what it logs."""
+
+    def disturb(made: Any) -> None:
+        gather, faults = made.accelerator.gather_for_metrics, Faults(list(at))
+
+        def gather_once(value: Any) -> Any:
+            gathered = gather(value)
+            faults()
+            return gathered
+
+        made.accelerator.gather_for_metrics = gather_once
+
+    return disturb
+
+
+def learned(made: Any) -> None:
+    """Its micro-batches are split before anything fails."""
+    made.guard.context.limits["train_tokens"].most = 60
+
+
+Step = tuple[str, Disturb | None, Disturb | None]
+"""What befalls each of the two ranks."""
+
+LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+STEPS: dict[str, tuple[Step, ...]] = {
+    "sft": (
+        ("nothing", None, None),
+        ("forward of the first micro-step", None, in_forward(0)),
+        ("backward of the first micro-step", in_backward(0), None),
+        ("forward of the last micro-step", in_forward(1), None),
+        ("backward of the last micro-step and of its part", None, in_backward(1, 2)),
+        ("both ranks in different places", in_backward(1), in_forward(1, 3, 4)),
+        ("between two metrics", None, after_gathering(1)),
+        ("learned before", None, learned),
+        ("evaluation", in_evaluation(0), None),
+    ),
+    "dpo": (("adapters that are switched off and on", in_forward(0), in_backward(1)),),
+    "reward": (("a parameter that no rank uses", None, in_backward(1)),),
+    "grpo": (("metrics of many kinds", None, in_forward(0)),),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    # DDP looks for unused parameters where transformers lets it: with adapters, and without checkpointing.
+    "sft": {"ddp_find_unused_parameters": False, "eval_strategy": "steps", "eval_steps": len(STEPS["sft"])},
+    "dpo": {"build": {"peft_config": LORA}},
+}
+
+
+class Disturbances(TrainerCallback):
+    """Has another thing befall this rank in each step, and keeps the gradients of each."""
+
+    def __init__(self, made: Any, disturb: list[Disturb | None]) -> None:
+        self.made = made
+        self.left = disturb
+        self.gradients: list[dict[str, Any]] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        vars(self.made.accelerator).pop("gather_for_metrics", None)
+        for block in blocks(self.made):
+            block._forward_pre_hooks.clear()
+        if hasattr(self.made, "guard"):
+            context = self.made.guard.context
+            context.limits["train_tokens"].most, context.on_host = None, False
+            if (disturb := self.left.pop(0)) is not None:
+                disturb(self.made)
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+        named = getattr(model, "module", model).named_parameters()
+        self.gradients.append({name: None if each.grad is None else each.grad.clone() for name, each in named})
+
+
+def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | None) -> tuple[Disturbances, Any, Told]:
+    """Train; as trl's own class does where no rank is given."""
+    told, steps, changes = Told(), STEPS[method], dict(CHANGES.get(method, {}))
+    torch.manual_seed(0)  # of the adapters
+    made = trainer(
+        method,
+        model,
+        folder / "out",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=len(steps),
+        learning_rate=1e-5,
+        eval_dataset=rows(method) if "eval_strategy" in changes else None,
+        **changes,
+    )
+    disturb = [] if rank is None else [step[1 + rank] for step in steps]
+    if method == "reward" or rank is not None:  # where DDP does not look for them it ends a run that has one
+        made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
+    if rank is not None:
+        made.guard = attach_guard(made, learned=Learned(), on_incident=told)
+    callback = Disturbances(made, disturb)
+    made.add_callback(callback)
+    made.train()
+    return callback, made, told
+
+
+def errors(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> Iterator[float]:
+    """For each step the largest error of a gradient, relative to the largest number in its parameter's."""
+    for gradients, wanted in zip(found, expected, strict=True):
+        relative = [0.0]
+        for name, gradient in gradients.items():
+            other = wanted.get(name)
+            assert (gradient is None) == (other is None), name
+            if gradient is not None and other.abs().max() > 0:
+                relative.append(float((gradient - other).abs().max() / other.abs().max()))
+        yield max(relative)
+
+
+def logs(made: Any) -> list[dict[str, float]]:
+    """Everything but times, of each step and of the evaluation."""
+    return [
+        {name: value for name, value in entry.items() if not any(word in name for word in UNTIMED)}
+        for entry in made.state.log_history[:-1]
+    ]
+
+
+def main() -> None:
+    model, folder, rank = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+    found: dict[str, Any] = {}
+    for method, steps in STEPS.items():
+        expected, plain, _ = train(method, folder, model, None)
+        callback, made, told = train(method, folder, model, rank)
+        both = zip(logs(made), logs(plain), strict=True)
+        logged = [[one, other] for one, other in both]
+        for number, (name, *_) in enumerate(steps):
+            last = len(steps) if name != "evaluation" else None
+            found[f"{method}: {name}"] = {
+                "error": list(errors(callback.gradients, expected.gradients))[number],
+                "logged": logged[number:last][: None if last is None else 1],
+                "incidents": [
+                    f"{each.phase}: {each.remedy} ({each.message[:6]})"
+                    for each in told.incidents
+                    if each.step == number + (name == "evaluation")
+                ],
+            }
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Under DDP each rank meets a full device by itself, and the gradient of every step is that of the undisturbed one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_of_two_ranks import STEPS
+
+from tests.forked import Forge
+
+TOLERANCE = 1e-5
+"""Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
+BOUND_SECONDS = 120
+"""Far more than it takes: a rank that waits for another for ever is a failure."""
+OF_ONE = "{}: split into 2 + 2 {} (rank {})"
+INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
+    "sft: nothing": ([], []),
+    "sft: forward of the first micro-step": ([], [OF_ONE.format("forward", "rows", 1)]),
+    "sft: backward of the first micro-step": ([OF_ONE.format("backward", "rows", 0)], []),
+    "sft: forward of the last micro-step": ([OF_ONE.format("forward", "rows", 0)], []),
+    "sft: backward of the last micro-step and of its part": (
+        [],
+        [OF_ONE.format("backward", "rows", 1), "backward: split into 1 + 1 rows (rank 1)"],
+    ),
+    "sft: both ranks in different places": (
+        [OF_ONE.format("backward", "rows", 0)],
+        [
+            OF_ONE.format("forward", "rows", 1),
+            "forward: split into 1 + 1 rows (rank 1)",
+            "forward: repeated with what backward needs waiting on the host (rank 1)",
+        ],
+    ),
+    "sft: between two metrics": ([], [OF_ONE.format("forward", "rows", 1)]),
+    "sft: learned before": ([], []),
+    "sft: evaluation": (["evaluate: split into 4 + 4 rows (rank 0)"], []),
+    "dpo: adapters that are switched off and on": (
+        [OF_ONE.format("forward", "pairs", 0)],
+        [OF_ONE.format("backward", "pairs", 1)],
+    ),
+    "reward: a parameter that no rank uses": ([], [OF_ONE.format("backward", "pairs", 1)]),
+    "grpo: metrics of many kinds": ([], [OF_ONE.format("forward", "rows", 1)]),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(qwen: Path, tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> list[dict[str, Any]]:
+    """What each of two ranks found, by the step's name."""
+    folder, here = tmp_path_factory.mktemp("ranks"), Path(__file__).parent
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    path = os.pathsep.join((str(here), str(here.parent), os.environ.get("PYTHONPATH", "")))
+    started = []
+    with forge.commands(sys.modules[__name__]), open(folder / "log", "w") as log:
+        for rank in ("0", "1"):  # as torchrun starts them
+            group = {**address, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+            command = [sys.executable, str(here / "one_of_two_ranks.py"), str(qwen), str(folder), rank]
+            environment = {**os.environ, **group, "PYTHONPATH": path}
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        codes = [each.wait(BOUND_SECONDS) for each in started]
+    assert codes == [0, 0], (folder / "log").read_text(encoding="utf-8")[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [f"{method}: {name}" for method, steps in STEPS.items() for name, *_ in steps])
+def test_a_step_that_one_rank_repeats_is_that_of_the_undisturbed_ranks(step: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank[step] for rank in ranks)
+    assert max(first["error"], second["error"]) < TOLERANCE
+    assert (first["incidents"], second["incidents"]) == INCIDENTS[step]
+    for logged, expected in (*first["logged"], *second["logged"]):
+        assert logged == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    if step == "sft: nothing":
+        assert [logged for logged, _ in first["logged"]] == [expected for _, expected in first["logged"]]
