@@ -96,7 +96,7 @@ LAYERS = {
         "allocator columns data errors files host machine methods methods.table processes rehearsal spec units",
         "torch transformers trl",
     ),
-    "worker": part(8, "checks data errors host methods processes rehearsal spec units", "torch trl"),
+    "worker": part(8, "checks data errors host methods processes rehearsal spec trainers units", "torch trl"),
     "engine": part(
         9,
         "allocator errors estimator files machine methods.table planner rehearsal report spec store training units "

@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
+from autotrain_mem.checks.model import model_without_weights
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import EXPERTS, peft_config, trusts_remote_code
 from autotrain_mem.spec import Job
@@ -65,22 +66,11 @@ def _matches(lora: Any, name: str, layers: list[str]) -> bool:
 
 
 def _adaptable(job: Job) -> dict[str, Any]:
-    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names.
-
-    The model is built as TRL builds it, without weights: the class that the config names, or a classifier of one score.
-    """
+    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names."""
     import torch
-    from transformers import AutoModelForSequenceClassification
     from transformers.pytorch_utils import Conv1D
-    from trl.trainer.utils import create_model_from_path
 
-    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
-
-    scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
-    kind = scored if job.method_facts.has_score_head else {}
-    trust = bool(job.arguments.get("trust_remote_code", False))
-    with without_weights():
-        model = create_model_from_path(job.model, trust_remote_code=trust, **kind)
+    model = model_without_weights(job)
     kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 

@@ -217,3 +217,16 @@ def _cached_bytes(model: str, revision: str | None) -> int:
         written = json.loads(pathlib.Path(index).read_text(encoding="utf-8"))
         return int(written.get("metadata", {}).get("total_size", 0))
     return pathlib.Path(weights).stat().st_size if isinstance(weights, str) else 0
+
+
+def model_without_weights(job: Job) -> Any:
+    """Builds the model as TRL builds it: the class that the config names, or a classifier of one score."""
+    from transformers import AutoModelForSequenceClassification
+    from trl.trainer.utils import create_model_from_path
+
+    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+
+    scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
+    kind = scored if job.method_facts.has_score_head else {}
+    with without_weights():
+        return create_model_from_path(job.model, trust_remote_code=bool(job.arguments.get("trust_remote_code")), **kind)

@@ -11,6 +11,7 @@ from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.cli.plan_files import check_one_card
 from autotrain_mem.errors import UsageError
+from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
 from autotrain_mem.report.plan import plan_view
@@ -69,7 +70,11 @@ def _spelled_out(rehearsals: api.Rehearsals, chosen: Plan) -> Job:
     if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
         defaults["lora_target_modules"] = _named(rehearsals.describe().lora_targets)
     given = {name: value for name, value in job.arguments.items() if value is not None}
-    return replace(job, arguments={**defaults, **given})
+    spelled_out = replace(job, arguments={**defaults, **given})
+    if not chosen.knobs.is_sharded or job.accelerate is not None:
+        return spelled_out
+    layers = rehearsals.workers.first.layers_to_name(job)
+    return replace(spelled_out, accelerate=case_of(chosen, spelled_out).launched(layers))
 
 
 def _named(targets: str | tuple[str, ...] | None) -> list[str]:

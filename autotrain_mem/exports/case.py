@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,15 @@ class Case:
     def launch(self) -> Mapping[str, Any]:
         """Says how processes are launched, in the keys of ``accelerate launch``: as the user's own file has it, or as
         autofit launches them."""
-        if self.job.accelerate is not None:
-            return self.job.accelerate
-        return accelerate_config(self.knobs, mixed_precision=self.precision, nodes=self.nodes)
+        return self.launched() if self.job.accelerate is None else self.job.accelerate
+
+    def launched(self, layers: Sequence[str] = ()) -> dict[str, Any]:
+        """Says how autofit launches them.
+
+        Args:
+            layers: Those that accelerate does not find by itself.
+        """
+        return accelerate_config(self.knobs, mixed_precision=self.precision, nodes=self.nodes, wrapped=layers)
 
     @property
     def data(self) -> Data | None:

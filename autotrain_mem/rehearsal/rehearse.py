@@ -111,7 +111,10 @@ def build_trainer(
 def finished(trainer: Any, knobs: Knobs) -> Any:
     """The trainer with what no config of TRL's asks for."""
     from autotrain_mem.trainers.host_optimizer import offload_to_host
+    from autotrain_mem.trainers.sharded_layers import name_layers_to_shard
 
+    if trainer.is_fsdp_enabled:
+        name_layers_to_shard(trainer.model)
     if knobs.fp16:
         _widen_trained(trainer.model)
     if knobs.optimizer_offload:

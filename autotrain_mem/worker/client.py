@@ -101,6 +101,10 @@ class Worker:
         """
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
+    def layers_to_name(self, job: Job) -> tuple[str, ...]:
+        """Asks which layers a config of accelerate's must name for FSDP; none where it finds them itself."""
+        return codec.from_json(tuple[str, ...], self._ask("layers_to_name", job=job))
+
     def check_can_train(self, job: Job) -> None:
         """Raises UsageError when the job lacks something without which nothing can be trained."""
         self._ask("check", job=job)

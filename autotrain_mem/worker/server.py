@@ -49,6 +49,17 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     )
 
 
+def layers_to_name(job: Job) -> tuple[str, ...]:
+    """Names the layers that FSDP shards one by one, where accelerate must be told them: it refuses a name of
+    transformers' that the model has no layers of."""
+    from autotrain_mem.checks.model import model_without_weights
+    from autotrain_mem.trainers.sharded_layers import layers_to_shard
+
+    model = model_without_weights(job)
+    found = layers_to_shard(model)
+    return () if {*found} == {*(model._no_split_modules or ())} else found
+
+
 def check(job: Job) -> None:
     """Refuses a job that lacks what training needs beside a device, weights and data."""
     from autotrain_mem.checks import table
@@ -100,6 +111,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "read_value": ("Reading a flag", "autotrain_mem.checks.arguments:read_value"),
     "help": ("Reading TRL's help", "autotrain_mem.checks.arguments:help_text"),
     "describe": ("Reading the model's config", describe),
+    "layers_to_name": ("Looking for the model's layers", layers_to_name),
     "check": ("Checking the job", check),
     "preflight": ("Checking model, tokenizer and data", preflight),
     "fingerprint": ("Looking at the data", "autotrain_mem.data.fingerprint:fingerprint"),
