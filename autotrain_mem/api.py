@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.engine.accelerate_config import with_accelerate
 from autotrain_mem.engine.output_dir import check_output, check_weights, output_dir, resumes, resumes_in_folder
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
 from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched
@@ -58,7 +59,7 @@ __all__ += [
     "choose",
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "output_dir", "plan_as_given", "reads_dataset"]
-__all__ += ["compared", "rehearsals_for", "resumed", "with_plan"]
+__all__ += ["compared", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]

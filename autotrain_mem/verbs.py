@@ -278,7 +278,7 @@ def _wish(
         )
     if "model_name_or_path" in arguments:
         raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
-    return api.Wish(
+    wish = api.Wish(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
         dataset=None if dataset is None else _path("dataset", dataset, "train_dataset=..."),
@@ -287,6 +287,7 @@ def _wish(
         environment=environment or {},
         also_known=_KEYWORDS,
     )
+    return api.with_accelerate(wish)
 
 
 def _refuse_plan(wish: api.Wish, why: str) -> None:

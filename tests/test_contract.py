@@ -99,8 +99,8 @@ LAYERS = {
     "worker": part(8, "checks data errors host methods processes rehearsal spec trainers units", "torch trl"),
     "engine": part(
         9,
-        "allocator errors estimator files machine methods.table planner rehearsal report spec store training units "
-        "versions worker",
+        "allocator errors estimator files machine methods.table parallel planner rehearsal report spec store training "
+        "units versions worker yaml_files",
     ),
     "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
     "cli": part(

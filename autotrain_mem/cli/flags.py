@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.api import RESTARTS, Wish
+from autotrain_mem.api import RESTARTS, Wish, with_accelerate
 from autotrain_mem.cli.recipes import config_file
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
@@ -49,6 +49,7 @@ _RESTARTS = f"go on N times in a row where the training process dies (default {R
 _GPUS = "how many of them train together (default all that are here, one of a name); --gpu all --gpus 1,2,4 compares"
 _NODES = "plan for N machines with so many GPUs each; training starts on one machine only"
 _LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default: found here, or usual for the card)"
+_ACCELERATE = "a config of accelerate launch: processes, machines and sharding are as it says"
 _SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
 _FSDP_OFFLOAD = "shards wait in host memory, where the optimizer steps too (FSDP)"
 _NO_PROBE = "train at once, without two real steps on the longest rows before, in a process of their own"
@@ -70,6 +71,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     device.add_argument("--gpus", type=_counts, metavar="N", help=_GPUS)
     device.add_argument("--nodes", type=int, metavar="N", help=_NODES)
     device.add_argument("--link", metavar="NAME", help=_LINK)
+    device.add_argument("--accelerate_config", metavar="FILE", help=_ACCELERATE)
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
     device.add_argument("--headroom", metavar="SIZE", help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)")
     estimates = prog.startswith("autofit estimate")
@@ -180,7 +182,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         also_known=own_names(),
         probe="no_probe" not in ours,
     )
-    return wish, Output(**_fields_of(Output, ours))
+    return with_accelerate(wish), Output(**_fields_of(Output, ours))
 
 
 def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> dict[str, Any]:

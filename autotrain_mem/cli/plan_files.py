@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from autotrain_mem import api
@@ -14,7 +15,7 @@ from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.knobs import OWN_SWITCHES
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_SWITCHES
 from autotrain_mem.spec.plan import save_plan
 from autotrain_mem.spec.plan_file import STDIN, check_place
 
@@ -95,15 +96,20 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
         "forbid": ",".join(sorted(job.forbid)) or None,
         "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
     }
+    own, unsaid = autofit.accelerate_config, ["model_name_or_path", "dp_replicate_size"]
+    if isinstance(own, str | Path):
+        ours |= {"accelerate_config": str(own), "gpus": None, "nodes": None}
+        unsaid += LAUNCH_KNOBS
     given = {name: value for name, value in ours.items() if value is not None}
-    trls = {name: value for name, value in job.arguments.items() if name != "model_name_or_path"}
+    trls = {name: value for name, value in job.arguments.items() if name not in unsaid}
     return shlex.join(["autofit", "plan", job.method, *_flags(given | trls | {"out": out})])
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
+        if name in OWN_SWITCHES:  # TRL's take true or false
+            yield from [f"--{name}"] * bool(value)
+            continue
         yield f"--{name}"
-        if name in OWN_SWITCHES:
-            continue  # ours are switches, TRL's take true or false
         for each in value if isinstance(value, list) else [value]:
             yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)

@@ -210,7 +210,8 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
             f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
             hint="Give --gpus 2 or more, or remove --sharding.",
         )
-    if sharding == "hsdp" and topology.nodes == 1:
+    groups = given.get("dp_replicate_size") or topology.nodes
+    if sharding == "hsdp" and groups == 1:
         raise UsageError(
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
@@ -222,8 +223,8 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
         )
     if processes == 1:
         return defaults
-    groups = topology.nodes if sharding == "hsdp" else None
-    return replace(defaults, processes=processes, sharding="ddp", dp_replicate_size=groups)
+    dp_replicate_size = groups if sharding == "hsdp" else None
+    return replace(defaults, processes=processes, sharding="ddp", dp_replicate_size=dp_replicate_size)
 
 
 def example_dataset(job: Job) -> str | None:
@@ -295,4 +296,4 @@ def job_key(job: Job) -> dict[str, Any]:
     environment = {**recorded.environment, **digests}
     call = None if job.python_call is None else [job.python_call.digest, job.python_call.processes > 1]
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": environment}
-    return words | {"python_call": call}
+    return words | {"python_call": call, "accelerate": job.accelerate}

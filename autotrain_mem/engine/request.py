@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.engine.accelerate_config import launch_warnings, with_accelerate
 from autotrain_mem.engine.output_dir import RESUME, default_dir
 from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
 from autotrain_mem.errors import PlanFileError, UsageError
@@ -47,6 +48,10 @@ class Wish:
     """For the processes that load the model."""
     also_known: tuple[str, ...] = ()
     """Names of our own, for did-you-mean."""
+    accelerate: Mapping[str, Any] | None = None
+    """The content of the user's config of ``accelerate launch``, as :func:`with_accelerate` read it."""
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that it pins beside those that AutoFit holds."""
     simulate: bool = False
     """Train on the CPU, with a simulated card."""
     plan_only: bool = False
@@ -105,6 +110,7 @@ class Wish:
             fit=autofit.fit,
             forbid=frozenset(autofit.forbid),
             max_slowdown=autofit.max_slowdown,
+            accelerate=self.accelerate,
             python_call=python_call,
         )
 
@@ -191,6 +197,7 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
         model=wish.model if names_model else job.model,
         dataset=wish.dataset if names_dataset else job.dataset,
         config={**job.trl_arguments, **wish.config},
+        accelerate=job.accelerate if wish.accelerate is None else wish.accelerate,
         environment={**job.environment, **wish.environment},
     )
 
@@ -253,9 +260,12 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         NoGpuError, UnknownGpuError: there is no such device.
     """
     check_launch()
-    autofit = wish.autofit
+    wish = with_accelerate(wish)
+    for message in launch_warnings(wish):
+        warn(message)
+    autofit, pins = wish.autofit, {**wish.autofit.pins, **wish.pins}
     given, defaults = workers.first.parse(
-        wish.method, wish.argv, wish.config, wish.environment, wish.also_known, autofit.pins, wish.own
+        wish.method, wish.argv, wish.config, wish.environment, wish.also_known, pins, wish.own
     )
     model = wish.model or given.get("model_name_or_path")
     if not model:

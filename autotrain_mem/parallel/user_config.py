@@ -105,7 +105,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
-        warnings=(*(_unsaved(settings) if is_fsdp else ()),),
+        warnings=(*_unsaved(settings), *_unread(settings)) if is_fsdp else (),
     )
 
 
@@ -168,6 +168,13 @@ def _unsaved(settings: Mapping[str, Any]) -> Iterator[str]:
             f"fsdp_state_dict_type {kind}: the trainer writes no model at the end, only checkpoints in shards "
             "(transformers/trainer.py: save_model); with FULL_STATE_DICT it does"
         )
+
+
+def _unread(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted(settings.keys() - FSDP_KEYS):
+        near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
+        meant = f"; did you mean fsdp_{near[0]}?" if near else ""
+        yield f"accelerate takes no notice of fsdp_{key}{meant}"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -249,10 +256,6 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     settings = fsdp_settings(config)
-    for key in sorted(settings.keys() - FSDP_KEYS):
-        near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
-        meant = f"Did you mean fsdp_{near[0]}?" if near else "Remove it."
-        yield f"fsdp_{key} is no key of fsdp_config: accelerate would take no notice of it", f"fsdp_{key}: {meant}"
     if str(settings.get("version", 1)) not in ("1", "2"):
         yield f"fsdp_version {settings['version']} is unknown", "fsdp_version: 2."
         return

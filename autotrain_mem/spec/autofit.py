@@ -32,6 +32,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
     "fsdp_offload_params": ((bool,), "True or False"),
+    "accelerate_config": ((str, Path, Mapping), "the path of a file, or its keys"),
     "plan": ((Plan, str, Path), "a Plan or the path of its file"),
     "guard": ((bool,), "True or False"),
     "show": ((bool,), "True or False"),
@@ -88,6 +89,8 @@ class AutoFit:
     """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
+    accelerate_config: str | Path | Mapping[str, Any] | None = None
+    """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
     plan: Plan | str | Path | None = None
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""

@@ -244,6 +244,17 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
     "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),
     "dry_run_for_all_cards": (2, "plan sft --model none --dry_run --gpu all", "'--gpu all'"),
+    "accelerate_deepspeed": (
+        2,
+        f"{PLAN} --accelerate_config deepspeed.yaml",
+        "deepspeed.yaml DEEPSPEED 'fsdp_version: 2'",
+    ),
+    "accelerate_and_flags": (
+        2,
+        f"{PLAN} --accelerate_config ddp.yaml --gpus 4 --sharding fsdp2",
+        "'--gpus 4' '--sharding fsdp2' ddp.yaml 'num_processes 8' 'num_processes: 4'",
+    ),
+    "accelerate_is_not_there": (2, f"{PLAN} --accelerate_config none.yaml", "none.yaml --accelerate_config"),
     "export_to_nobody": (2, "plan sft --model none --export torchtune", "trl accelerate axolotl llamafactory"),
     "export_of_an_estimate": (2, "estimate sft --model none --export trl", "'autofit plan METHOD ... --export TOOL'"),
     "out_folder_missing": (62, f"{PLAN} --out nowhere/plan.json", "nowhere/plan.json --out"),

@@ -74,6 +74,11 @@ def test_that_no_model_would_be_saved_is_said() -> None:
     assert launch(fsdp(version=1)).warnings == ()
 
 
+def test_that_accelerate_takes_no_notice_is_said() -> None:
+    (said,) = launch(fsdp(version=1, ofload_params=True)).warnings
+    assert "fsdp_offload_params" in said
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DeepSpeed": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "fsdp_version: 2"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
@@ -92,7 +97,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sizes of too many": (fsdp(version=2) | sizes(dp_replicate_size=2, dp_shard_size=8), "num_processes: 16"),
     "nothing to shard": (fsdp(version=2) | sizes(dp_replicate_size=8), "dp_shard_size"),
     "a key": ({"distributed_type": "NO", "num_proceses": 2}, "num_processes"),
-    "a key of FSDP": (fsdp(version=2, ofload_params=True), "fsdp_offload_params"),
     "one process": (fsdp(version=2) | {"num_processes": 1}, "2 or more"),
     "NO with many": ({"distributed_type": "NO", "num_processes": 4}, "MULTI_GPU"),
     "a number": ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, "1 or more"),

@@ -250,6 +250,8 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
         if before.arguments.get(name) != now.arguments.get(name):
             words = [str(each.arguments[name]) if name in each.arguments else "not given" for each in (before, now)]
             yield f"{name} {' -> '.join(words)}"
+    if before.accelerate != now.accelerate:
+        yield "the config of accelerate launch"
     for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # the card is compared
         if before.environment.get(name) != now.environment.get(name):
             yield f"the variable {name}"

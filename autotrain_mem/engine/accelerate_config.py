@@ -1,0 +1,109 @@
+"""Takes a user's own config of ``accelerate launch`` into a wish, as words of the user's like flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.user_config import Launch, read_launch
+from autotrain_mem.yaml_files import read_yaml
+
+if TYPE_CHECKING:
+    from autotrain_mem.engine.request import Wish
+
+FLAG = "--accelerate_config"
+_RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
+"""Two names of one argument (``transformers/training_args.py``)."""
+
+
+def with_accelerate(wish: Wish) -> Wish:
+    """The wish with what its config of accelerate says of processes, machines and sharding.
+
+    It may be asked for twice: what was said since, such as the point of a sweep, must not contradict the config.
+
+    Raises:
+        UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
+    """
+    content, name = _content(wish)
+    if content is None:
+        return wish
+    launch = read_launch(content, name)
+    if problems := [*_contradictions(wish, launch, name)]:
+        reasons, cures = zip(*problems, strict=True)
+        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
+    autofit = wish.autofit
+    gpus = launch.processes // launch.nodes if launch.processes else autofit.gpus
+    processes = launch.processes or autofit.gpu_counts[0] * launch.nodes
+    sharding = launch.sharding if processes > 1 else None
+    return replace(
+        wish,
+        accelerate={**content, "num_processes": processes},
+        autofit=replace(autofit, gpus=gpus, nodes=launch.nodes, sharding=sharding),
+        pins=_pins(launch) if sharding else {},
+        config={**wish.config, **_trl_arguments(wish, launch)},
+    )
+
+
+def launch_warnings(wish: Wish) -> tuple[str, ...]:
+    """Lists what to know of the wish's config of accelerate."""
+    return () if wish.accelerate is None else read_launch(wish.accelerate, FLAG).warnings
+
+
+def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
+    given = wish.autofit.accelerate_config
+    if wish.accelerate is not None or given is None:
+        return wish.accelerate, FLAG
+    if isinstance(given, Mapping):
+        return given, FLAG
+    return read_yaml(str(given), FLAG), str(Path(given))
+
+
+def _pins(launch: Launch) -> dict[str, Any]:
+    """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
+    groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
+    return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
+
+
+def _trl_arguments(wish: Wish, launch: Launch) -> dict[str, Any]:
+    """Returns what follows for TRL's arguments.
+
+    ``mixed_precision: no`` says nothing: TRL's own default, bf16, wins over it (``transformers/training_args.py:
+    __post_init__``, ``trl/trainer/base_config.py``).
+    """
+    precision = launch.mixed_precision
+    computes = {} if precision == "no" or wish.names(precision) else {precision: True}
+    return computes | ({"gradient_checkpointing": False} if launch.recomputes else {})
+
+
+def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str, str]]:
+    autofit, counts = wish.autofit, wish.autofit.gpu_counts
+    devices = None if launch.processes is None else launch.processes // launch.nodes
+    if devices is None and len(counts) != 1:
+        yield f"{name} leaves num_processes open", "Give --gpus N, or write num_processes: N."
+    elif devices is not None and counts not in ((), (devices,)):
+        machines = f" on {launch.nodes} machines" if launch.nodes > 1 else ""
+        written = ",".join(map(str, counts))
+        cure = f"Remove --gpus, or write num_processes: {counts[0] * launch.nodes}."
+        yield f"--gpus {written} and num_processes {launch.processes}{machines} in {name} contradict each other", cure
+    if autofit.nodes not in (None, launch.nodes):
+        cure = f"Remove --nodes, or write num_machines: {autofit.nodes}."
+        yield f"--nodes {autofit.nodes} and num_machines {launch.nodes} in {name} contradict each other", cure
+    if autofit.sharding not in (None, launch.sharding):
+        asked = launch.sharding or "a single process"
+        yield f"--sharding {autofit.sharding} and {name}, which asks for {asked}, contradict each other", "Remove one."
+    if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
+        cure = "Remove the flag, or write fsdp_offload_params: true."
+        yield f"--fsdp_offload_params is not what {name} says", cure
+    if launch.recomputes and any(wish.argument(each) for each in _RECOMPUTES):
+        cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
+        yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure
+    precision = launch.mixed_precision
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(precision)
+    is_off = wish.names(precision) and not wish.argument(precision)
+    if other is not None and (is_off or wish.argument(other)):
+        flag = f"--{precision} false" if is_off else f"--{other}"
+        cure = f"Remove {flag}, or write mixed_precision: {'no' if is_off else other}."
+        yield f"{flag} and mixed_precision {precision} in {name} contradict each other", cure
