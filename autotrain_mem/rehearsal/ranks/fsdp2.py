@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import fsdp
 from torch.distributed.fsdp import _fully_shard as package
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
@@ -48,6 +49,8 @@ def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
         # gloo reduces and scatters in a copy of its own, NCCL in what it is given.
         stack.enter_context(patch.object(scatter, "__call__", _counted(recorder, scatter.__call__)))
         stack.enter_context(patch.object(Accelerator, "_prepare_fsdp2", _prepared(recorder)))
+        # TRL shards a reference model itself (``trl/models/utils.py: prepare_fsdp``), whole as one unit.
+        stack.enter_context(patch.object(fsdp, "fully_shard", recorder.hides(fsdp.fully_shard)))
         stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
         stack.enter_context(patch.object(FSDPParam, "alloc_all_gather_outputs", _marked_outputs(recorder)))
         stack.enter_context(patch.object(_fsdp_param_group, "foreach_all_gather", _marked_gather(recorder)))

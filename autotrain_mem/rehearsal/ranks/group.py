@@ -11,8 +11,10 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.parallel.environment import rank_environment
 
@@ -48,10 +50,42 @@ def fake_group(place: Place, launch: Mapping[str, str]) -> Iterator[None]:
     with _environment({**launch, **ours}):
         dist.init_process_group(_FAKE, rank=place.rank, world_size=place.processes, store=FakeStore())
         try:
-            with on_gpus():
+            with on_gpus(), _alone_with_objects():
                 yield
         finally:
             dist.destroy_process_group()
+
+
+@contextmanager
+def _alone_with_objects() -> Iterator[None]:
+    """Inside, every other process has this one's objects, and its own tensors where one is to be sent to all.
+
+    torch sends objects as the bytes of tensors, which a group that is not there would leave empty
+    (``torch/distributed/distributed_c10d.py: all_gather_object``).
+    """
+
+    def all_gather_object(objects: list[Any], own: Any, group: Any = None) -> None:
+        objects[:] = [own] * len(objects)
+
+    def gather_object(own: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if objects is not None:
+            objects[:] = [own] * len(objects)
+
+    def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+    prepare = Accelerator.prepare_data_loader
+
+    def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():  # it draws a seed, which is a value
+            return prepare(*args, **kwargs)
+
+    instead = {"all_gather_object": all_gather_object, "gather_object": gather_object}
+    instead |= dict.fromkeys(("broadcast_object_list", "broadcast", "barrier"), nothing)
+    with ExitStack() as stack:
+        for name, function in instead.items():
+            stack.enter_context(patch.object(dist, name, function))
+        stack.enter_context(patch.object(Accelerator, "prepare_data_loader", prepare_data_loader))
+        yield
 
 
 @contextmanager

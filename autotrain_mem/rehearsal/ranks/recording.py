@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -40,11 +41,13 @@ class RankRecorder(Recorder):
         return super().__torch_dispatch__(func, (), args, kwargs)
 
     @contextmanager
-    def unseen(self, unseen: bool = True) -> Iterator[None]:
-        """What is made inside lies on the host, or nowhere; with False, on the device after all."""
-        before, self._unseen = self._unseen, unseen
+    def unseen(self) -> Iterator[None]:
+        """What is made inside lies on the host, or nowhere; values are known as far as anywhere."""
+        before, self._unseen = self._unseen, True
+        is_recording = self in _get_current_dispatch_mode_stack()
         try:
-            yield
+            with nullcontext() if is_recording else self:
+                yield
         finally:
             self._unseen = before
 
