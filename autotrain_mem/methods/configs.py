@@ -152,6 +152,18 @@ def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
 
 
+def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
+    """Say what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over it.
+
+    FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
+    as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
+    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``).
+    """
+    if not (knobs.is_sharded and knobs.load_in_4bit):
+        return {}
+    return {"bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}
+
+
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card."""
     return {**arguments, "use_cpu": True, "dataloader_num_workers": 0}
@@ -170,7 +182,7 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     """
     asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
     return {
-        **on_cpu({**asked, **codec.to_json(knobs)}),
+        **on_cpu({**sharding_arguments(knobs), **asked, **codec.to_json(knobs)}),
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
         "output_dir": output_dir,
         "max_steps": REHEARSED_STEPS,

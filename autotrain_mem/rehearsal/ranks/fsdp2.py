@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -54,6 +55,28 @@ def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
         stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
         stack.enter_context(patch.object(FSDPParam, "alloc_all_gather_outputs", _marked_outputs(recorder)))
         stack.enter_context(patch.object(_fsdp_param_group, "foreach_all_gather", _marked_gather(recorder)))
+        stack.enter_context(_quantized_stay_plain())
+        yield
+
+
+class Params4bit(FakeTensor):
+    """A 4-bit weight under the name by which accelerate knows it (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+
+
+@contextmanager
+def _quantized_stay_plain() -> Iterator[None]:
+    """Inside, bitsandbytes finds the state of a gathered weight, and makes no parameter of its own class of it
+    (``nn/modules.py: fix_4bit_weight_quant_state_from_module``), which would take no memory and wrap no fake tensor."""
+    if find_spec("bitsandbytes") is None:
+        yield
+        return
+    from bitsandbytes.nn import modules
+
+    def fix(module: Any) -> None:
+        if getattr(module.weight, "quant_state", None) is None:
+            module.weight.quant_state = module.quant_state
+
+    with patch.object(modules, "fix_4bit_weight_quant_state_from_module", fix):
         yield
 
 
@@ -68,8 +91,10 @@ def _prepared(recorder: RankRecorder) -> Callable[..., Any]:
     def prepared(accelerator: Accelerator, *args: Any) -> Any:
         models = [each for each in args if isinstance(each, torch.nn.Module)]
         for model in models:
-            for _, parameter in model.named_parameters():
+            for parameter in model.parameters():
                 recorder.work.know_weight(parameter)
+                if isinstance(parameter, FakeTensor) and getattr(parameter, "quant_state", None) is not None:
+                    parameter.__class__ = Params4bit
         with (
             recorder.unseen(),
             patch.object(FakeTensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, create=True),

@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -54,6 +57,7 @@ def fake_group(place: Place, launch: Mapping[str, str]) -> Iterator[None]:
                 yield
         finally:
             dist.destroy_process_group()
+            _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone, and another's is equal to them
 
 
 @contextmanager
@@ -79,12 +83,21 @@ def _alone_with_objects() -> Iterator[None]:
         with _disable_current_modes():  # it draws a seed, which is a value
             return prepare(*args, **kwargs)
 
+    init_mesh = DeviceMesh.__init__
+
+    def init_real_mesh(*args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():  # it finds a process by values
+            if isinstance(kwargs.get("_rank_map"), FakeTensor):  # that of ``init_device_mesh``: all ranks in order
+                kwargs["_rank_map"] = torch.arange(kwargs["_layout"].numel(), dtype=torch.int)
+            init_mesh(*args, **kwargs)
+
     instead = {"all_gather_object": all_gather_object, "gather_object": gather_object}
     instead |= dict.fromkeys(("broadcast_object_list", "broadcast", "barrier"), nothing)
     with ExitStack() as stack:
         for name, function in instead.items():
             stack.enter_context(patch.object(dist, name, function))
         stack.enter_context(patch.object(Accelerator, "prepare_data_loader", prepare_data_loader))
+        stack.enter_context(patch.object(DeviceMesh, "__init__", init_real_mesh))
         yield
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
+from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
 
@@ -25,12 +26,20 @@ class RankRecorder(Recorder):
     collectives: Collectives | None = None
     shards = False
     """Whether models to train lie on the host until they are cut into shards."""
+    offloads = False
+    """Whether shards stay there."""
+    is_on_host = False
+    """Whether what is computed now is the host's."""
     _unseen = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stepped_on_host: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if self._unseen:
+        if self._unseen or self.is_on_host:
             return self._execute(func, args, kwargs or {})
         if self.collectives is not None and func.namespace in Collectives.NAMESPACES:
             return self.collectives.run(self, func, args, kwargs or {})
@@ -71,8 +80,27 @@ class RankRecorder(Recorder):
         """Count a model's parameters and buffers as weights, unless it waits on the host to be sharded."""
         if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
             self.name_modules(model)
-        else:
-            super().adopt_model(model)
+            return
+        if self.offloads and is_sharded(model):
+            for parameter in model.parameters():
+                self.disown(parameter)
+            self._stepped_on_host += [each for each in model.parameters() if each.requires_grad]
+        super().adopt_model(model)
+
+    def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
+        """Say whose a tensor's storage is, unless it is the host's."""
+        if not self.is_on_host:
+            super().mark(tensor, owner, name)
+
+    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+        """Count a step of an optimizer; what lies on the host is stepped there."""
+        on_host = host_step(map(local, self._stepped_on_host), fused=True)[1:] if self.offloads else ()
+        super().optimizer_stepped((*costs, *on_host))
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor was seen to lie on the host."""
+        block = self.block_of(tensor)
+        return block is not None and self.ledger.is_disowned(block)
 
     def _see(self, tensor: torch.Tensor) -> int | None:
         return super()._see(local(tensor))

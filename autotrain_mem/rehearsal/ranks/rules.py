@@ -13,6 +13,7 @@ from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
 from autotrain_mem.rehearsal.ranks.fsdp2 import fsdp2_rules
 from autotrain_mem.rehearsal.ranks.group import Place, fake_group, on_gpus, real_group
+from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Knobs
@@ -71,10 +72,12 @@ def real_rank(recorder: Recorder, knobs: Knobs) -> Iterator[None]:
 
 @contextmanager
 def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
-    recorder.shards = knobs.is_sharded
+    recorder.shards, recorder.offloads = knobs.is_sharded, knobs.fsdp_offload_params
     with ExitStack() as stack:
         if not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
         elif knobs.sharding != "fsdp1":
             stack.enter_context(fsdp2_rules(recorder))
+            if knobs.fsdp_offload_params:
+                stack.enter_context(fsdp2_offload(recorder))
         yield

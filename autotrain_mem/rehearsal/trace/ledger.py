@@ -124,6 +124,10 @@ class Ledger:
         if self._device is not None:
             self._device.free(block)
 
+    def is_disowned(self, block: int) -> bool:
+        """Tell whether a block was taken out of the record."""
+        return block in self._disowned
+
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve."""
         self.events.append(CACHE_EMPTIED)

@@ -20,7 +20,7 @@ from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.methods.configs import on_cpu, on_host
+from autotrain_mem.methods.configs import on_cpu, on_host, sharding_arguments
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
@@ -193,7 +193,13 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     import torch
 
     job, knobs = request.job, request.knobs
-    arguments = {**job.arguments, **codec.to_json(knobs), "output_dir": request.output_dir, "disable_tqdm": True}
+    arguments = {
+        **sharding_arguments(knobs),
+        **job.arguments,
+        **codec.to_json(knobs),
+        "output_dir": request.output_dir,
+        "disable_tqdm": True,
+    }
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
     splits = load.load(job, filled)
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
