@@ -193,7 +193,7 @@ def plan(
     else:
         best = searched(rehearsals, facts, lengths, on_attempt)
         chosen = make_plan(rehearsals, best, facts, lengths, seconds=time.perf_counter() - started)
-    warnings = check_room(checked, chosen.knobs, chosen.optimizer_steps)
+    warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 

@@ -209,12 +209,12 @@ def vllm(flags: Flags) -> Problems:
 # -- what a rehearsal cannot follow yet, so that its memory would be mispredicted ----------------------------------
 
 _NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
-_ONE_GPU = "plans are for one GPU so far: remove it"
+_SHARDING = "--sharding fsdp2 divides a model among GPUs"
 REFUSED = {
-    "deepspeed": _ONE_GPU,
-    "fsdp": _ONE_GPU,
-    "fsdp_config": _ONE_GPU,
-    "parallelism_config": _ONE_GPU,
+    "deepspeed": f"{_SHARDING} as ZeRO-3 does, --fsdp_offload_params to the host",
+    "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
+    "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
+    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines",
     "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
     "use_transformers_paged": _NOT_SAMPLED,
     "use_transformers_continuous_batching": _NOT_SAMPLED,

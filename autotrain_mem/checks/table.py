@@ -5,7 +5,7 @@ To add a check, write a function that yields its problems (``checks.collect``), 
 
 from __future__ import annotations
 
-from autotrain_mem.checks import compatibility, flags, lora_targets, model, preflight, tokenizer
+from autotrain_mem.checks import compatibility, flags, lora_targets, model, preflight, sharding, tokenizer
 from autotrain_mem.checks.collect import Check
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
@@ -21,6 +21,8 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.forbidden_levers,
     flags.offloaded_optimizer,
     flags.vllm,
+    sharding.arguments,
+    sharding.method,
     flags.padding_free,
     flags.rows,
     flags.optimizer,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory, host_memory
+from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.knobs import BASE_BITS
@@ -26,6 +27,9 @@ QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1}
 """Tensors as large as the parameter that an optimizer keeps: ``torch/optim``, each one's ``_init_group``. Of those not
 named here nothing is counted."""
+MASTER_BYTES = 4
+"""Of a trained parameter under FSDP with mixed precision: accelerate makes it float32
+(``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 TWINS = 2
 """A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _twin``)."""
 
@@ -42,6 +46,25 @@ class Load:
     output_dir: pathlib.Path
     optimizer_steps: int | None = None
     """Of the whole training, where the data and the batch say."""
+    processes: int = 1
+    """Of this machine."""
+    held_bytes: int | None = None
+    """What each process allocates at its peak, as predicted; None before there is a plan."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold parts of the model: so it is planned, or may be."""
+        return self.processes > 1 and self.job.arguments.get("sharding") != "ddp"
+
+    @property
+    def loaders(self) -> int:
+        """Counts the processes that hold all weights on the host at once.
+
+        Each does under DDP, for which TRL loads to the host first (``trl/trainer/sft_trainer.py: __init__``, its
+        ``device_map``); under FSDP the first alone (``fsdp_cpu_ram_efficient_loading``). Weights of 4 and 8 bits are
+        made on the card.
+        """
+        return 1 if self.is_sharded else self.processes
 
     @property
     def item_bytes(self) -> int:
@@ -84,7 +107,17 @@ class Load:
     def offloaded_bytes(self) -> int:
         """Pinned copies and optimizer state on the host."""
         offloads = self.job.arguments.get("optimizer_offload") and self.trains_all
-        return self.parameters * self.item_bytes * (TWINS + self._states) if offloads else 0
+        return self.parameters * self.item_bytes * (TWINS + self._states) * self.processes if offloads else 0
+
+    @property
+    def offloaded_shards_bytes(self) -> int:
+        """Shards on the host, of all processes together: parameters; of trained ones gradients and state too."""
+        if not self.job.arguments.get("fsdp_offload_params"):
+            return 0
+        if not self.trains_all:
+            return self.loaded_bytes
+        item = self.item_bytes if self.job.arguments.get("bf16") is False else MASTER_BYTES
+        return self.parameters * item * (TWINS + self._states)
 
     @property
     def _states(self) -> int:
@@ -110,23 +143,56 @@ def room_findings(
 def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
     """A card's weights come tensor by tensor out of the mapped file (``transformers/core_model_loading.py``), so they
     need next to no host memory; on the CPU they lie in it."""
-    if load.on_cpu and load.loaded_bytes > memory.available_bytes:
+    available = f"{format_bytes(memory.available_bytes)} are available"
+    loaded_bytes = load.loaded_bytes * load.loaders
+    each = f" in each of {load.processes} processes" if load.loaders > 1 else ""
+    if load.on_cpu and loaded_bytes > memory.available_bytes:
         yield Finding(
             kind="error",
             error=HostMemoryError.__name__,
-            message=f"The weights of {load.job.model} alone take {format_bytes(load.loaded_bytes)} of host memory, and "
-            f"{format_bytes(memory.available_bytes)} are available: loading them would end the process.",
+            message=f"The weights of {load.job.model}{each} alone take {format_bytes(loaded_bytes)} of host memory, "
+            f"and {available}: loading them would end the process.",
             cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
+        )
+    elif load.on_cpu and load.processes > 1 and _simulated(load) > memory.available_bytes:
+        yield Finding(
+            kind="error",
+            error=HostMemoryError.__name__,
+            message=f"{load.processes} simulated cards hold {format_bytes(_simulated(load))} in host memory, and "
+            f"{available}: the kernel would end a process.",
+            cure="Give fewer --gpus, a smaller model or shorter rows; --plan_only plans without a run.",
+        )
+    quantized = any(load.job.arguments.get(name) for name in QUANTIZED_BYTES)
+    if not load.on_cpu and load.loaders > 1 and not quantized and loaded_bytes > memory.available_bytes:
+        yield Finding(
+            kind="warning",
+            message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
+            f"host memory in all, and {available}: the kernel may end one of them.",
+            cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
+            "copy of the file's pages.",
+        )
+    if not load.on_cpu and load.offloaded_shards_bytes > memory.available_bytes:
+        yield Finding(
+            kind="error",
+            error=HostMemoryError.__name__,
+            message=f"--fsdp_offload_params takes {format_bytes(load.offloaded_shards_bytes)} of host memory (pinned "
+            f"shards of all processes), and {available}.",
+            cure="Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft.",
         )
     if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
         yield Finding(
             kind="error",
             error=HostMemoryError.__name__,
             message=f"--optimizer_offload takes {format_bytes(load.offloaded_bytes)} of host memory (pinned weights "
-            f"and gradients, optimizer state), and {format_bytes(memory.available_bytes)} are available.",
+            f"and gradients, optimizer state), and {available}.",
             cure="Remove --optimizer_offload, or give --optim adamw_8bit instead: its state is on the card, in a "
             "quarter of the bytes.",
         )
+
+
+def _simulated(load: Load) -> int:
+    """Host memory of all processes of a simulated run, whose tensors are real."""
+    return 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
 
 
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:

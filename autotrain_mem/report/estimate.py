@@ -140,7 +140,7 @@ def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
     note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
     rows = [(sign, "outside torch", shown.non_torch, note)]
     if estimate.communicators_bytes:
-        rows.append((sign, "NCCL", shown.communicators, "buffers of its communicators, until a probe measures them"))
+        rows.append((sign, "NCCL", shown.communicators, "its communicators, before a probe measures them"))
     if estimate.vllm_share_bytes:
         rows.append((sign, "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
     return rows

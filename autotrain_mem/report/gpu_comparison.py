@@ -22,6 +22,16 @@ _SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit 
 """Levels in fewer letters, so that a line stays within 80 columns."""
 
 
+def _count(card: Hardware) -> str:
+    """How many there are: ``8``, or ``2 x 8`` of two machines."""
+    devices, nodes = card.topology.devices, card.topology.nodes
+    return str(devices) if nodes == 1 else f"{nodes} x {devices}"
+
+
+def _named(card: Hardware) -> str:
+    return card.name if card.topology.processes == 1 else f"{_count(card)} x {card.name}"
+
+
 def _offloads(knobs: Knobs) -> bool:
     return any(row.offloads for row in pulled(knobs))
 
@@ -29,6 +39,7 @@ def _offloads(knobs: Knobs) -> bool:
 _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "*": (lambda knobs: not knobs.gradient_checkpointing, "without gradient checkpointing"),
     "h": (_offloads, "activations or optimizer state wait in the host's memory"),
+    "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
 }
 """Signs beside the batch: whose they are, and what they mean."""
@@ -36,6 +47,10 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
 _NOTE = """\
 Speeds are predicted, and rank cards better than they tell seconds.
 autofit plan ... --gpu NAME tells the rest, and rehearses the whole model."""
+
+
+_BATCH = "Batch is rows at once x accumulation."
+_BATCH_OF_SEVERAL = "Batch is rows at once x accumulation, on each GPU; memory and needs are of one."
 
 
 class CardsProgress(Redrawn[Status]):
@@ -55,9 +70,10 @@ class CardsProgress(Redrawn[Status]):
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
-        is_new = card.name not in self._seen
-        number = self._seen.setdefault(card.name, len(self._seen) + 1)
-        line = f"card {number} of {self._count}: {card.name}"
+        name = _named(card)
+        is_new = name not in self._seen
+        number = self._seen.setdefault(name, len(self._seen) + 1)
+        line = f"card {number} of {self._count}: {name}"
         if self._line is not None:
             self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
         elif is_new:
@@ -70,10 +86,12 @@ def cards_view(cards: Cards) -> RenderableType:
     refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal != NOTHING_FITS)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}
     knobs = [each.estimate.knobs for each in cards.verdicts if each.estimate is not None]
-    rows = _Rows(scale, reasons, lengths=len(set(map(_tokens, knobs))) > 1)
+    several = any(each.hardware.topology.processes > 1 for each in cards.verdicts)
+    rows = _Rows(scale, reasons, lengths=len(set(map(_tokens, knobs))) > 1, several=several)
     length = f"; {formatting.settings(knobs[0], ['max_length'])}" if knobs and not rows.lengths else ""
-    grid = table("", "card", "memory", "level", "batch", *(["length"] if rows.lengths else []), "needs", "tokens/s")
-    for column in (2, *range(5, len(grid.columns))):
+    counts, length_column = ["gpus"] if several else [], ["length"] if rows.lengths else []
+    grid = table("", "card", *counts, "memory", "level", "batch", *length_column, "needs", "tokens/s")
+    for column in (2, *([3] if several else []), *range(5 + several, len(grid.columns))):
         grid.columns[column].justify = "right"
     for verdict in cards.verdicts:
         mark = Text(SMALLEST if verdict is smallest else "", style=GOOD)
@@ -85,16 +103,19 @@ def cards_view(cards: Cards) -> RenderableType:
 class _Rows:
     """Holds what a line says of its card."""
 
-    def __init__(self, scale: Scale, reasons: dict[str, str], *, lengths: bool) -> None:
+    def __init__(self, scale: Scale, reasons: dict[str, str], *, lengths: bool, several: bool) -> None:
         self._scale = scale
         self._reasons = reasons
         """The mark of each reason for a refusal, which may be too long for a line."""
         self.lengths = lengths
         """Whether a line says how long rows are: where they are not the same everywhere."""
+        self._several = several
+        """Whether it says how many cards there are."""
 
     def cells(self, verdict: CardVerdict) -> list[str | Text]:
         card = verdict.hardware
-        named: list[str | Text] = [card.name, self._size(card.total_bytes)]
+        counts = [_count(card)] if self._several else []
+        named: list[str | Text] = [card.name, *counts, self._size(card.total_bytes)]
         if verdict.estimate is None:
             mark = self._reasons.get(verdict.refusal or "")
             return [*named, Text(f"refused {mark}" if mark else verdict.refusal or "", style=BAD)]
@@ -122,7 +143,7 @@ def _legend(cards: Cards, knobs: list[Knobs], reasons: dict[str, str]) -> list[R
     lines += [f"{sign}  {meaning}" for sign, meaning in signs.items()]
     lines += ["-  not known: the card's rates are not"] if unknown else []
     lines += [f"{mark}  {reason}" for reason, mark in reasons.items()]
-    lines += ["Batch is rows at once x accumulation."] if knobs else []
+    lines += [_BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH] if knobs else []
     return [hanging(line) for line in lines]
 
 
@@ -131,4 +152,5 @@ def _smallest(cards: Cards) -> str:
     if smallest is None:
         return "No card here trains what was asked for, unchanged."
     how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
-    return f"{SMALLEST}  the smallest card that trains what was asked for, unchanged, {how}"
+    card = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"
+    return f"{SMALLEST}  the smallest {card} that trains what was asked for, unchanged, {how}"

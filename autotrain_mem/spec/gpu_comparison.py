@@ -17,7 +17,7 @@ NOTHING_FITS = "nothing fits"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """Says what one card can do for a job.
+    """Says what one card, or several of it, can do for a job.
 
     >>> from autotrain_mem import CardVerdict, gpus
     >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
@@ -28,6 +28,8 @@ class CardVerdict:
     json_form: ClassVar = Form(
         derived={
             "gpu": "hardware.name",
+            "gpus": "hardware.topology.devices",
+            "nodes": "hardware.topology.nodes",
             "total_bytes": "hardware.total_bytes",
             "knobs": "estimate.knobs",
             "required_bytes": "estimate.required_bytes",
@@ -49,7 +51,7 @@ class CardVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cards:
-    """Holds the verdicts of all cards, smallest first.
+    """Holds the verdicts of all sets of cards, smallest first.
 
     >>> from autotrain_mem import Cards, CardVerdict, gpus
     >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
@@ -65,7 +67,9 @@ class Cards:
 
     @property
     def smallest_lossless(self) -> CardVerdict | None:
-        """Finds the smallest card that trains what was asked for, unchanged; the fastest of those as small.
+        """Finds the smallest set of cards that trains what was asked for, unchanged; the fastest of those as small.
+
+        The size of a set is the memory of all its cards.
 
         One that must offload to do so counts only where none does without.
         """
@@ -77,4 +81,4 @@ class Cards:
 
 def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:
     speed = 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
-    return verdict.hardware.total_bytes, -speed
+    return verdict.hardware.topology.processes * verdict.hardware.total_bytes, -speed

@@ -90,6 +90,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "link_unknown": (2, f"{PLAN} --gpus 2 --link nvlink", "nvlink nvlink4 ndr"),
     "sharding_unknown": (2, f"{PLAN} --gpus 2 --sharding zero3", "zero3 ddp fsdp2 hsdp"),
     "sharding_of_one": (2, f"{PLAN} --sharding fsdp2", "'--sharding fsdp2' '--gpus 2'"),
+    "shards_of_8_bits": (
+        2,
+        f"{PLAN} --gpus 2 --sharding fsdp2 --load_in_8bit --use_peft --optim paged_adamw_8bit",
+        "--load_in_8bit --load_in_4bit 'paged_adamw_8bit does not go with --sharding fsdp2'",
+    ),
     "hsdp_on_one_machine": (2, f"{PLAN} --gpus 4 --sharding hsdp", "hsdp '--nodes 2' fsdp2"),
     "offload_without_shards": (2, f"{PLAN} --gpus 4 --fsdp_offload_params", "--fsdp_offload_params '--sharding fsdp2'"),
     "batch_over_gpus": (40, f"{DATA} --gpus 3 --effective_batch_size 8", "'3 GPUs' '--effective_batch_size 6 or 9'"),

@@ -9,9 +9,10 @@ from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
 from autotrain_mem.errors import RehearsalError, UsageError
-from autotrain_mem.spec import Candidate, Hardware, Job
+from autotrain_mem.spec import Candidate, Hardware, Job, Knobs, codec
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards
-from autotrain_mem.units import MIB
+from autotrain_mem.spec.topology import Topology
+from autotrain_mem.units import GIB, MIB
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
 SPEEDS = {
@@ -47,6 +48,28 @@ def rehearsed_for(*cards: Hardware) -> list[Any]:
     worker = FakeWorker()
     compared(worker, *cards)
     return [(each.knobs, each.kernels) for each in worker.asked]
+
+
+def test_several_of_a_card_are_compared_and_the_smallest_set_of_all_is_named() -> None:
+    def sizes(job: Job, knobs: Knobs) -> list[int]:
+        """30 GiB of a model that processes may divide."""
+        return [30 * GIB // knobs.processes, 0]
+
+    counts = [replace(SMALL, topology=Topology(devices=count)) for count in (8, 1, 2, 4)]
+    cards = compared(FakeWorker(sizes), *counts, LARGE)
+    found = [(each.hardware.name, each.hardware.topology.devices, each.level) for each in cards.verdicts]
+    assert found == [
+        ("small", 1, None),
+        *(("large", 1, None), ("small", 2, None)),
+        ("small", 4, "lossless"),
+        ("small", 8, "lossless"),
+    ]
+    smallest = cards.smallest_lossless
+    assert smallest is not None
+    assert smallest.hardware.topology.devices == 4
+    assert [each.estimate.knobs.effective_batch_size for each in cards.verdicts if each.estimate] == [32, 64]
+    written = codec.to_json(cards)
+    assert [each["gpus"] for each in written["cards"]] == [1, 1, 2, 4, 8]
 
 
 def test_every_card_has_its_verdict_smallest_first() -> None:

@@ -10,7 +10,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.spec import Job
+from autotrain_mem.spec import Job, Knobs
 from autotrain_mem.units import GIB
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
@@ -49,6 +49,30 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
         f"autofit grpo {flags} --effective_batch_size 8 would need 9.00 GiB at least, which does not fit either: "
         "neither a value model nor, at its default beta, a reference model",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gib", "words", "more"),
+    [
+        (12, {}, "2 of these (--gpus 2), 6.00 GiB each"),
+        (40, {}, "8 of these (--gpus 8), 5.00 GiB each"),
+        (90, {}, ""),  # 11.3 each
+        (12, {"per_device_train_batch_size": 1}, ""),  # one row is for one process
+    ],
+)
+def test_more_of_the_card_are_named_where_shards_fit_them_as_rehearsed(
+    gib: int, words: dict[str, Any], more: str
+) -> None:
+    def sizes(job: Job, knobs: Knobs) -> list[int]:
+        return [gib * GIB // knobs.shards, 0]
+
+    arguments = {"max_length": 64, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"} | words
+    job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=frozenset({"optimizer_offload"}))
+    worker = FakeWorker(sizes)
+    hint = failing_plan(worker, job).hint
+    assert (more in hint, " of these" in hint) == (True, bool(more))
+    assert {each.knobs.processes for each in worker.asked} == ({1, int(more[0])} if more else {1})
+    assert {each.knobs.effective_batch_size for each in worker.asked} == {words.get("per_device_train_batch_size", 8)}
 
 
 def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_least() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory
+from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding, settle
@@ -18,9 +19,11 @@ PLENTY = 10_000 * GIB
 
 
 def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
+    of_run = {name: words.pop(name) for name in ("processes", "held_bytes") if name in words}
     job_words = {name: words.pop(name) for name in ("fit", "forbid") if name in words}
     job = Job(method="sft", model="m", dataset=None, arguments=words, **job_words)
-    return Load(job=job, parameters=parameters, on_cpu=on_cpu, output_dir=pathlib.Path("out"), optimizer_steps=steps)
+    folder = pathlib.Path("out")
+    return Load(job=job, parameters=parameters, on_cpu=on_cpu, output_dir=folder, optimizer_steps=steps, **of_run)
 
 
 def looked_at(one: Load, *, memory: int = PLENTY, disk: int = PLENTY) -> tuple[Finding, ...]:
@@ -59,6 +62,55 @@ def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
     assert "--optim adamw_8bit" in finding.cure
     assert not looked_at(load(optimizer_offload=True, use_peft=True), memory=1)
     assert not looked_at(load(**FULL), memory=1 * GIB), "a card's weights pass through the host one by one"
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ({"sharding": "ddp"}, 4 * 28 * BILLIONS),
+        ({"sharding": "fsdp2"}, 28 * BILLIONS),  # the first process loads for all
+        ({}, 28 * BILLIONS),  # sharded perhaps
+    ],
+)
+def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_them(
+    words: dict[str, Any], needed: int
+) -> None:
+    one = load(on_cpu=True, processes=4, **FULL, **words)
+    assert not looked_at(one, memory=needed)
+    (finding,) = looked_at(one, memory=needed - 1)
+    assert finding.kind == "error"
+    assert ("in each of 4 processes" in finding.message) == (words.get("sharding") == "ddp")
+
+
+def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
+    words = {**FULL, "on_cpu": True, "parameters": 1, "processes": 2, "held_bytes": 3 * GIB}
+    needed = 2 * (3 * GIB + HOST_NON_TORCH_BYTES)
+    assert not looked_at(load(**words), memory=needed)
+    (finding,) = looked_at(load(**words), memory=needed - 1)
+    assert (finding.kind, finding.message.partition(" hold")[0]) == ("error", "2 simulated cards")
+    assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "one card's memory is the run's own to meet"
+
+
+def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:
+    four = load(**FULL, processes=4, sharding="ddp")
+    assert not looked_at(four, memory=4 * 28 * BILLIONS)
+    (finding,) = looked_at(four, memory=4 * 28 * BILLIONS - 1)
+    assert (finding.kind, "--sharding fsdp2" in finding.cure) == ("warning", True)
+    assert not looked_at(load(**FULL | {"sharding": "fsdp2"}, processes=4), memory=1)
+    quantized = {"use_peft": True, "load_in_4bit": True, "sharding": "ddp"}
+    assert not looked_at(load(**quantized, processes=4), memory=1), "these are made on the card"
+    shards = load(use_peft=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4)
+    needed = 4 * 28 * BILLIONS  # float32 under mixed precision: parameter, gradient and two moments, of all together
+    assert not looked_at(shards, memory=needed)
+    (finding,) = looked_at(shards, memory=needed - 1)
+    assert (finding.kind, "--fsdp_offload_params takes" in finding.message) == ("error", True)
+    adapter = load(
+        use_peft=True, load_in_4bit=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4
+    )
+    assert not looked_at(adapter, memory=14 * BILLIONS)
+    assert looked_at(adapter, memory=14 * BILLIONS - 1)
+    offloaded = load(**FULL, optimizer_offload=True, sharding="ddp", processes=2)
+    assert [each.kind for each in looked_at(offloaded, memory=2 * 4 * 28 * BILLIONS - 1)] == ["error"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, RTX3060, estimate
 from autotrain_mem.report.gpu_comparison import cards_view
 from autotrain_mem.spec import Hardware, Knobs
 from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.units import GIB
 
 NO_FLASH = (
@@ -56,4 +57,26 @@ SHORTER = Cards(
 )
 NONE = Cards(verdicts=(SMALL[0],))
 
-VIEWS = {"cards_ten": cards_view(TEN), "cards_shorter_rows": cards_view(SHORTER), "cards_none": cards_view(NONE)}
+
+def several(count: int, name: str, gib: float, level: str, scale: float = 1.0, nodes: int = 1) -> CardVerdict:
+    processes, sharding = count * nodes, "ddp" if level == "rounding" else "fsdp2"
+    knobs = replace(SPLIT, processes=processes, sharding=sharding if processes > 1 else None)
+    one = verdict(name, gib, level, knobs, scale=scale)
+    return replace(one, hardware=replace(one.hardware, topology=Topology(devices=count, nodes=nodes)))
+
+
+SETS = Cards(
+    verdicts=(
+        several(1, "rtx4090", 23.52, "rounding"),
+        several(2, "rtx4090", 23.52, "rounding", 2.2),
+        several(4, "rtx4090", 23.52, "lossless", 2.0),
+        several(4, "rtx4090", 23.52, "lossless", 1.2, nodes=2),
+    )
+)
+
+VIEWS = {
+    "cards_ten": cards_view(TEN),
+    "cards_shorter_rows": cards_view(SHORTER),
+    "cards_none": cards_view(NONE),
+    "cards_sets": cards_view(SETS),
+}

@@ -232,7 +232,12 @@ PLAN = Plan(
         attempt(TWICE, 14.9, tokens_per_second=1302.0),
     ),
     alternatives=(
-        alternative("lossless", FULL, 31.2, would_fit=("l40s (44.4 GiB)", "two of these under FSDP, about 9.8 GiB")),
+        alternative(
+            "lossless",
+            FULL,
+            31.2,
+            would_fit=("l40s (44.4 GiB)", "2 of these (--gpus 2), 9.8 GiB each"),
+        ),
         alternative("rounding", replace(FULL, dtype="bfloat16"), 17.3, would_fit=("rtx4090 (23.5 GiB)",)),
     ),
     data=DATA,

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from card_examples import NO_FLASH, NONE, SHORTER, TEN
+from card_examples import NO_FLASH, NONE, SETS, SHORTER, TEN
 from test_console import rendered
 
 from autotrain_mem.report.gpu_comparison import cards_view
@@ -31,6 +31,14 @@ def test_the_smallest_lossless_card_alone_is_marked() -> None:
     assert "No card here trains what was asked for, unchanged." in rendered(cards_view(SHORTER), 80)
 
 
+def test_sets_of_a_card_say_how_many_and_the_smallest_set_is_marked() -> None:
+    lines = [re.split(r"  +", line.strip("> ")) for line in table(SETS, 80)]
+    assert [line[:2] for line in lines] == [["rtx4090", count] for count in ("1", "2", "4", "2 x 4")]
+    (marked,) = [line for line in table(SETS, 80) if line.startswith(">")]
+    assert marked.split()[2] == "4"
+    assert "the smallest set of cards that" in rendered(cards_view(SETS), 80)
+
+
 def test_a_reason_too_long_for_a_line_stands_below_the_table_once() -> None:
     twice = replace(TEN, verdicts=(*TEN.verdicts, replace(TEN.verdicts[3], hardware=TEN.verdicts[0].hardware)))
     text = rendered(cards_view(twice), 4000)
@@ -40,7 +48,7 @@ def test_a_reason_too_long_for_a_line_stands_below_the_table_once() -> None:
 
 
 def test_every_sign_in_the_table_is_explained_and_no_other() -> None:
-    for cards in (TEN, SHORTER, NONE):
-        used = set("".join(re.findall(r"\d+ x \d+ ([*h+]+)", "\n".join(table(cards, 80)))))
+    for cards in (TEN, SHORTER, NONE, SETS):
+        used = set("".join(re.findall(r"\d+ x \d+ ([*hs+]+)", "\n".join(table(cards, 80)))))
         legend = rendered(cards_view(cards), 80).partition("\n\n")[2].partition("\n\n")[2]
-        assert set(re.findall(r"^([*h+])  ", legend, re.MULTILINE)) == used
+        assert set(re.findall(r"^([*hs+])  ", legend, re.MULTILINE)) == used

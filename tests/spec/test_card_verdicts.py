@@ -8,11 +8,15 @@ import pytest
 
 from autotrain_mem.spec import Estimate, Hardware
 from autotrain_mem.spec.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.units import GIB
 
 
-def verdict(name: str, gib: int, level: str, speed: float = 1.0) -> CardVerdict:
-    card = Hardware(name=name, origin="named", total_bytes=gib * GIB, free_bytes=gib * GIB, non_torch_bytes=0)
+def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) -> CardVerdict:
+    size_bytes, topology = gib * GIB, Topology(devices=gpus)
+    card = Hardware(
+        name=name, origin="named", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=0, topology=topology
+    )
     return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, SimpleNamespace(tokens_per_second=speed)))
 
 
@@ -29,6 +33,9 @@ OFFLOADING = verdict("small", 12, "lossless, offloading")
         # One that must offload counts only where none does without.
         ([OFFLOADING, verdict("large", 24, "lossless")], "large"),
         ([OFFLOADING, verdict("large", 24, "rounding")], "small"),
+        # Of sets of cards the one with least memory in all.
+        ([verdict("four", 24, "lossless", 4.0, gpus=4), verdict("one", 80, "lossless")], "one"),
+        ([verdict("two", 24, "lossless", gpus=2), verdict("one", 80, "lossless", 9.0)], "two"),
         ([REFUSED, verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 from autotrain_mem.engine.predict.depth_extrapolation import Copies, Point
 from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
+from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, codec
@@ -78,8 +79,18 @@ class Predictions:
         return time.tokens / seconds if seconds > 0 else 0.0
 
     def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
-        """The next larger cards of the catalog, and two of this one."""
-        return would_fit(self._rehearsals, estimate)
+        """The next larger cards of the catalog, and more of this one."""
+        return would_fit(self._rehearsals, estimate, self._shared)
+
+    def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
+        """Returns what settings need where so many of these cards share the model; None where that is refused."""
+        hardware = self._rehearsals.hardware
+        try:
+            there = self._rehearsals.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
+            more = Predictions(there, self._facts, self._lengths, self._footprints, confirms=False)
+            return more.rehearse([knobs], whole=False)[0]
+        except AutofitError:  # the plan that is on its way matters more than one about a proposal
+            return None
 
     def _there(self, knobs: Knobs, whole: bool) -> Footprint:
         footprint = self._known(knobs, whole)

@@ -10,7 +10,7 @@ from autotrain_mem.engine.rehearsals import Lengths, OnCounting, Rehearsals, rea
 from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planner.levers import OFFLOADING
-from autotrain_mem.spec import Knobs
+from autotrain_mem.spec import Estimate
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding, settle
 
@@ -45,7 +45,13 @@ def check_preflight(
     )
     load = None
     if to_train and result.parameters is not None:
-        load = Load(job=job, parameters=result.parameters, on_cpu=on_cpu, output_dir=pathlib.Path(output_dir(job)))
+        load = Load(
+            job=job,
+            parameters=result.parameters,
+            on_cpu=on_cpu,
+            output_dir=pathlib.Path(output_dir(job)),
+            processes=rehearsals.hardware.topology.devices,
+        )
     room = () if load is None else room_findings(load)
     warnings = settle((*result.findings, *room))
     unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
@@ -67,7 +73,7 @@ def examine(
     return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length)
 
 
-def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> tuple[Finding, ...]:
+def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None) -> tuple[Finding, ...]:
     """The warnings, once a plan says what is trained, in which dtype, and for how many steps.
 
     Raises:
@@ -75,9 +81,12 @@ def check_room(checked: Checked, knobs: Knobs, optimizer_steps: int | None) -> t
     """
     if checked.load is None:
         return checked.warnings
-    job = checked.load.job
-    decided = {name: getattr(knobs, name) for name in ("use_peft", "dtype", "optim", *OFFLOADING)}
+    job, knobs = checked.load.job, planned.knobs
+    names = ("use_peft", "dtype", "optim", "sharding", "fsdp_offload_params", *OFFLOADING)
+    decided = {name: getattr(knobs, name) for name in names}
     quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
-    planned = replace(job, arguments={**job.arguments, **decided, **quantized})
-    room = room_findings(replace(checked.load, job=planned, optimizer_steps=optimizer_steps))
+    job = replace(job, arguments={**job.arguments, **decided, **quantized})
+    held_bytes = planned.memory.peak_allocated_bytes
+    load = replace(checked.load, job=job, optimizer_steps=optimizer_steps, held_bytes=held_bytes)
+    room = room_findings(load)
     return settle((*checked.warnings, *room))

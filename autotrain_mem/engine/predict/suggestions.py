@@ -1,8 +1,8 @@
-"""Suggests where a run would fit that does not fit here: a larger card, two of these, or another method."""
+"""Suggests where a run would fit that does not fit here: a larger card, more of these, or another method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autotrain_mem.engine.rehearsals import Rehearsals
@@ -12,9 +12,10 @@ from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
 from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.levers import pulled
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.precision import lacks_bf16
-from autotrain_mem.planner.space import Space, make_space
+from autotrain_mem.planner.space import Space, make_space, with_rows
 from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Owner
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import format_bytes
@@ -23,23 +24,44 @@ CARDS_NAMED = 2
 """How many larger cards are named: the next one, and one more for those who cannot get it."""
 
 SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
-"""What FSDP shares out among its cards (``FULL_SHARD``)."""
+"""What FSDP divides among its cards."""
+
+MORE = (2, 4, 8)
+"""Times as many cards as are looked at; a machine holds up to eight."""
+MOST_CARDS = 8
+
+Shared = Callable[[Knobs, int], Estimate | None]
+"""What settings need on so many cards, which share the model; None where that cannot be rehearsed."""
 
 
-def would_fit(rehearsals: Rehearsals, estimate: Estimate) -> tuple[str, ...]:
-    """Names what a run that does not fit here would fit: the next larger cards, and two of this one.
+def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tuple[str, ...]:
+    """Names what a run that does not fit here would fit: the next larger cards, and more of this one.
 
     On another card by what this one's rehearsal reserves; cards with other kernels may need a few percent more or less.
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
     ways = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in _larger_cards(rehearsals, estimate)]
-    # Two cards by arithmetic, not by a rehearsal: what FSDP shares out is halved, the rest is as it was.
-    owners = estimate.memory.owners_at_peak
-    each = estimate.required_bytes - sum(owners.get(owner, 0) for owner in SHARDED) // 2
-    if each <= estimate.budget_bytes:
-        ways.append(f"two of these under FSDP, by arithmetic about {format_bytes(each)} each")
-    return tuple(ways)
+    return (*ways, *_more_of_these(rehearsals, estimate, shared))
+
+
+def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> Iterator[str]:
+    """Finds the fewest that hold it under FSDP2: by arithmetic first, and then by a rehearsal of these alone."""
+    job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
+    needs_whole = any("fsdp2" not in row.needs.get("sharding", ("fsdp2",)) for row in pulled(knobs))
+    if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
+        return
+    owners, rows = estimate.memory.owners_at_peak, knobs.effective_batch_size
+    divided = sum(owners.get(owner, 0) for owner in SHARDED)
+    for count in (topology.devices * times for times in MORE):
+        least = estimate.required_bytes - divided + divided * knobs.shards // count
+        if count > MOST_CARDS or rows % count or least > estimate.budget_bytes:
+            continue
+        split = replace(knobs, processes=count, sharding="fsdp2")
+        there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
+        if there is not None and there.fits:
+            yield f"{count} of these (--gpus {count}), {format_bytes(there.required_bytes)} each"
+            return
 
 
 def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:

@@ -1,0 +1,63 @@
+"""What is asked for beside shards of the model, and goes with none."""
+
+from typing import Any
+
+import pytest
+
+from autotrain_mem.checks import sharding, table
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.flags import Flags
+
+
+def problems(method: str = "sft", **given: Any) -> list[str]:
+    return [finding.message for finding in collect(table.FLAGS, Flags(method=method, given=given))]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"load_in_8bit": True, "use_peft": True},
+        {"optim": "adamw_8bit"},
+        {"optim": "paged_adamw_32bit"},
+        {"optim": "lion_8bit"},
+        {"optimizer_offload": True},
+        {"save_only_model": True},
+        {"activation_offloading": True},
+        {"use_vllm": True},
+    ],
+    ids=str,
+)
+def test_what_goes_with_whole_models_alone_is_refused_beside_shards_and_not_under_ddp(given: dict[str, Any]) -> None:
+    (message,) = problems(**given, sharding="fsdp2")
+    assert message.startswith(f"--{next(iter(given))} ")
+    assert "does not go with --sharding fsdp2: " in message
+    assert problems(**given, sharding="ddp") == problems(**given) == []
+
+
+@pytest.mark.parametrize("kind", sharding.FSDP)
+def test_what_can_be_sharded_is_taken(kind: str) -> None:
+    assert problems(optim="adamw_torch_fused", use_peft=True, load_in_4bit=True, sharding=kind) == []
+    assert problems("grpo", sharding=kind) == []
+    assert bool(problems(optim="adamw_8bit", sharding=kind)) == (kind != "fsdp1"), "whose parameters are plain tensors"
+    (message,) = problems("ppo", sharding=kind)
+    assert "does not work with PPO" in message
+
+
+def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> None:
+    """The reason that the refusal gives, asked of the installed libraries."""
+    import bitsandbytes
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        weight = torch.nn.Parameter(distribute_tensor(torch.zeros(128, 64), mesh))
+        optimizer = bitsandbytes.optim.AdamW8bit([weight], min_8bit_size=1)
+        weight.grad = torch.zeros_like(weight)
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
