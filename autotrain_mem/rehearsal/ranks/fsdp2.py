@@ -59,7 +59,7 @@ def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
         yield
 
 
-class Params4bit(FakeTensor):
+class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy here
     """A 4-bit weight under the name by which accelerate knows it (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 
 

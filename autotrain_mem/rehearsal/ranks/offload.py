@@ -27,7 +27,7 @@ from autotrain_mem.spec.work import Kind
 def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
     """Inside, what FSDP2 offloads is not on the device."""
     enter = recorder.enter_phase
-    inputs = FSDPParam.all_gather_inputs.fget  # type: ignore[attr-defined]  # torch is untyped to mypy here
+    inputs = FSDPParam.all_gather_inputs.fget
     reduce = _fsdp_param_group.foreach_reduce
 
     def all_gather_inputs(param: Any) -> list[torch.Tensor]:

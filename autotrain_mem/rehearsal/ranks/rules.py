@@ -11,6 +11,7 @@ from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
+from autotrain_mem.rehearsal.ranks.fsdp1 import fsdp1_rules
 from autotrain_mem.rehearsal.ranks.fsdp2 import fsdp2_rules
 from autotrain_mem.rehearsal.ranks.group import Place, fake_group, on_gpus, real_group
 from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
@@ -18,7 +19,7 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Knobs
 
-_LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+_LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads nothing: shards come out the same, whoever read the weights."""
 
 
@@ -76,7 +77,9 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterato
     with ExitStack() as stack:
         if not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
-        elif knobs.sharding != "fsdp1":
+        elif knobs.sharding == "fsdp1":
+            stack.enter_context(fsdp1_rules(recorder))
+        else:
             stack.enter_context(fsdp2_rules(recorder))
             if knobs.fsdp_offload_params:
                 stack.enter_context(fsdp2_offload(recorder))
