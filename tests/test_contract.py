@@ -111,8 +111,8 @@ LAYERS = {
     ),
     "drop_in": part(
         11,
-        "api engine errors machine methods methods.table planner rehearsal report spec store trainers training units "
-        "worker",
+        "api engine errors machine methods methods.table parallel planner rehearsal report spec store trainers "
+        "training units worker",
         "accelerate datasets rich torch transformers trl",
     ),
     "verbs": part(11, "api errors methods.table printable spec"),

@@ -40,8 +40,11 @@ _MIRRORED = {
 _PLACED = ("use_cpu", "bf16", "fp16")
 """Settings without which a config cannot be made on every machine. Where a plan is for is the device's to say."""
 
-_SKIPPED = frozenset({"hub_token", "push_to_hub_token", "model_init_kwargs", *_MIRRORED.values()})
-"""Secrets, and what is said otherwise."""
+_SKIPPED = frozenset(
+    {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config"}
+    | {*_MIRRORED.values()}
+)
+"""Secrets, and what is said otherwise (``launched``: how the processes share the model)."""
 
 _LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
     "revision": "model_revision",
@@ -96,8 +99,8 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
     # TRL's default is bf16, unless fp16 is asked for (``trl/trainer/base_config.py: __post_init__``).
     if config.fp16 or not config.bf16:
         differing |= {"fp16": True} if config.fp16 else {"bf16": False}
-    if hasattr(config, STEPS_OF_GENERATION):  # rows that one process has
-        differing["generation_batch_size"] = config.generation_batch_size // config.world_size
+    if hasattr(config, STEPS_OF_GENERATION):
+        differing["generation_batch_size"] = config.generation_batch_size
     return {name: value for name, value in differing.items() if name not in _derived(config)}
 
 

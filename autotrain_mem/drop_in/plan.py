@@ -15,9 +15,10 @@ from autotrain_mem import api
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
+from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.output_dir import check_saves_over_no_model
-from autotrain_mem.engine.rehearsals import Rehearsals
+from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
 from autotrain_mem.engine.request import Wish, read_plan
 from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.methods.table import METHODS
@@ -80,15 +81,16 @@ def make_plan(asked: Asked) -> Plan:
         OutputFolderError: what is saved would replace a model.
         DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
-    ranks.check_launch()
+    config = asked.call.keywords["args"]
+    launched = read_launched(config, asked.autofit)
     _check_words(asked.autofit)
     _check_keywords(asked)
-    config = asked.call.keywords["args"]
     check_saves_over_no_model(str(config.output_dir), _model_names(asked))
     earlier = _earlier_plan(asked)
     store = Store(cache_folder(), on_damage=_note)
-    hardware = ranks.smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store))
-    plan = ranks.agreed(lambda: _planned(asked, hardware, store, earlier))
+    autofit = asked.autofit
+    hardware = ranks.smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
+    plan = ranks.agreed(lambda: _planned(asked, launched, hardware, store, earlier))
     if asked.autofit.show and ranks.is_first():
         Console(stderr=True).print(plan_view(plan))
     return plan
@@ -100,10 +102,10 @@ def _model_names(asked: Asked) -> Iterator[str]:
     yield from (*names, *(str(getattr(model.config, "_name_or_path", "")) for model in asked.models))
 
 
-def _planned(asked: Asked, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
+def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
-        rehearsals = _rehearsals(asked, hardware, store, workers, pathlib.Path(folder))
+        rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
             reports = (progress.tried, progress.counting)
 
@@ -133,24 +135,29 @@ def _earlier_plan(asked: Asked) -> Plan | None:
     return plan
 
 
-def _rehearsals(asked: Asked, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path) -> Rehearsals:
+def _rehearsals(
+    asked: Asked, launched: Launched, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path
+) -> Rehearsals:
     keywords, autofit, model = asked.call.keywords, asked.autofit, asked.call.keywords["model"]
     if autofit.effective_batch_size is None and {ROWS, STEPS} & {*autofit.tune}:
         # Sizes that are given free divide the script's effective batch anew, and never make another.
         config = keywords["args"]
-        effective = config.per_device_train_batch_size * config.gradient_accumulation_steps
+        effective = config.per_device_train_batch_size * config.gradient_accumulation_steps * launched.processes
         autofit = replace(autofit, effective_batch_size=effective)
-    arguments = given_arguments(dict(keywords), asked.config_class, autofit)
+    arguments = {**given_arguments(dict(keywords), asked.config_class, autofit), **launched.pins}
     _check_stream(asked, arguments)
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if asked.lost and "expandable_segments" not in arguments:
         arguments["expandable_segments"] = False
     # A model object's name is where it came from, or its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
-    wish = Wish(method=asked.method, model=name, autofit=autofit, config=arguments)
+    wish = Wish(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
+    # On the CPU, too, several processes train where a launcher started them.
+    own = wish.own | ({} if hardware.origin == "cpu" else {"gpus": launched.processes})
+    defaults = workers.first.accept(asked.method, arguments, own)
     return Rehearsals(
         workers=workers,
-        defaults=workers.first.accept(asked.method, arguments, wish.own),
+        defaults=for_processes(defaults, hardware.topology, arguments),
         job=wish.job(arguments, _python_call(asked, folder)),
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
@@ -182,7 +189,6 @@ def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
         path=capture.write(call, folder),
         holds_model=not isinstance(call.model, str),
         holds_rows=not streams,
-        processes=ranks.processes(),
         digest=_digest(asked),
     )
 
@@ -273,13 +279,8 @@ def _check_keywords(asked: Asked) -> None:
 
 
 def _of_process(asked: Asked) -> Iterator[str]:
-    """Says what this process cannot do any more, and what a plan for one device leaves out."""
+    """Says what this process cannot do any more."""
     yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
-    if (count := ranks.processes()) > 1:
-        yield (
-            f"{count} processes, each planned like a single one with DDP's buckets: what NCCL takes of a card is not "
-            f"counted, and an optimizer step has {count} times the rows that are shown here."
-        )
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         yield (
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "

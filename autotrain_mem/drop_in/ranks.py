@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError, UsageError
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.machine.choose import least
+from autotrain_mem.machine.links import topology
 from autotrain_mem.spec import Hardware, Plan, codec
 
 Noun = TypeVar("Noun", Hardware, Plan)
@@ -20,27 +23,10 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-SHARDING = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
-}
-"""What ``accelerate launch`` says to its processes (``accelerate/utils/launch.py``), and what it means."""
-
-
-def check_launch() -> None:
-    """Refuse what splits a model over devices: plans are for whole models.
-
-    Raises:
-        UsageError: accelerate launched this process for such a thing.
-    """
-    for variable, name in SHARDING.items():
-        if os.environ.get(variable, "").lower() == "true":  # as accelerate/state.py asks
-            raise UsageError(
-                f"accelerate launched this process with {name}, and plans are for one GPU, or DDP, so far.",
-                hint="Launch it without, or take trl's own class.",
-            )
+def nodes() -> int:
+    """How many machines they are on (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, processes() // int(local)) if local.isdigit() and int(local) else 1
 
 
 def is_first() -> bool:
@@ -50,8 +36,11 @@ def is_first() -> bool:
     return processes() == 1 or dist.get_rank() == 0
 
 
-def smallest(find: Callable[[], Hardware]) -> Hardware:
-    """Finds the device with the least budget among those of all processes; every process must ask.
+def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
+    """Finds the device with the least budget among those of all processes, as one of them all; every process must ask.
+
+    Args:
+        link: Names of what joins them, as ``--link`` has them; None where it is to be found.
 
     Raises:
         AutofitError: what one of them met as it looked for its own; the others would wait for it.
@@ -66,7 +55,12 @@ def smallest(find: Callable[[], Hardware]) -> Hardware:
     except AutofitError as error:
         own = error.to_json()
     dist.all_gather_object(devices, own)
-    return min((_received(Hardware, each) for each in devices), key=lambda each: each.budget_bytes())
+    cards, machines = [_received(Hardware, each) for each in devices], nodes()
+    of_node = len(cards) // machines
+    uuids = [each.uuid for each in cards[:of_node] if each.uuid is not None]
+    card = least(cards)
+    joined = topology(card, devices=of_node, nodes=machines, asked=link, uuids=uuids if len(uuids) == of_node else ())
+    return replace(card, topology=joined)
 
 
 def _received(kind: type[Noun], answer: Any) -> Noun:

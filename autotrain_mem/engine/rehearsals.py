@@ -294,6 +294,6 @@ def job_key(job: Job) -> dict[str, Any]:
     others = {name: value for name, value in job.environment.items() if name not in recorded.environment}
     digests = {name: hashlib.blake2b(value.encode(), digest_size=16).hexdigest() for name, value in others.items()}
     environment = {**recorded.environment, **digests}
-    call = None if job.python_call is None else [job.python_call.digest, job.python_call.processes > 1]
+    call = None if job.python_call is None else job.python_call.digest
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": environment}
     return words | {"python_call": call, "accelerate": job.accelerate}

@@ -78,7 +78,7 @@ def choose(
     used = _first(detected, gpus, environment)
     for note in _differences(used):
         warn(note)
-    card = measured(_least(used), store or Store(cache_folder()), environment=environment)
+    card = measured(least(used), store or Store(cache_folder()), environment=environment)
     return _together(card, used, nodes=nodes, link=link)
 
 
@@ -99,7 +99,7 @@ _SPEEDS = (
 )
 
 
-def _least(cards: Sequence[Hardware]) -> Hardware:
+def least(cards: Sequence[Hardware]) -> Hardware:
     """The card with the least budget, as slow as the slowest: all wait for each other at every step."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     known = [card.compute_capability for card in cards if card.compute_capability is not None]
@@ -184,7 +184,7 @@ def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str
     devices = named.topology.devices
     large = [card for card in detect(environment) if card.total_bytes >= named.total_bytes][:devices]
     if len(large) == devices:
-        return _together(_least(large), large, nodes=1, link=None)
+        return _together(least(large), large, nodes=1, link=None)
     what = f"{devices} x {named.name}, but not so many such GPUs are" if large else f"{named.name}, but no such GPU is"
     raise NoGpuError(
         f"The plan is for {what} here to train on.",

@@ -165,8 +165,13 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card."""
-    return {**arguments, "use_cpu": True, "dataloader_num_workers": 0}
+    """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
+
+    With a backend named, accelerate looks for a group of processes (``accelerate/state.py: PartialState.__init__``),
+    and there is none, or one that does not talk.
+    """
+    asked = {name: value for name, value in arguments.items() if name != "ddp_backend"}
+    return {**asked, "use_cpu": True, "dataloader_num_workers": 0}
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -226,18 +226,16 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
 
 @pytest.mark.parametrize(
     "why",
-    ["guard=False", "cpu", "several processes", "own training_step", "own prediction_step", "compute_loss replaced"],
+    ["guard=False", "cpu", "own training_step", "own prediction_step", "compute_loss replaced"],
 )
 def test_where_it_stands_back_nothing_is_put_around_a_run(
-    why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
 ) -> None:
     kind = {"own training_step": OwnStep, "own prediction_step": OwnPrediction}.get(why, autotrain_mem.SFTTrainer)
     plan = plan_for("sft")
     if why == "cpu":
         plan = replace(plan, estimate=replace(plan.estimate, hardware=HOST))
     trainer = sft(tiny_qwen, tmp_path, kind, autofit=AutoFit(plan=plan, guard=why != "guard=False"), max_steps=1)
-    if why == "several processes":
-        monkeypatch.setattr(type(trainer.args), "world_size", property(lambda args: 2))
     if why == "compute_loss replaced":
         trainer.compute_loss = lambda *args, **kwargs: type(trainer).compute_loss(trainer, *args, **kwargs)
     refuse(trainer, 0)

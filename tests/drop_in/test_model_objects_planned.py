@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.errors import DoesNotFitError, UnsupportedModelError
+from autotrain_mem.parallel.environment import launch_environment
 from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec import Hardware, Job, Owner, Plan, Topology
 from autotrain_mem.spec.job import PythonCall
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, texts
 from tests.report.report_examples import PLAN
@@ -140,19 +142,30 @@ def test_a_dpo_reference_object_is_rehearsed_too(tiny_qwen: Path, tmp_path: Path
     assert given.plan.estimate.required_bytes == named.plan.estimate.required_bytes
 
 
-def test_an_object_needs_what_its_name_needs_and_several_processes_what_is_trained_once_more(
+def test_an_object_needs_what_its_name_needs_and_processes_hold_a_copy_of_gradients_or_a_part_of_all(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, given = (sft(model, tmp_path).plan for model in (str(tiny_qwen), loaded(tiny_qwen)))
     assert (given.knobs, given.estimate.required_bytes) == (named.knobs, named.estimate.required_bytes)
-    alone_of_two = {"processes": lambda: 2, "smallest": lambda find: find(), "agreed": lambda make: make()}
+
+    def smallest(find: Callable[[], Hardware], link: str | None) -> Hardware:
+        return replace(find(), topology=Topology(devices=2))
+
+    alone_of_two = {"processes": lambda: 2, "smallest": smallest, "agreed": lambda make: make()}
     for name, function in {**alone_of_two, "is_first": lambda: True}.items():
         monkeypatch.setattr(ranks, name, function)
     together = sft(str(tiny_qwen), tmp_path).plan
     trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
     peaks = [plan.estimate.memory.peak_allocated_bytes for plan in (together, named)]
-    assert trained_bytes <= peaks[0] - peaks[1] < 1.1 * trained_bytes
-    assert "2 processes" in "".join(together.warnings)
+    assert 0.99 * trained_bytes <= peaks[0] - peaks[1] < 1.1 * trained_bytes  # the moment of the peak is another
+    assert together.knobs.sharding == "ddp"
+    fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    for variable, value in launch_environment({"distributed_type": "FSDP", "fsdp_config": fsdp}).items():
+        monkeypatch.setenv(variable, value)
+    sharded = sft(loaded(tiny_qwen), tmp_path).plan
+    assert (sharded.knobs.processes, sharded.knobs.sharding) == (2, "fsdp2")
+    optimizers = [plan.estimate.memory.owners_at_peak[Owner.OPTIMIZER_STATE] for plan in (sharded, named)]
+    assert optimizers[0] < 0.6 * optimizers[1]
 
 
 class Planner:

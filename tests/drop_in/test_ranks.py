@@ -38,7 +38,7 @@ planning.Workers = workers
 rows = Dataset.from_dict({"text": [f"row {index} of some more words" for index in range(24)]})
 args = trl.SFTConfig(
     folder, use_cpu=True, report_to="none", max_length=64, max_steps=2, save_strategy="no", disable_tqdm=True,
-    gradient_checkpointing=False, optim="adamw_torch", per_device_train_batch_size=2,
+    gradient_checkpointing=False, optim="adamw_torch", per_device_train_batch_size=2, ddp_backend="gloo",
 )
 trainer = SFTTrainer(model, args=args, train_dataset=rows, autofit=AutoFit(gpu="80MiB", fit="lossless"))
 trainer.train()
@@ -100,12 +100,15 @@ def test_every_rank_acts_on_the_plan_of_rank_0(tiny_qwen: Path, tmp_path: Path, 
     assert first["DoesNotFitError"] == "DoesNotFitError: It does not fit.\n  --use_peft"
     assert (first["steps"], first["processes"]) == (2, 2)
     assert printed.count("fits 80MiB") == 1
-    assert any("2 processes" in warning for warning in codec.from_json(Plan, first["plan"]).warnings)
+    plan = codec.from_json(Plan, first["plan"])
+    assert (plan.knobs.processes, plan.knobs.sharding, plan.knobs.effective_batch_size) == (2, "ddp", 4)
+    assert plan.estimate.hardware.topology.devices == 2
 
 
 def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """It inherits the environment of a process that torchrun started."""
     of_group = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")
+    of_group += ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "PARALLELISM_CONFIG_TP_SIZE")
     for name in of_group:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RANKING", "mine")

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import ranks
 from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, OutputFolderError, UsageError
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 
@@ -18,13 +17,6 @@ from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, t
 def sft(folder: Path, rows: Any, autofit: AutoFit = QUIET, **settings: Any) -> Any:
     args = config(trl.SFTConfig, folder, **{"max_length": 64, **SETTLED} | settings)
     return autotrain_mem.SFTTrainer(str(folder), args=args, train_dataset=rows, autofit=autofit)
-
-
-@pytest.mark.parametrize("variable", ranks.SHARDING)
-def test_a_process_that_shards_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(UsageError, match=ranks.SHARDING[variable]):
-        ranks.check_launch()
 
 
 @pytest.mark.parametrize("is_object", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,30 +38,7 @@ def call_again(
             trainer = call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)
-    assert job.python_call is not None
-    if job.python_call.processes > 1:
-        _hold_buckets(trainer)
     return trainer
-
-
-def _hold_buckets(trainer: Any) -> None:
-    """DDP's buckets, in which gradients travel: as large as these, from the first step to the end.
-
-    ``torch/nn/parallel/distributed.py: DistributedDataParallel`` with gradient_as_bucket_view=False, which accelerate
-    leaves so. That they are several (of 25 MiB) makes blocks of other sizes, and no other sum.
-    """
-    import torch
-    from transformers import TrainerCallback
-
-    class Buckets(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            elements: Counter[Any] = Counter()
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    elements[parameter.dtype] += parameter.numel()
-            self.held = [torch.empty(count, dtype=dtype) for dtype, count in elements.items()]
-
-    trainer.add_callback(Buckets())
 
 
 def _shorten(call: Call, layers: int) -> None:
