@@ -28,8 +28,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit plan METHOD ... --out FILE                 the same, written to a file;
   autofit METHOD --plan FILE                         trains with it, here or on another machine
   autofit plan METHOD ... --export TOOL              the plan in the keys of trl, accelerate, axolotl or llamafactory
-  autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too,
-                                                     and --gpus 1,2,4,8 finds the smallest set of them
+  autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder

@@ -173,7 +173,8 @@ class Rehearsals:
         space = make_space(
             self.defaults, self.job, facts, longest=lengths.longest, shortest=shortest, asked_length=wished
         )
-        space = replace(space, base=precise_for(space.base, self.job.arguments, self.compute_capability))
+        base = precise_for(space.base, self.job.arguments, self.compute_capability)
+        space = replace(space, base=base, nodes=self.hardware.topology.nodes)
         if "expandable_segments" not in environment_setting(self.job.environment):
             return space
         expands = space.base.expandable_segments or self.settings.expandable_segments

@@ -238,9 +238,10 @@ def check_launch() -> None:
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
     if "LOCAL_RANK" in os.environ or any(size.isdigit() and int(size) > 1 for size in sizes):
         raise UsageError(
-            "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
-            hint="Start it without them: it takes all GPUs that are here, or --gpus N. A launched script trains with "
-            "a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
+            "autofit was started by torchrun, accelerate launch or mpirun: it trains on one GPU, in a process that it "
+            "starts itself.",
+            hint="Start it without them. To train on several GPUs, launch a script with a trainer of autotrain_mem: "
+            "from autotrain_mem import SFTTrainer.",
         )
 
 

@@ -24,7 +24,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.errors import UnreadableGpuError
@@ -134,12 +134,6 @@ def free_bytes(card: Hardware) -> int | None:
         except nvml.NVMLError:
             return None
     return now_bytes if total_bytes else None
-
-
-def least_free_bytes(card: Hardware) -> int | None:
-    """Read what is free of the fullest card that a detected one stands for; None where NVML does not tell."""
-    sizes = [free_bytes(replace(card, uuid=uuid)) for uuid in card.topology.uuids or (card.uuid,)]
-    return None if None in sizes else min(size for size in sizes if size is not None)
 
 
 def why_no_nvml() -> str:

@@ -52,7 +52,7 @@ def best_of(space: Space, level: Level, memo: Memo, *, confirmed: bool = True) -
 
 
 def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
-    if memo.weights_exceed(level.strongest) or not _may_hold(space, level, memo, confirmed=confirmed):
+    if memo.weights_exceed(least_demanding(space, level)) or not _may_hold(space, level, memo, confirmed=confirmed):
         return None
     if level.lengths:
         return most_that_fits(space, length_line(space, level), memo, turns=LENGTH_TURNS)
@@ -67,7 +67,7 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
     at most, and once weights were beyond the card, others may be as well.
     """
     most, least = most_demanding(space, level), least_demanding(space, level)
-    likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(level.gentlest)
+    likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
     if level.lengths or level.offloads or likely_too_large:
         return _surely_fits(memo, least)
     memo.ask([most, least] if confirmed else [most])

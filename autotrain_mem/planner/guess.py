@@ -5,7 +5,7 @@ Guesses only steer the search: what is taken is always rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -15,6 +15,7 @@ from operator import attrgetter
 from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, OFFLOADING, SLOWING, LeverRow, Savings
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line
+from autotrain_mem.planner.shardings import SAVES
 from autotrain_mem.planner.space import Space, with_rows
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
 
@@ -28,6 +29,9 @@ LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
 """By how much fewer rows may be faster than more: the most seen of rehearsals of 0.5B to 1.5B models (5 %), rounded."""
+SHARED_FASTER = 1.05
+"""By how much a point may be faster than the work of one that shares the model otherwise makes it: what is sent is
+computed from the bytes of weights and gradients, and not counted."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
 """A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a
@@ -45,9 +49,12 @@ class Sight:
     line: Line
     known: Sequence[Estimate]
     gentler: Sequence[Sequence[Estimate]]
-    """What is known of each line with fewer such levers, which needs more and is faster."""
+    """What is known of each line with fewer such levers, which needs more and is faster; and of each that has no more
+    of them and shares the model among processes in another way. What is most like this line comes last."""
     harder: Sequence[Sequence[Estimate]]
-    """The same of each line with more of them."""
+    """The same of each line with more of them, which needs less."""
+    shared_harder: Sequence[Sequence[Estimate]]
+    """The same of each line with more of them that shares the model in another way."""
 
     @property
     def failed_rows(self) -> float:
@@ -65,17 +72,45 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sig
         Sight(
             line=line,
             known=memo.known(line),
-            gentler=[known for other, known in rehearsed if _is_below(other, line[0])],
+            gentler=_likest_last(line[0], [(other, known) for other, known in rehearsed if _is_akin(other, line[0])]),
             harder=[known for other, known in rehearsed if _is_below(line[0], other)],
+            shared_harder=[
+                known for other, known in rehearsed if _is_akin(line[0], other) and not _is_akin(other, line[0])
+            ],
         )
         for line in lines
     ]
 
 
+def _likest_last(line: Knobs, akin: list[tuple[Knobs, list[Estimate]]]) -> list[list[Estimate]]:
+    return [known for _, known in sorted(akin, key=lambda pair: (_shares_alike(pair[0], line), len(_saving(pair[0]))))]
+
+
 @lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
 def _is_below(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in levers that save bytes alone, of which the first has fewer."""
-    return _saving(one) < _saving(other) and _otherwise(one) == _otherwise(other)
+    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, and no smaller shards."""
+    shards = SAVES.get(one.sharding, frozenset()), SAVES.get(other.sharding, frozenset())
+    levers = _saving(one), _saving(other)
+    return levers[0] <= levers[1] and shards[0] <= shards[1] and _differs(one, other)
+
+
+@lru_cache(maxsize=65536)
+def _is_akin(one: Knobs, other: Knobs) -> bool:
+    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, or in sharding.
+
+    What shards leave of a device and cost of time is computed both ways.
+    """
+    return _saving(one) <= _saving(other) and _differs(one, other)
+
+
+def _differs(one: Knobs, other: Knobs) -> bool:
+    """In such levers or in sharding, and in nothing else."""
+    is_other = _saving(one) != _saving(other) or not _shares_alike(one, other)
+    return is_other and _otherwise(one) == _otherwise(other)
+
+
+def _shares_alike(one: Knobs, other: Knobs) -> bool:
+    return one.sharding == other.sharding
 
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
@@ -117,6 +152,7 @@ def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
     offloads = (_saving(knobs) - _saving(nearest.knobs)) & frozenset(OFFLOADING)
     least = prod(LEAST_SLOWER for _ in offloads)
     usually = prod(LEVERS[name].usual.slower for name in offloads)
+    least /= 1.0 if _shares_alike(nearest.knobs, knobs) else SHARED_FASTER
     at_best = _at_best(memo, known, knobs) / least
     return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
 
@@ -156,14 +192,20 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     if known := sight.known:
         most = known[0].budget_bytes * (LEEWAY_OF_ONE if len(known) == 1 else LEEWAY)
         return [each for each in points if required_bytes(space, known, each) <= most]
-    if not sight.gentler:
+    if not sight.gentler and not sight.shared_harder:
         return points[-1:]
-    bounds = [(known, known[0].budget_bytes * LEEWAY) for known in sight.gentler]
     return [
         each
         for each in points
-        if all(_with_levers(space, known, each, attrgetter("at_best")) <= most for known, most in bounds)
+        if all(_may_be_within(space, known, each) for known in sight.gentler)
+        and all(_at_least(space, known, each) <= known[0].budget_bytes * LEEWAY for known in sight.shared_harder)
     ]
+
+
+def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
+    is_one = len(known) == 1 and _saving(known[0].knobs) == _saving(knobs)
+    most = known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY)
+    return _with_levers(space, known, knobs, attrgetter("at_best")) <= most
 
 
 def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
@@ -176,9 +218,11 @@ def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses from points with fewer levers, by what such levers leave."""
+    """Guesses from points with fewer levers, by what such levers leave, and by what other shards do."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in _saving(knobs) - _saving(nearest.knobs)]
+    if not pulled:
+        return required_bytes(space, known, knobs)
     kept = prod(savings(row).kept for row in pulled)
     state = nearest.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
     on_device = not any(row.steps_on_host for row in pulled)
@@ -186,8 +230,14 @@ def _with_levers(
     return _scaled(space, nearest, knobs, kept=kept, step=float(on_device), taken=taken)
 
 
+def _at_least(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
+    """Guesses from points with more levers: activations are no fewer with fewer of them, or with more rows."""
+    nearest = _nearest(known, knobs)
+    return _scaled(space, nearest, with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs))))
+
+
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """A guess at what a point needs, from those of its line that were rehearsed."""
+    """A guess at what a point needs, from those of its line that were rehearsed, or of one that shares otherwise."""
     return _scaled(space, known[0], knobs) if len(known) == 1 else between(space, knobs, *_around(known, knobs))
 
 
@@ -200,16 +250,16 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
     start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
     share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
     phases = small.memory.phases.keys() & large.memory.phases.keys()
-    through = [(small.memory.phases[phase], large.memory.phases[phase]) for phase in phases]
-    peaks = [first + share * (last - first) for first, last in through]
+    through = {phase: (small.memory.phases[phase], large.memory.phases[phase]) for phase in phases}
+    peaks = {phase: first + share * (last - first) for phase, (first, last) in through.items()}
     first, last = _beyond_peak(small), _beyond_peak(large)
-    return max(peaks, default=small.memory.peak_allocated_bytes) + first + share * (last - first)
+    return _largest(peaks, small, knobs) + first + share * (last - first)
 
 
 def _scaled(
     space: Space, known: Estimate, knobs: Knobs, *, kept: float = 1.0, step: float = 1.0, taken: float = 0.0
 ) -> float:
-    """Guesses from one point: what a phase holds beyond weights, gradients and optimizer state grows as the rows do.
+    """Guesses from one point: what a phase holds beyond the model and its optimizer's state grows as the rows do.
 
     What the allocator holds beside stays the same share of the peak: of 256 rows it is most of a small card.
 
@@ -219,12 +269,41 @@ def _scaled(
         taken: Bytes of optimizer state that levers take off the device.
     """
     ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
-    static = sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
-    shares = dict.fromkeys(GROWING, ratio) | {Phase.OPTIMIZER_STEP: step}
-    beyond = {phase: peak - static for phase, peak in known.memory.phases.items() if peak > static}
-    grown = [held * shares.get(phase, 1.0) for phase, held in beyond.items()]
-    peak = static - taken + max(grown, default=0.0)
+    static, gathered = _static(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    beyond = {phase: float(peak - static) for phase, peak in known.memory.phases.items() if peak > static}
+    growing = {phase: (held - min(gathered, held)) * ratio + min(gathered, held) for phase, held in beyond.items()}
+    beyond |= {phase: held for phase, held in growing.items() if phase in GROWING}
+    if Phase.OPTIMIZER_STEP in beyond:
+        beyond[Phase.OPTIMIZER_STEP] *= step
+    peak = _largest({phase: static - taken + held for phase, held in beyond.items()}, known, knobs, taken=taken)
     return peak * known.reserved.peak_reserved_bytes / known.memory.peak_allocated_bytes + known.outside_bytes
+
+
+def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, taken: float = 0.0) -> float:
+    """The largest of the phases' peaks, where they are as at a known point but for how processes share the model."""
+    static, gathered = _static(known) - taken, known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    if not peaks:
+        return static
+    if _shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
+        return max(peaks.values())
+    held = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
+    more = {phase: _gathered(known, knobs) - gathered if phase in GROWING else 0.0 for phase in peaks}
+    return max(peak - static + held + more[phase] for phase, peak in peaks.items())
+
+
+def _static(known: Estimate) -> int:
+    return sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
+
+
+def _gathered(known: Estimate, knobs: Knobs) -> float:
+    """Guesses at the weights that are whole: all of them, at least in half precision, where none are let go of."""
+    held = known.memory.owners_at_peak
+    if not knobs.is_sharded:
+        return 0.0
+    if knobs.sharding == "fsdp2-no-reshard":
+        weights = held.get(Owner.WEIGHTS, 0) * known.knobs.shards
+        return weights / (2 if knobs.dtype == "float32" else 1)
+    return 0.0 if known.knobs.sharding == "fsdp2-no-reshard" else held.get(Owner.GATHERED_WEIGHTS, 0)
 
 
 def _around(known: Sequence[Estimate], knobs: Knobs) -> tuple[Estimate, Estimate]:

@@ -13,8 +13,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.planner.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, LeverRow
+from autotrain_mem.planner.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING, LeverRow
 from autotrain_mem.planner.precision import half_of
+from autotrain_mem.planner.shardings import shardings
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Fit, Harm, Knobs
 
@@ -53,13 +54,18 @@ def allowed(row: LeverRow, space: Space) -> bool:
     """Whether this job's method, pins and limits let the lever be pulled."""
     return (
         space.method in row.methods
-        and all(getattr(space.base, name) in values for name, values in row.needs.items())
+        and all(not _possible(name, space).isdisjoint(values) for name, values in row.needs.items())
         and all(_may_be_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid
         and not (space.is_quantized and row.quantizes)
         and row.harm <= FURTHEST[space.fit]
         and space.pinned.isdisjoint(row.knobs)
     )
+
+
+def _possible(name: str, space: Space) -> frozenset[Any]:
+    """The values that a knob may have in this job, beside what other levers make of it."""
+    return frozenset(shardings(space)) if name == SHARDING else frozenset({getattr(space.base, name)})
 
 
 def pull_all(space: Space, names: Iterable[str]) -> Knobs:

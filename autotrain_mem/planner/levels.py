@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from autotrain_mem.planner.ladder import allowed, check_forbid, moves, pull_all
-from autotrain_mem.planner.levers import LEVERS, OFFLOADING, ROUNDING, TRAINED
+from autotrain_mem.planner.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
 from autotrain_mem.planner.precision import can_scale
+from autotrain_mem.planner.shardings import least_shared, shared
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Harm, Knobs
 
@@ -46,8 +47,8 @@ LEVELS = (
     _Step("LoRA on a 4-bit base", ("4bit_base",)),
     _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
 )
-"""Batches and checkpointing are free on each. Offloading changes nothing but time either, but it takes the host's
-memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
+"""Batches, sharding and checkpointing are free on each. Offloading changes nothing but time either, but it takes the
+host's memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
 adapter is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the
 host. After these come shorter rows.
 """
@@ -64,7 +65,8 @@ class Level:
     name: str
     harm: Harm
     settings: tuple[Knobs, ...]
-    """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free on each."""
+    """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free, and so does
+    sharding."""
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
@@ -111,10 +113,12 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     """Every set of the level's levers with every set of offloading levers, fewest levers of time first."""
     pulled = [chosen for chosen in _sets(step.own, space) if chosen or not step.own]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
+    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # leaves least on the device
     for offloaded, chosen in product(offloads, pulled):
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*chosen, *offloaded))
-        if replaced.isdisjoint(chosen) and (setting == space.base or can_scale(setting)):
+        is_allowed = setting == space.base or can_scale(setting)
+        if replaced.isdisjoint(chosen) and is_allowed and shared(space, setting):
             yield setting
 
 
@@ -124,12 +128,24 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """The settings that need least of all, from whichever levels they are."""
+    """The settings that need least of all, from whichever levels they are.
+
+    Where shards may be divided among processes, what works on whole parameters alone is not among them.
+    """
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     names = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
-    moving = [name for name in names if moves(name, space)]
-    replaced = {other for name in moving for other in LEVERS[name].instead_of}
-    return pull_all(space, (name for name in moving if name not in replaced))
+    moving: list[str] = []
+    for name in (each for each in names if moves(each, space)):
+        replaced = {other for each in names for other in LEVERS[each].instead_of if moves(each, space)}
+        if name not in replaced and _keeps_shards(space, pull_all(space, (*moving, name))):
+            moving.append(name)
+    return pull_all(space, moving)
+
+
+def _keeps_shards(space: Space, setting: Knobs) -> bool:
+    """Whether what a process holds of these settings can be divided as far as it can of any."""
+    ways = shared(space, setting)
+    return bool(ways) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding
 
 
 def _lengths(space: Space) -> tuple[int, ...]:

@@ -82,6 +82,12 @@ HALF_WEIGHTS = "bf16_weights"
 
 EIGHT_BIT = "8bit_optimizer"
 
+SHARDING = "sharding"
+OFFLOADED_SHARDS = "fsdp_offload_params"
+
+UNSHARDED = (None, "ddp")
+"""Values of ``sharding`` of what works on whole parameters alone."""
+
 LADDER = (
     LeverRow(
         name=EXPANDABLE,
@@ -116,6 +122,15 @@ LADDER = (
         reason="completions are generated and scored a few rows at a time",
     ),
     LeverRow(
+        name=SHARDING,
+        harm=Harm.TIME,
+        knobs=("sharding", "dp_replicate_size"),
+        methods=methods_where(
+            lambda method: not method.has_value_model
+        ),  # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
+        reason="the GPUs divide weights, gradients and optimizer state among them",
+    ),
+    LeverRow(
         name="gradient_checkpointing",
         harm=Harm.TIME,
         knobs=("gradient_checkpointing",),
@@ -133,6 +148,7 @@ LADDER = (
         moves_from=(False,),
         to=True,
         methods=methods_where(lambda method: method.has_activation_offload),
+        needs={"sharding": UNSHARDED},
         reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
         words="activations offloaded",
         brief="activations on host",
@@ -155,7 +171,8 @@ LADDER = (
         moves_from=(False,),
         to=True,
         methods=methods_where(lambda method: not method.makes_optimizer_early),
-        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)},
+        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
+        | {"sharding": UNSHARDED},
         instead_of=("8bit_optimizer",),
         reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
         words="optimizer offloaded",
@@ -167,6 +184,22 @@ LADDER = (
         not_counted=(
             "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
         ),
+    ),
+    LeverRow(
+        name=OFFLOADED_SHARDS,
+        harm=Harm.TIME,
+        knobs=(OFFLOADED_SHARDS,),
+        moves_from=(False,),
+        to=True,
+        needs={"sharding": ("fsdp2", "hsdp", "fsdp1"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
+        reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps too",
+        words="shards offloaded",
+        brief="shards on host",
+        offloads=True,
+        pays_for_adapters=True,
+        steps_on_host=True,
+        usual=Savings(slower=2.0),
+        not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
     ),
     LeverRow(
         name=HALF_WEIGHTS,
@@ -183,7 +216,7 @@ LADDER = (
         knobs=("optim",),
         moves_from=("adamw_torch", "adamw_torch_fused"),
         to="adamw_8bit",
-        needs={"optimizer_offload": (False,)},  # bitsandbytes' kernels are the device's
+        needs={"optimizer_offload": (False,), "sharding": UNSHARDED},  # bitsandbytes' kernels are the device's
         reason="AdamW's two moments take one byte each per parameter, quantized block by block",
         without="without rounding it needs",
         usual=Savings(taken=0.5),
@@ -207,7 +240,7 @@ LADDER = (
         moves_from=(False,),
         to=True,
         along=("bf16_weights", "lora"),
-        needs={"load_in_4bit": (False,)},
+        needs={"load_in_4bit": (False,), "sharding": UNSHARDED},
         quantizes=True,
         reason="the frozen base model's linear weights take one byte each",
         without="LoRA on a base that is not quantized needs",
@@ -226,7 +259,7 @@ LADDER = (
         to=True,
         also={"use_bnb_nested_quant": True},
         along=("bf16_weights", "lora"),
-        needs={"load_in_8bit": (False,)},
+        needs={"load_in_8bit": (False,), "sharding": (*UNSHARDED, "fsdp2-no-reshard", "fsdp2", "hsdp")},
         quantizes=True,
         reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
         without="LoRA without a 4-bit base needs",
@@ -251,7 +284,7 @@ LEVERS = {row.name: row for row in LADDER}
 
 MICRO_BATCH = "micro_batch"
 BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
-"""Levers that move over a range. They and checkpointing are free at every level."""
+"""Levers that move over a range. They and checkpointing are free at every level, and so is sharding."""
 FREE = (*BATCHES, "gradient_checkpointing")
 OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
 ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)

@@ -121,5 +121,7 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
     return estimate.memory.phases.get(Phase.LOAD, 0) + estimate.outside_bytes > estimate.budget_bytes
 
 
-_weights = attrgetter("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant")
+_weights = attrgetter(
+    *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
+)
 """Reads what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""

@@ -12,6 +12,7 @@ from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
+from autotrain_mem.planner.shardings import least_shared, shardings
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Phase
 from autotrain_mem.units import format_bytes
@@ -80,7 +81,8 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     """
     steps = _loosened(space)
     for level in levels(steps[-1]):
-        if memo.weights_exceed(level.strongest) or not memo(least_demanding(steps[-1], level)).fits:
+        least = least_demanding(steps[-1], level)
+        if memo.weights_exceed(least) or not memo(least).fits:
             continue
         if level.lengths:
             return most_that_fits(space, length_line(steps[-1], level), memo, turns=LENGTH_TURNS)
@@ -91,7 +93,8 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
 def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
     """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
     floors = [least_demanding(step, level) for step in steps]
-    setting = next(each for each in level.settings if memo(at(each, floors[-1])).fits)
+    settings = (least_shared(steps[-1], each) for each in level.settings)
+    setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
     tried = (memo(at(setting, floor)) for floor in floors)
     return next(estimate for estimate in tried if estimate.fits)
 
@@ -99,7 +102,7 @@ def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
 def _loosened(space: Space) -> tuple[Space, ...]:
     """The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
 
-    Offloading is among a level's settings: its limits go with the first step.
+    Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
     """
     loose = replace(space, fit="all")
     for row in LADDER:
@@ -128,6 +131,8 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     flags += [f"--{name} {getattr(knobs, name)}" for name in kept if name in moved]
     if knobs.gradient_checkpointing not in checkpointing_choices(space):
         flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
+    if knobs.sharding not in shardings(space):
+        flags.append(f"--sharding {knobs.sharding}")
     flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
     flags += [
         f"--{name} {getattr(knobs, name)}"

@@ -9,12 +9,13 @@ from functools import lru_cache
 from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levels import Level
 from autotrain_mem.planner.levers import FREE, LEVERS
+from autotrain_mem.planner.shardings import least_shared, shared
 from autotrain_mem.planner.space import Space, micro_batches, with_rows
 from autotrain_mem.spec import Knobs
 
 Line = tuple[Knobs, ...]
-"""One setting, with or without checkpointing, at every micro-batch allowed, smallest first: what it needs grows along
-the line."""
+"""One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
+needs grows along the line."""
 
 
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
@@ -28,8 +29,9 @@ def checkpointing_choices(space: Space) -> tuple[bool, ...]:
 def lines(space: Space, level: Level) -> Iterator[Line]:
     """Every line of a level, fewest levers of time first."""
     for setting in level.settings:
-        for checkpointing in checkpointing_choices(space):
-            yield line(space, setting, checkpointing=checkpointing)
+        for way in shared(space, setting):
+            for checkpointing in checkpointing_choices(space):
+                yield line(space, way, checkpointing=checkpointing)
 
 
 @lru_cache(maxsize=256)  # as many as one search has
@@ -72,13 +74,17 @@ def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
 
 def least_demanding(space: Space, level: Level) -> Knobs:
     """The point of a level that needs least; if that does not fit, nothing on the level does."""
-    smallest = line(space, level.strongest, checkpointing=checkpointing_choices(space)[-1])[0]
+    setting = least_shared(space, level.strongest)
+    smallest = line(space, setting, checkpointing=checkpointing_choices(space)[-1])[0]
     return replace(smallest, max_length=level.lengths[0]) if level.lengths else smallest
 
 
 def most_demanding(space: Space, level: Level) -> Knobs:
-    """The point of a level with the fewest levers and the most rows at once; if it fits, there is little to search."""
-    return line(space, level.gentlest, checkpointing=checkpointing_choices(space)[0])[-1]
+    """The point of a level with the fewest levers and the most rows at once; if it fits, there is little to search.
+
+    Of several processes that with the smallest shards: it tells what larger ones and whole models need.
+    """
+    return line(space, least_shared(space, level.gentlest), checkpointing=checkpointing_choices(space)[0])[-1]
 
 
 def length_line(space: Space, level: Level) -> Line:
@@ -89,6 +95,6 @@ def length_line(space: Space, level: Level) -> Line:
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:
-    """A setting with the batches and checkpointing of another point."""
+    """A setting with the batches and checkpointing of another point; its processes share the model as they did."""
     free = (name for lever in FREE for name in LEVERS[lever].knobs)
     return replace(setting, **{name: getattr(point, name) for name in free})

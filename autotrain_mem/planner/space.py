@@ -30,6 +30,10 @@ UNKNOWN_ROW_TOKENS = 1024
 only ranks plans and guides the search; what fits is always rehearsed."""
 
 
+WHOLE_ONLY = ("use_vllm", "save_only_model")
+"""Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
     """Everything the search needs to know of a job.
@@ -59,6 +63,10 @@ class Space:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes so many times as long as the best of the next level is not taken by itself."""
     method: str = "sft"
+    nodes: int = 1
+    """Machines, on which the processes are spread evenly."""
+    may_shard: bool = True
+    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``)."""
     model: str = "the model"
     """Name for messages."""
 
@@ -153,6 +161,7 @@ def make_space(
         shortest=shortest if job.method_facts.drops_long_rows else None,
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
+        may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
         method=job.method,
         model=job.model,
     )

@@ -16,9 +16,7 @@ from autotrain_mem.engine.reuse import follow_plan
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.spec import Candidate, Hardware, Job, Plan
-from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.units import GIB, MIB
 from autotrain_mem.versions import versions_key
@@ -218,18 +216,6 @@ def test_what_contradicts_the_plan_is_refused_with_both_ways_out(job: Job, said:
     assert said in raised.value.message, (raised.value.message, plan.knobs)
     assert raised.value.hint == f"Remove that to train with the plan, or plan again: {AGAIN}"
     assert not worker.asked
-
-
-def test_a_plan_for_several_gpus_is_followed_on_as_many() -> None:
-    four, two = (replace(LARGE, topology=Topology(devices=count)) for count in (4, 2))
-    of_four, of_two = (rehearsals(counting()).on(card) for card in (four, two))
-    plan = api.plan(of_four)
-    assert plan.knobs.processes == 4
-    assert api.plan(of_four, earlier=plan, again=AGAIN).knobs == plan.knobs
-    with pytest.raises(UsageError, match="The plan decides otherwise: 2 GPUs train, and 4 in the plan"):
-        api.plan(of_two, earlier=plan, again=AGAIN)
-    assert AutoFit().over(plan, here=True).gpus == 4
-    assert AutoFit(gpus=2).over(plan, here=False).gpus == 2
 
 
 @pytest.mark.parametrize(

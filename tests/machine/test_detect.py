@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
@@ -15,7 +14,6 @@ from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
-from autotrain_mem.spec.topology import Topology
 from autotrain_mem.units import GIB, MIB
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
@@ -224,12 +222,8 @@ def test_one_process_asks_for_its_own_device_and_for_what_is_free_of_a_card_what
     assert (third.index, module.cuda_device(3)) == (2, None)
     nvml.gpus[0].lost, nvml.gpus[2].unlisted_bytes = "GPU is lost", 3 * MIB
     assert module.free_bytes(third) == third.free_bytes - 2 * MIB
-    nvml.gpus[1].unlisted_bytes = 9 * MIB
-    both = replace(third, topology=Topology(devices=2, uuids=(C, B)))
-    assert module.least_free_bytes(both) == third.free_bytes - 8 * MIB
-    assert module.least_free_bytes(third) == module.free_bytes(third)
     nvml.gpus[2].lost = "GPU is lost"
-    assert module.free_bytes(third) is module.least_free_bytes(both) is None
+    assert module.free_bytes(third) is None
 
 
 def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: FakeNvml) -> None:

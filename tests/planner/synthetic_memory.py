@@ -29,8 +29,14 @@ from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
 TRL = TRL_DEFAULTS
-SLOWED = {"gradient_checkpointing": 4 / 3, "activation_offloading": 1.2, "optimizer_offload": 1.5}
+SLOWED = {
+    "gradient_checkpointing": 4 / 3,
+    "activation_offloading": 1.2,
+    "optimizer_offload": 1.5,
+    "fsdp_offload_params": 3.0,
+}
 ONLINE = replace(TRL, max_length=None, max_completion_length=64, num_generations=8)
+EIGHT = replace(TRL, processes=8, sharding="ddp")
 PPO = replace(TRL, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
 
 
@@ -42,6 +48,9 @@ def space_of(
     limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
     job = Job(model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
     return make_space(defaults, job, ModelFacts(context_length=context_length, is_quantized=False), longest=longest)
+
+
+GROWING = (Owner.GATHERED_WEIGHTS, Owner.ACTIVATIONS, Owner.TEMPORARY)
 
 
 @dataclass
@@ -72,6 +81,14 @@ class LinearMemory:
     longest: int | None = None
     slowed: Mapping[str, float] = field(default_factory=SLOWED.copy)
     """By which factor each lever of time stretches a step."""
+    gather_seconds: float = 0.1
+    """How long it takes to gather all weights from several processes once, in half precision."""
+    reduced: float = 4.0
+    """How many times that DDP needs to reduce the gradients: less than once for an adapter's."""
+    update_seconds: float = 0.1
+    """How long a process takes to update the whole model."""
+    misjudged: float = 1.0
+    """By which factor the speed of what shares the model otherwise is misjudged."""
     cards: tuple[str, ...] = ()
     """Where anything would fit."""
     calls: list[Knobs] = field(default_factory=list)
@@ -86,8 +103,10 @@ class LinearMemory:
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """What a point's speed would be with the levers of time of a rehearsed one."""
-        kept = {name: getattr(known.knobs, name) for name in ("activation_offloading", "optimizer_offload")}
-        return self.time(replace(knobs, **kept)).tokens_per_second
+        names = ("activation_offloading", "optimizer_offload", "fsdp_offload_params")
+        kept = {name: getattr(known.knobs, name) for name in names}
+        misjudged = 1.0 if known.knobs.sharding == knobs.sharding else self.misjudged
+        return self.time(replace(knobs, **kept)).tokens_per_second * misjudged
 
     def would_fit(self, estimate: Estimate) -> Sequence[str]:
         return self.cards
@@ -114,24 +133,34 @@ class LinearMemory:
         return replace(whole, memory=memory)
 
     def time(self, knobs: Knobs) -> StepTime:
-        """Half of a micro-batch of 512 tokens is lost to an idle card, and each lever of time has its price."""
+        """Half of a micro-batch of 512 tokens is lost to an idle card, and each lever of time has its price.
+
+        Shards are gathered and reduced beside what is computed, but for a tenth; DDP reduces float32 once, afterwards.
+        """
         rows, length = knobs.per_device_train_batch_size, self._length(knobs)
         slowed = [self.slowed[name] for name in SLOWING if getattr(knobs, name)]
-        seconds = knobs.gradient_accumulation_steps * (rows * length + 512) * prod(slowed, start=1e-4)
+        each = (rows * length + 512) * prod(slowed, start=1e-4)
+        if knobs.is_sharded:
+            joined = self.gather_seconds * (2 if knobs.sharding == "fsdp2-no-reshard" else 3)
+            each = max(each, 0.9 * joined) + 0.1 * joined
+        seconds = knobs.gradient_accumulation_steps * each
+        if knobs.processes > 1:
+            reduced = 0.0 if knobs.is_sharded else self.reduced * self.gather_seconds
+            seconds += self.update_seconds / knobs.shards + reduced
         return StepTime(tokens=float(knobs.effective_batch_size * length), phases={Phase.BACKWARD: seconds})
 
     def _memory(self, knobs: Knobs) -> MemoryEstimate:
         owners = self.owners(knobs)
         static = sum(owners[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE))
         foreach = 0 if knobs.optimizer_offload else owners[Owner.GRADIENTS]
-        backward = static + owners[Owner.ACTIVATIONS] + owners[Owner.TEMPORARY]
+        backward = static + sum(owners[owner] for owner in GROWING)
         peaks = {Phase.GENERATE: static + (knobs.local_rollout_forward_batch_size or 0) * self.rollout_bytes}
         peaks |= {Phase.BACKWARD: backward, Phase.OPTIMIZER_STEP: static + foreach}
         evaluated = (knobs.per_device_eval_batch_size or 0) * self._length(knobs) * self.evaluated_bytes
         peaks |= {Phase.EVALUATE: static + evaluated}
         peak_phase = max(peaks, key=peaks.__getitem__)
         if peak_phase is not Phase.BACKWARD:
-            owners |= {Owner.ACTIVATIONS: 0, Owner.TEMPORARY: peaks[peak_phase] - static}
+            owners |= {**dict.fromkeys(GROWING, 0), Owner.TEMPORARY: peaks[peak_phase] - static}
         return MemoryEstimate(
             peak_allocated_bytes=peaks[peak_phase],
             peak_phase=peak_phase,
@@ -165,10 +194,14 @@ class LinearMemory:
         activation = self.activation_bytes // (6 if knobs.gradient_checkpointing else 1)
         moments = 0 if knobs.optimizer_offload else 2 if "8bit" in knobs.optim else 2 * width
         half_bytes = 1 if knobs.load_in_4bit else 2 if knobs.load_in_8bit else 2 * width
+        weights = self.parameters * half_bytes // 2
+        gathered = weights // (2 if width == 4 else 1) if knobs.is_sharded else 0
+        shards = 10**9 if knobs.fsdp_offload_params else knobs.shards
         return {
-            Owner.WEIGHTS: self.parameters * half_bytes // 2,
-            Owner.GRADIENTS: trained * width,
-            Owner.OPTIMIZER_STATE: trained * moments,
+            Owner.WEIGHTS: weights // shards,
+            Owner.GRADIENTS: trained * width // shards,
+            Owner.OPTIMIZER_STATE: trained * moments // shards,
+            Owner.GATHERED_WEIGHTS: gathered // (1 if knobs.sharding == "fsdp2-no-reshard" else 10),
             Owner.ACTIVATIONS: tokens * activation // (4 if knobs.activation_offloading else 1),
             Owner.TEMPORARY: tokens * self.loss_bytes,
         }

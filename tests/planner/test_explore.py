@@ -8,7 +8,7 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
+from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_none, space_of
 
 from autotrain_mem.planner.explore import best_of, most_that_fits
 from autotrain_mem.planner.guess import required_bytes
@@ -16,7 +16,8 @@ from autotrain_mem.planner.levels import SHORTER_ROWS, levels
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import lines
 from autotrain_mem.planner.search import Found, search
-from autotrain_mem.planner.space import Space
+from autotrain_mem.planner.shardings import FASTEST_FIRST
+from autotrain_mem.planner.space import Space, with_rows
 from autotrain_mem.spec import Estimate, Knobs, Owner, StepTime
 from autotrain_mem.units import GIB
 
@@ -35,6 +36,15 @@ def job(number: int) -> Space:
     )
 
 
+def shared_job(number: int) -> Space:
+    """The same for 2 to 16 processes, on a node or two."""
+    random = Random(number)
+    processes, space = random.choice((2, 4, 8, 16)), job(number)
+    rows = processes * random.choice((1, 4, 8, 12, 64))
+    base = with_rows(replace(space.base, processes=processes, sharding="ddp"), 1, rows)
+    return replace(space, base=base, effective_batch_size=rows, nodes=random.choice((1, 1, 2)))
+
+
 def card(number: int, space: Space, *, noise: float) -> LinearMemory:
     """Another model on another card each time; copies are as exact as they are shown to be."""
     random = Random(number + JOBS)
@@ -51,7 +61,12 @@ def card(number: int, space: Space, *, noise: float) -> LinearMemory:
             "gradient_checkpointing": random.choice((1.15, 4 / 3)),
             "activation_offloading": random.choice((1.05, 1.2, 1.6)),
             "optimizer_offload": random.choice((1.1, 1.5, 3.0)),
+            "fsdp_offload_params": random.choice((1.5, 3.0)),
         },
+        gather_seconds=random.choice((0.02, 0.1, 0.5, 3.0)),
+        reduced=random.choice((0.1, 4.0)),
+        update_seconds=random.choice((0.0, 0.2)),
+        misjudged=random.choice((0.97, 1.0, 1.03)),
     )
 
 
@@ -67,9 +82,13 @@ def quality(space: Space, model: LinearMemory, found: Found | None) -> float | N
 
 
 @cache
-def every_job(noise: float) -> list[tuple[Space, LinearMemory, Found | None]]:
-    """Each with what was found; the model keeps the rehearsals."""
-    spaces = [job(number) for number in range(JOBS)]
+def every_job(noise: float, *, shares: bool = False) -> list[tuple[Space, LinearMemory, Found | None]]:
+    """Each with what was found; the model keeps the rehearsals.
+
+    Args:
+        shares: Whether there are several processes.
+    """
+    spaces = [(shared_job if shares else job)(number) for number in range(JOBS)]
     models = [card(number, space, noise=noise) for number, space in enumerate(spaces)]
     return [(space, model, found_or_none(space, model)) for space, model in zip(spaces, models, strict=True)]
 
@@ -90,6 +109,26 @@ def test_rehearsals_are_few_with_those_of_the_next_level_and_of_the_confirmation
     hopeless = [len(model.calls) for _, model, found in every_job(0.02) if found is None]
     assert len(hopeless) > JOBS / 10
     assert max(hopeless) <= 10
+
+
+def test_plans_of_several_processes_are_as_fast_as_the_best_way_of_sharing_in_few_rehearsals() -> None:
+    """Measured: 5 rehearsals in the median, 9 in the ninth decile."""
+    found = every_job(0.02, shares=True)
+    ratios = [ratio for searched in found if (ratio := quality(*searched)) is not None]
+    assert len(ratios) > JOBS / 2
+    assert sum(ratio >= 0.99 for ratio in ratios) >= 0.97 * len(ratios)
+    assert {plan.estimate.knobs.sharding for _, _, plan in found if plan} == {*FASTEST_FIRST}
+    counts = [len(model.calls) for _, model, _ in found]
+    assert median(counts) <= 7
+    assert quantiles(counts, n=10)[-1] <= 12
+
+
+def test_what_shards_cannot_hold_is_not_rehearsed_whole() -> None:
+    """An 8B model is 16 GiB a process on eight, and 119 under DDP."""
+    space = space_of(defaults=replace(EIGHT, per_device_train_batch_size=1), longest=2048, fit="lossless")
+    model = LinearMemory(budget_bytes=78 * GIB, parameters=8_000_000_000, longest=2048)
+    assert search(space, model).estimate.knobs.is_sharded
+    assert all(knobs.is_sharded for knobs in model.calls)
 
 
 @pytest.mark.parametrize("budget_gib", [6, 22, 38])

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic_memory import ONLINE, PPO, TRL, space_of
+from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, levels
 from autotrain_mem.planner.levers import LADDER, LEVERS
-from autotrain_mem.planner.points import lines
+from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.spec import codec
 
 
@@ -180,3 +180,55 @@ def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_al
         assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing
         assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found)
         assert {knobs.effective_batch_size for line in found for knobs in line} == {space.effective_batch_size}
+
+
+def ways(name: str, nodes: int = 1, **words: object) -> list[tuple[object, ...]]:
+    """How the settings of a level are shared; the least demanding has the smallest shards among them."""
+    space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)  # type: ignore[arg-type]
+    level = next(level for level in levels(space) if level.name == name)
+    first = [line[0] for line in lines(space, level) if line[0].gradient_checkpointing]
+    least = min((knobs.sharding for knobs in first), key=LEAST.index)
+    assert least_demanding(space, level).sharding == least
+    return [(knobs.sharding, knobs.dp_replicate_size) for knobs in first]
+
+
+LEAST = ("fsdp2", "fsdp1", "hsdp", "fsdp2-no-reshard", "ddp")
+PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
+
+
+@pytest.mark.parametrize(
+    ("level", "words", "expected"),
+    [
+        ("lossless", {}, PLAIN),
+        ("lossless", {"nodes": 2}, [*PLAIN, ("hsdp", 2)]),
+        ("lossless", {"forbid": frozenset({"sharding"})}, PLAIN[:1]),
+        ("lossless", {"sharding": "hsdp", "nodes": 4}, [("hsdp", 4)]),
+        ("lossless", {"use_vllm": True}, PLAIN[:1]),
+        ("lossless", {"optim": "paged_adamw_32bit"}, PLAIN[:1]),
+        ("lossless", {"sharding": "fsdp1"}, [("fsdp1", None)]),
+        ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),
+        # What is trained is float32 under FSDP, and bitsandbytes' optimizer takes whole parameters.
+        ("rounding", {}, PLAIN[:1] * 3),
+        ("LoRA", {}, PLAIN),
+        ("LoRA on an 8-bit base", {}, PLAIN[:1]),
+        ("LoRA on a 4-bit base", {}, PLAIN),
+        ("LoRA on a 4-bit base, offloading", {}, PLAIN[:1]),
+    ],
+)
+def test_each_setting_is_shared_in_the_ways_that_go_with_it(
+    level: str, words: dict[str, Any], expected: list[tuple[object, ...]]
+) -> None:
+    assert ways(level, **words) == expected
+
+
+def test_shards_are_offloaded_where_there_are_some_and_whole_parameters_where_there_are_none() -> None:
+    space = space_of(defaults=EIGHT)
+    level = next(level for level in levels(space) if level.name == "lossless, offloading")
+    names = ("activation_offloading", "optimizer_offload", "fsdp_offload_params")
+    offloaded = [(line[0].sharding, *(getattr(line[0], name) for name in names)) for line in lines(space, level)]
+    whole = [("ddp", *pulled) for pulled in ((True, False, False), (False, True, False), (True, True, False))]
+    assert list(dict.fromkeys(offloaded)) == [*whole, ("fsdp2", False, False, True)]
+    assert least_demanding(space, level).fsdp_offload_params
+    assert levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1].strongest.fsdp_offload_params
+    alone = [line[0].fsdp_offload_params for line in lines(space_of(), levels(space_of())[1])]
+    assert not any(alone)

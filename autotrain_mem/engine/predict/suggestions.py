@@ -41,9 +41,7 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tup
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
-    processes = rehearsals.hardware.topology.processes
-    many = f"{processes} x " if processes > 1 else ""
-    ways = [f"{many}{card.name} ({format_bytes(card.total_bytes)})" for card in _larger_cards(rehearsals, estimate)]
+    ways = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in _larger_cards(rehearsals, estimate)]
     return (*ways, *_more_of_these(rehearsals, estimate, shared))
 
 
@@ -77,7 +75,7 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
         for card in catalog(laptops=False)
         if card.compute_capability is not None
         and lacks_bf16(card.compute_capability) is halves
-        and reserved + card.non_torch_bytes + estimate.communicators_bytes + vllm_share_bytes(rehearsals.job, card)
+        and reserved + card.non_torch_bytes + vllm_share_bytes(rehearsals.job, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]
     fastest: dict[int, Hardware] = {}

@@ -13,7 +13,7 @@ from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.machine.detect import least_free_bytes
+from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import STEADY_BYTES
 from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.report.events import outcome
@@ -105,7 +105,7 @@ class Ways:
 
 def _now(card: Hardware) -> Hardware:
     """Give the same card with what is free of it now; as it was where NVML does not tell."""
-    now_bytes = least_free_bytes(card)
+    now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 
 

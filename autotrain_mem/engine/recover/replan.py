@@ -14,7 +14,7 @@ from typing import Any
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError
-from autotrain_mem.machine.detect import least_free_bytes
+from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.ladder import allowed
 from autotrain_mem.planner.levers import EXPANDABLE, LEVERS, OFFLOADING
@@ -76,7 +76,7 @@ def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int 
     """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
     predicted_bytes = chosen.estimate.required_bytes
     most_bytes = min(rehearsals.budget_bytes, predicted_bytes)
-    now_bytes = least_free_bytes(rehearsals.hardware)
+    now_bytes = free_bytes(rehearsals.hardware)
     if now_bytes is not None:  # other processes may have come since the plan was made
         now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=now_bytes))
         most_bytes = min(most_bytes, now.budget_bytes)

@@ -170,8 +170,6 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     Raises:
         UsageError: ``forbid`` names no lever.
     """
-    if (here := space.base.processes) != (planned_for := plan.knobs.processes):
-        yield f"{here} GPU{'s train' if here > 1 else ' trains'}, and {planned_for} in the plan"
     for name in sorted(space.pinned):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
         if given != planned and not (name in LENGTHS and _may_be_given(name, plan, space)):
