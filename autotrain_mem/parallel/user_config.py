@@ -40,10 +40,6 @@ _WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 _FSDP2 = "distributed_type: FSDP with fsdp_version: 2 divides weights, gradients and optimizer state"
 _OTHER_TYPES = {
-    "DEEPSPEED": (
-        "DeepSpeed's ZeRO is not rehearsed",
-        f"{_FSDP2}, as stage 3 does; fsdp_offload_params: true offloads.",
-    ),
     "MEGATRON_LM": ("Megatron-LM is not rehearsed", f"{_FSDP2}."),
     "XLA": ("TPUs are not rehearsed", "distributed_type: MULTI_GPU trains on GPUs."),
     "MULTI_CPU": ("training on several CPUs is not planned for", "distributed_type: NO, and --use_cpu, takes one."),
@@ -203,7 +199,9 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         where = f"compute_environment {config['compute_environment']} is not this machine"
         yield f"{where}, whose devices are not known", "compute_environment: LOCAL_MACHINE."
     kind = _type(config)
-    if kind in _OTHER_TYPES:
+    if kind == "DEEPSPEED":
+        yield "distributed_type DEEPSPEED: its ZeRO is not rehearsed", _instead_of_zero(config)
+    elif kind in _OTHER_TYPES:
         why, cure = _OTHER_TYPES[kind]
         yield f"distributed_type {kind}: {why}", cure
     elif "distributed_type" not in config:
@@ -221,6 +219,14 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         )
     if config.get("fp8_config") or str(config.get("mixed_precision")).lower() == "fp8":
         yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
+
+
+def _instead_of_zero(config: Mapping[str, Any]) -> str:
+    """Says what comes nearest: stages 1 and 2 hold weights whole, which FSDP2 does from forward to backward alone."""
+    given = config.get("deepspeed_config") or {}
+    stage = str(given.get("zero_stage", 2)) if isinstance(given, Mapping) else "2"
+    reshard = "as stage 3 does" if stage == "3" else f"with fsdp_reshard_after_forward: false nearest to stage {stage}"
+    return f"{_FSDP2}, {reshard}; fsdp_offload_params: true offloads."
 
 
 def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -302,7 +308,8 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
     for name, why in _OTHER_PARALLELISM.items():
         if sizes.get(name, 1) > 1:
             key = f"parallelism_config_{name}"
-            cure = f"{key}: 1, and parallelism_config_dp_shard_size: {sizes[name]} to divide the model among them."
+            shards = sizes[name] * sizes.get("dp_shard_size", 1)
+            cure = f"{key}: 1, and parallelism_config_dp_shard_size: {shards} to divide the model among as many."
             yield f"{key} {sizes[name]}: {why}", cure
             return
     version = str(fsdp_settings(config).get("version", 1))

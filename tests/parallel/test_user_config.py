@@ -81,6 +81,7 @@ def test_that_accelerate_takes_no_notice_is_said() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DeepSpeed": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "fsdp_version: 2"),
+    "ZeRO-1": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}}, "nearest to stage 1"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
     "TPU": ({"distributed_type": "XLA"}, "MULTI_GPU"),
     "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU or FSDP"),
