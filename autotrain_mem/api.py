@@ -30,7 +30,7 @@ from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE
-from autotrain_mem.machine.fault_injection import check_mishaps
+from autotrain_mem.machine.fault_syntax import check_mishaps
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.report.snapshot import write_snapshot

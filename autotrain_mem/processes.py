@@ -59,6 +59,8 @@ class Child:
         has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
             and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
         keeps_open: Open files that it inherits.
+        on_line: Gets each line of its answers, and None at their end, in a thread of this child's; for whoever listens
+            to several. :meth:`receive` then has nothing to give.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class Child:
         *,
         has_children: bool = False,
         keeps_open: Sequence[int] = (),
+        on_line: Callable[[str | None], None] | None = None,
     ) -> None:
         self._log = open(log, "a+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._on_line = on_line or self._lines.put
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
@@ -103,7 +107,7 @@ class Child:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError) as error:
-            raise self._death() from error
+            raise self.death() from error
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
         """The next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: wait for ever)."""
@@ -116,11 +120,11 @@ class Child:
             try:
                 line = self._lines.get(timeout=wait)
             except queue.Empty:
-                self._end_orphans()
+                self.end_orphans()
                 continue
             if line is None:
                 self._lines.put(None)  # whoever asks again is told again
-                raise self._death()
+                raise self.death()
             answer: dict[str, Any] = json.loads(line)
             return answer
 
@@ -151,25 +155,29 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
 
-    def stop(self) -> None:
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """End the child: close its stdin, wait, then kill. Safe to call twice."""
+        self.close_input()
+        try:
+            self._process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.end_orphans()
+        self._log.close()
+
+    def close_input(self) -> None:
+        """Tell the child to end."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        try:
-            self._process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._end_orphans()
-        self._log.close()
 
     def kill(self) -> None:
         """End the child at once."""
         self._process.kill()
         self._process.wait()
-        self._end_orphans()
+        self.end_orphans()
 
-    def _end_orphans(self) -> None:
+    def end_orphans(self) -> None:
         """End what a child that is gone has left behind. A group's number is not given away while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -178,12 +186,13 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
+            self._on_line(line)
+        self._on_line(None)
 
-    def _death(self) -> ChildDied:
+    def death(self) -> ChildDied:
+        """Say how the child ended, which it has, or is about to."""
         code = self._process.wait()
-        self._end_orphans()
+        self.end_orphans()
         return ChildDied(code, self.log_tail())
 
 
@@ -210,6 +219,7 @@ class Channel:
         for each in ENDING_SIGNALS:  # they reach the parent too, which asks this process to end
             signal.signal(each, signal.SIG_IGN)
         self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._sending = threading.Lock()
         os.dup2(2, 1)
         out = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = LossyStream(out, on_loss), LossyStream(sys.stderr, on_loss)
@@ -226,10 +236,11 @@ class Channel:
         return self._requests.get()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Answer with one object."""
+        """Answer with one object; any thread may."""
         try:
-            self._out.write(json.dumps(message) + "\n")
-            self._out.flush()
+            with self._sending:
+                self._out.write(json.dumps(message) + "\n")
+                self._out.flush()
         except BrokenPipeError:
             self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader ends the process, and tidies up before
             raise

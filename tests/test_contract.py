@@ -93,8 +93,9 @@ LAYERS = {
     ),
     "training": part(
         7,
-        "allocator columns data errors files host machine methods methods.table processes rehearsal spec units",
-        "torch transformers trl",
+        "allocator columns data errors files host machine methods methods.table parallel processes rehearsal spec "
+        "units",
+        "accelerate torch transformers trl",
     ),
     "worker": part(8, "checks data errors host methods processes rehearsal spec trainers units", "torch trl"),
     "engine": part(

@@ -16,167 +16,32 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 from unittest.mock import patch
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.fault_syntax import (
+    COUNT,
+    MARKS_NAME,
+    VARIABLE,
+    AtSave,
+    DiskFull,
+    Killed,
+    Mishap,
+    Refused,
+    Stopped,
+    Taken,
+    over,
+    parse_mishaps,
+)
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.spec import Phase
-from autotrain_mem.units import parse_bytes
 
-VARIABLE = "AUTOFIT_MISHAPS"
-MARKS_NAME = ".autofit-mishaps"
-"""The file in the output folder that lists what has come."""
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2
 SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
 """Of a checkpoint's files the one that is written after the weights and before the trainer's state
 (``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
-
-COUNT = "count"
-_PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
-SYNTAX = f"""Mishaps stand one after the other, with blanks between:
-oom:PHASE:N              the Nth allocation of that phase is refused: {", ".join(_PHASES)}
-taken:SIZE:N[:until:M]   from the Nth allocation (to the Mth) another process holds that much, such as 40MiB
-kill:N                   the process is killed at its Nth allocation
-kill:save:N              ... in the middle of writing its Nth checkpoint
-oom:save:N               the card is full in the middle of writing the Nth checkpoint
-disk:save:N              the disk is full in the middle of writing the Nth checkpoint
-torn:save:N[:FILE]       a file of the Nth checkpoint, or its largest, is cut short, and the process is killed
-rot:save:N[:FILE]        ... has one other byte, and the process is killed
-clock:save:N             the clock is set back by an hour before the Nth checkpoint
-disk:N                   from the Nth allocation on the disk is full, for all but checkpoints, until the training ends
-count                    nothing goes wrong; {MARKS_NAME} in the output folder then tells how many there are of each
-Every process counts anew, its checkpoints too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
-    """An allocation is refused as if the card were full."""
-
-    phase: Phase
-    at: int
-
-    def __str__(self) -> str:
-        return f"oom:{self.phase}:{self.at}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """Another process holds a part of the card; less where less is free."""
-
-    size_bytes: int
-    at: int
-    until: int | None
-
-    def __str__(self) -> str:
-        return f"taken:{self.size_bytes}B:{self.at}" + ("" if self.until is None else f":until:{self.until}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Killed:
-    """SIGKILL, as the host's out-of-memory killer sends it."""
-
-    at: int
-
-    def __str__(self) -> str:
-        return f"kill:{self.at}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskFull:
-    """Nothing can be written any more but checkpoints: no file of the output folder, and no line of the log."""
-
-    at: int
-
-    def __str__(self) -> str:
-        return f"disk:{self.at}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AtSave:
-    """Something that befalls a checkpoint."""
-
-    kind: Literal["oom", "kill", "disk", "torn", "rot", "clock"]
-    """Saving itself mostly asks for nothing of the card, so ``oom`` counts checkpoints, too."""
-    save: int
-    file: str = ""
-    """That is torn or rots; empty for the largest."""
-
-    def __str__(self) -> str:
-        return f"{self.kind}:save:{self.save}" + (f":{self.file}" if self.file else "")
-
-
-def over(lasting: Taken | DiskFull) -> str:
-    """Says what is marked when the other process has ended, or the training."""
-    return f"{lasting} is over"
-
-
-Mishap = Refused | Taken | Killed | DiskFull | AtSave
-
-
-def parse_mishaps(text: str) -> tuple[Mishap, ...]:
-    """Read the variable's text.
-
-    >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
-    ['oom:backward:37', 'taken:1048576B:500:until:900', 'disk:save:2']
-
-    Raises:
-        UsageError: with what is wrong, and how mishaps are written.
-    """
-    wrong: list[str] = []
-    mishaps: list[Mishap] = []
-    for word in text.split():
-        if word == COUNT:
-            continue
-        try:
-            mishaps.append(_parse(word.split(":")))
-        except ValueError:
-            wrong.append(word)
-    if wrong:
-        raise UsageError(f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}.", hint=SYNTAX)
-    return tuple(mishaps)
-
-
-def check_mishaps(environment: Mapping[str, str]) -> None:
-    """Fail before minutes of planning, not after.
-
-    Args:
-        environment: What the run is given beside this process's own.
-
-    Raises:
-        UsageError: the variable cannot be read.
-    """
-    parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
-
-
-def _parse(parts: Sequence[str]) -> Mishap:
-    """Raises ValueError."""
-    match parts:
-        case ["oom", phase, at] if phase in _PHASES:
-            return Refused(phase=Phase(phase), at=_count(at))
-        case ["taken", size, at]:
-            return Taken(size_bytes=parse_bytes(size), at=_count(at), until=None)
-        case ["taken", size, at, "until", until] if _count(until) > _count(at):
-            return Taken(size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
-        case ["kill", at]:
-            return Killed(at=_count(at))
-        case ["disk", at]:
-            return DiskFull(at=_count(at))
-        case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", save]:
-            return AtSave(kind=kind, save=_count(save))
-        case ["torn" | "rot" as kind, "save", save, file] if file and pathlib.PurePath(file).name == file:
-            return AtSave(kind=kind, save=_count(save), file=file)
-        case _:
-            raise ValueError
-
-
-def _count(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
 
 
 @contextlib.contextmanager
@@ -192,9 +57,10 @@ def beset(
     Raises:
         UsageError: the variable cannot be read.
     """
-    mishaps = parse_mishaps(environment.get(VARIABLE, ""))
-    counts = COUNT in environment.get(VARIABLE, "").split()
-    marks = Marks(folder / MARKS_NAME)
+    rank = int(os.environ.get("RANK", "0"))
+    mishaps = parse_mishaps(environment.get(VARIABLE, ""), rank)
+    counts = COUNT in environment.get(VARIABLE, "").split() and not rank
+    marks = Marks(folder / MARKS_NAME, f"rank:{rank}:" if rank else "")
     pending = [mishap for mishap in mishaps if mishap not in marks or isinstance(mishap, Taken | DiskFull)]
     if not pending and not counts:
         yield
@@ -237,18 +103,18 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
 class Marks:
     """Holds what has come in this run, over all of its processes: one line each, written before it comes."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
+    def __init__(self, path: pathlib.Path, whose: str = "") -> None:
+        self._path, self._whose = path, whose
         self._lines = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
 
     def __contains__(self, mark: object) -> bool:
-        return str(mark) in self._lines
+        return f"{self._whose}{mark}" in self._lines
 
     def add(self, mark: object) -> None:
         """The system keeps the line when the process is killed."""
-        self._lines.add(str(mark))
+        self._lines.add(f"{self._whose}{mark}")
         with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(f"{mark}\n")
+            lines.write(f"{self._whose}{mark}\n")
 
 
 class Fate:
@@ -271,6 +137,7 @@ class Fate:
         self._refused = [mishap for mishap in pending if isinstance(mishap, Refused)]
         self._taken = [mishap for mishap in pending if isinstance(mishap, Taken)]
         self._killed = [mishap for mishap in pending if isinstance(mishap, Killed)]
+        self._stopped = [mishap for mishap in pending if isinstance(mishap, Stopped)]
         self._at_save = [mishap for mishap in pending if isinstance(mishap, AtSave)]
         self._disk_full = [each for each in pending if isinstance(each, DiskFull) and over(each) not in marks]
         self._set_back_seconds = 0.0
@@ -296,6 +163,10 @@ class Fate:
         for killed in self._killed:
             if killed.at == self._allocations:
                 self._kill(killed)
+        for stopped in self._stopped:
+            if stopped.at == self._allocations:
+                self._marks.add(stopped)
+                os.kill(os.getpid(), signal.SIGSTOP)
         for refused in self._refused:
             if (refused.phase, refused.at) == (phase, self._of_phase[phase]) and refused not in self._marks:
                 self._marks.add(refused)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from autotrain_mem.allocator.settings import (
     NEWER_VARIABLE,
@@ -14,9 +16,16 @@ from autotrain_mem.allocator.settings import (
     variable_that_counts,
 )
 from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.parallel.environment import launch_environment, rank_environment
 from autotrain_mem.spec import Hardware, Knobs
+from autotrain_mem.training.request import Request
 from autotrain_mem.units import MIB
 
+PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
+PORTS = 3
+"""That are tried. Between choosing one and listening there lie the imports of the first rank, seconds; the system gives
+out some 28,000 in turn (``ip_local_port_range``, ip(7))."""
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
 """On the CPU, tensors from this size on go back to the system when they are freed. Left alone, glibc moves that border
@@ -57,12 +66,17 @@ def process_environment(
 ) -> dict[str, str]:
     """List the variables that are set for the training process.
 
-    One card, since transformers would split each batch over several; or none, and then OpenMP threads that sleep while
-    they wait: by default they spin, and where cores are shared a step of a small model takes 20 times longer.
+    As many cards as there are processes, since transformers would split a process's batches over all that it sees; or
+    none, and then OpenMP threads that sleep while they wait: by default they spin, and where cores are shared a step of
+    a small model takes 20 times longer. Several processes share the cores: ``accelerate launch`` leaves each of them
+    one (``torch/distributed/run.py: config_from_args``), which an optimizer on the host would be slow with.
 
     Args:
         environment: What the job's ``env:`` block sets, over this process's own environment.
     """
+    if knobs.processes > 1:
+        threads = os.environ.get(THREADS, str(max(1, (os.cpu_count() or 1) // knobs.processes)))
+        environment = {THREADS: threads, **environment}
     if simulate or device.uuid is None:
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})
         without_card = {name: os.environ.get(name, setting) for name, setting in ours.items()}
@@ -70,7 +84,77 @@ def process_environment(
     setting = environment_setting(environment, expandable_segments=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
-    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": device.uuid}
+    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": ",".join(_devices(device, knobs))}
+
+
+def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:
+    """Name the device of each process of this machine, in the order of their ranks."""
+    uuids = device.topology.uuids[: knobs.processes]
+    return uuids if knobs.processes > 1 else (device.uuid or "",)
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Where the ranks of a training find each other, on this machine."""
+
+    port: int
+    is_ours: bool
+    """Else the user named it."""
+
+    @classmethod
+    def of(cls, processes: int, environment: Mapping[str, str]) -> Iterator[Meeting]:
+        """Yield one after the other: a port that was free may be taken by the time the first rank listens there.
+
+        Raises:
+            UsageError: the port that the user named is taken, or is none.
+        """
+        given = {**os.environ, **environment}.get(PORT) if processes > 1 else None
+        if given is not None:
+            yield cls(port=_checked(given), is_ours=False)
+            return
+        for _ in range(PORTS):
+            yield cls(port=_free_port() if processes > 1 else 0, is_ours=True)
+
+    def is_lost(self, message: str) -> bool:
+        """Whether an error says that another process has the port now, and another one may do."""
+        return self.is_ours and "EADDRINUSE" in message
+
+
+def rank_environments(request: Request, environment: Mapping[str, str], meeting: Meeting) -> list[dict[str, str]]:
+    """List the variables of each process, over ``environment``: those that ``accelerate launch`` would set."""
+    job, knobs = request.job, request.knobs
+    if knobs.processes == 1:
+        return [dict(environment)]
+    settings = {**job.arguments, "fp16": knobs.fp16 or job.arguments.get("fp16")}
+    precision = "fp16" if settings["fp16"] else "no" if settings.get("bf16") is False else "bf16"
+    config = job.accelerate or accelerate_config(knobs, mixed_precision=precision)
+    common = {**environment, **launch_environment(config)}
+    return [
+        common | rank_environment(rank, knobs.processes, address=ADDRESS, port=meeting.port)
+        for rank in range(knobs.processes)
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def _checked(port: str) -> int:
+    try:
+        with socket.socket() as wanted:
+            wanted.bind(("", int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no number of a port"
+        raise UsageError(
+            f"The processes cannot meet at {PORT}={port}: {reason}.",
+            hint=f"Unset {PORT}, and a free port is found; or name another.",
+        ) from error
+    return int(port)
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,11 @@ What is recognised by its text is what PyTorch, CUDA and NCCL write into their e
   of them the context is lost, and the process with it.
 - ``torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK`` writes ``NCCL error in:``, and its watchdog
   (``ProcessGroupNCCL.cpp``) ``Watchdog caught collective operation timeout``.
+- What a rank says that another has left: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
+  that failed, ``Application timeout caused pair closure``, ``Timed out waiting 1800000ms for recv operation``),
+  ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
+  after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
+  ncclGetErrorString``).
 - What says that memory ran out stands in ``training.out_of_memory``; Python's own is ``MemoryError``.
 - ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
 """
@@ -46,6 +51,7 @@ CAUSES: Mapping[str, Remedy] = {
     "host out of memory": Remedy.LESS_HOST_MEMORY,
     "CUDA error": Remedy.UNLESS_REPEATED,
     "NCCL error": Remedy.UNLESS_REPEATED,
+    "hang": Remedy.UNLESS_REPEATED,
     "killed": Remedy.AGAIN,
     "crashed": Remedy.UNLESS_REPEATED,
     "ended": Remedy.UNLESS_REPEATED,
@@ -69,6 +75,13 @@ _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
 )
 """Cause -> what tells it, beside what tells that memory ran out; the first that is found counts."""
+
+_OF_OTHERS = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
+    *("Application timeout caused pair closure", "Timed out waiting", "wait timeout after", "Socket Timeout"),
+    *("collective operation timeout", "remote process exited or there was a network error", "communicator was aborted"),
+)
+"""What a rank says for which another is to blame, that died or hangs."""
 
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
 """What Python raises for code or data that are wrong: they are as wrong the next time."""
@@ -99,6 +112,10 @@ class Ending:
     """The least of the host's memory that was seen to be available."""
     peak_reserved_bytes: int | None = None
     """Of the device's allocator, as of the last step; None where nothing measures."""
+    rank: int | None = None
+    """The one of several processes that ended first, or is waited for; None for a single one."""
+    waited_for: str = ""
+    """How it showed that the others wait for it; empty where nothing hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,14 +138,24 @@ def cause_of(ending: Ending) -> Cause:
     >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
     Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
     """
-    return _of_status(ending) if ending.code is not None else _of_error(ending)
+    if ending.waited_for:
+        cause = Cause(name="hang", why=ending.waited_for)
+    else:
+        cause = _of_status(ending) if ending.code is not None else _of_error(ending)
+    return cause if ending.rank is None else Cause(name=cause.name, why=f"rank {ending.rank}: {cause.why}")
+
+
+def blames_others(text: str) -> bool:
+    """Whether a rank failed since another was gone, or did not come, by the words of its error or of its log."""
+    return any(each in text for each in _OF_OTHERS)
 
 
 def _of_error(ending: Ending) -> Cause:
-    error, why = ending.error, textwrap.shorten(ending.error.message, WHY_CHARACTERS, placeholder=" ...")
+    error, words = ending.error, ending.error.message.removeprefix(f"Rank {ending.rank}: ")
+    why = textwrap.shorten(words, WHY_CHARACTERS, placeholder=" ...")
     if isinstance(error, GpuOutOfMemoryError):
         # "Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ..." says it thrice.
-        where, _, reason = error.message.partition(": ")
+        where, _, reason = words.partition(": ")
         asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", reason)
         why = where.removeprefix("Out of memory ") + (f", {asked[0].lower()}" if asked else "")
         return Cause(name="GPU out of memory", why=why)

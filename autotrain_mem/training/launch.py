@@ -1,4 +1,4 @@
-"""Starts a training process or a probe's from the parent, passes on its events, and names how it ended."""
+"""Starts the processes of a training or a probe from the parent, passes on their events, and names how they ended."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import pathlib
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
 from autotrain_mem.host import host_memory, oom_kills
-from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.processes import ChildDied, ChildTimeout
 from autotrain_mem.spec import codec
-from autotrain_mem.spec.experience import Probe
+from autotrain_mem.spec.experience import PhasePeak, Probe
+from autotrain_mem.training.environment import Meeting, rank_environments
 from autotrain_mem.training.exit_causes import Ending
+from autotrain_mem.training.heard import Heard, WaitedFor, most_read
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
+from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.training.run_folder import unwritable
 
@@ -56,6 +59,7 @@ class _Progress:
         self._peak_reserved_bytes: int | None = None
 
     def follow(self, event: Event) -> None:
+        """Take the next event, and pass it on."""
         match event["event"]:
             case "start":
                 self._began_at = self._step = event["step"]
@@ -71,22 +75,22 @@ class _Progress:
             self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
         self._on_event(event)
 
-    def ending(self, error: AutofitError, *, code: int | None = None, log_tail: str = "") -> Ending:
+    def ending(self, error: AutofitError, **more: Any) -> Ending:
+        """Say how far the training came.
+
+        Args:
+            more: What else an ending has.
+        """
         return Ending(
             error=error,
-            code=code,
-            log_tail=log_tail,
             step=self._step,
             began_at=self._began_at,
             saving=self._saving,
             host_kills=oom_kills() - self._kills,
             host_left_share=self._host_left_share,
             peak_reserved_bytes=self._peak_reserved_bytes,
+            **more,
         )
-
-    def ending_by_death(self, death: ChildDied, log: pathlib.Path) -> Ending:
-        error = _died_early("The training process", death, log)
-        return self.ending(error, code=death.code, log_tail=death.log_tail)
 
 
 def train(
@@ -97,56 +101,89 @@ def train(
     *,
     lock: int | None = None,
 ) -> Event | Ending:
-    """Run one training process to its end; returns its ``end`` event, or how it ended without one.
+    """Run the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
 
-    Its own processes, such as those of a dataloader, end with it, and all of them with this process.
+    Their own processes, such as those of a dataloader, end with them, and all of them with this process. Where one rank
+    fails the others are ended with it, within ``processes.GRACE_SECONDS``: they would wait for it for ever.
 
     Args:
-        log: Where everything goes that the trainer and its libraries print.
+        log: Where everything goes that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
         on_event: Is called with every event on the way.
-        lock: The open file that the lock on the output folder is of: the process holds it too.
+        lock: The open file that the lock on the output folder is of: every process holds it too.
 
     Raises:
-        InterruptedByUser: Ctrl-C before the first step, or twice. After a single one the child ends after its step,
-            and so does this function.
+        InterruptedByUser: Ctrl-C before the first step, or twice. After a single one all ranks end after the same
+            step, and so does this function.
     """
-    progress = _Progress(on_event)
-    child = Child(RUN_PROCESS, environment, log, has_children=True, keeps_open=() if lock is None else (lock,))
+    progress, keeps_open = _Progress(on_event), () if lock is None else (lock,)
+    for meeting in Meeting.of(request.knobs.processes, environment):
+        ended = _train(request, rank_environments(request, environment, meeting), log, progress, keeps_open)
+        if not isinstance(ended, Ending) or not meeting.is_lost(ended.error.message):
+            break
+    return ended
+
+
+def _train(
+    request: Request,
+    environments: Sequence[Mapping[str, str]],
+    log: pathlib.Path,
+    progress: _Progress,
+    keeps_open: Sequence[int],
+) -> Event | Ending:
+    ranks = _started(request, environments, log, keeps_open)
+    heard = Heard(ranks, len(environments), request.silent_seconds)
     try:
-        child.send(codec.to_json(request))
-        return _listen(child, child.messages(), log, progress)
+        ranks.send(_requests(request))
+        return _listen(heard, heard.events(), log, progress)
     except KeyboardInterrupt:
-        return _end_after_step(child, log, progress)
-    except ChildDied as death:
-        return progress.ending_by_death(death, log)
+        return _end_after_step(heard, log, progress)
+    except (RankDied, WaitedFor) as failure:
+        return _ending_by(failure, heard, log, progress)
     finally:
-        child.stop()
+        ranks.stop()
 
 
-def _listen(child: Child, messages: Iterable[Event], log: pathlib.Path, progress: _Progress) -> Event | Ending:
+def _started(
+    request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path, keeps_open: Sequence[int] = ()
+) -> Ranks:
+    logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
+    return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open)
+
+
+def _requests(request: Request) -> list[Event]:
+    """What each rank is asked for: the same, each on its own device."""
+    return [codec.to_json(request.of_rank(rank)) for rank in range(request.knobs.processes)]
+
+
+def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
+    return log.with_name(f"{log.stem}.rank{rank}{log.suffix}") if rank else log
+
+
+def _listen(heard: Heard, messages: Iterable[Event], log: pathlib.Path, progress: _Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
+            rank = message.get("rank")
             error = _error_of(message, log)
             if isinstance(error, InterruptedByUser):
                 raise error
-            return progress.ending(error)
+            return progress.ending(error, rank=rank)
         if message["event"] == "end":
-            child.wait(LAST_WORDS_SECONDS)
+            heard.ranks.wait(LAST_WORDS_SECONDS)
             return message
         progress.follow(message)
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(child: Child, log: pathlib.Path, progress: _Progress) -> Event:
-    """Ctrl-C: let the child end its step and write what it must. A second Ctrl-C does not wait."""
+def _end_after_step(heard: Heard, log: pathlib.Path, progress: _Progress) -> Event:
+    """Ctrl-C: let the ranks end their step and write what they must. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})
-        ended = _listen(child, _until_it_ends(child), log, progress)
-    except ChildDied as death:
-        ended = progress.ending_by_death(death, log)
+        ended = _listen(heard, _until_it_ends(heard), log, progress)
+    except (RankDied, WaitedFor) as failure:
+        ended = _ending_by(failure, heard, log, progress)
     except KeyboardInterrupt as again:
-        child.kill()
+        heard.ranks.kill()
         raise InterruptedByUser(
             "Interrupted twice, in the middle of a step.",
             hint="Checkpoints that were complete before stay valid; the newest may not be, and is then passed over.",
@@ -161,16 +198,16 @@ def _end_after_step(child: Child, log: pathlib.Path, progress: _Progress) -> Eve
     ) from ended.error
 
 
-def _until_it_ends(child: Child) -> Iterator[Event]:
-    """Ask a child to end, again and again, since one asking may be lost; gives the events that it sends meanwhile.
+def _until_it_ends(heard: Heard) -> Iterator[Event]:
+    """Ask the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
 
-    Interrupts are ignored in whatever a shell starts with ``&``, and so in the child until it has imported what it
-    needs; and what is raised in an object's ``__del__`` goes nowhere.
+    Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
+    and what is raised in an object's ``__del__`` goes nowhere.
     """
     while True:
-        child.interrupt()
+        heard.ranks.interrupt()
         try:
-            yield child.receive(INTERRUPT_SECONDS)
+            yield heard.receive(INTERRUPT_SECONDS)
         except ChildTimeout:
             continue
         except ChildDied as death:
@@ -180,11 +217,28 @@ def _until_it_ends(child: Child) -> Iterator[Event]:
 
 
 def _error_of(message: Event, log: pathlib.Path) -> AutofitError:
-    """The error that a process sent; one of the trainer's own names the log."""
-    error = errors.from_json(message)
+    """The error that a rank sent, which is named where there are others; one of the trainer's own names the log."""
+    error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
-        error.hint = f"{error.hint}\nAll that the trainer printed is in {log}.".strip()
+        error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()
+    if rank is not None and not isinstance(error, InterruptedByUser):
+        error.message = f"Rank {rank}: {error.message}"
     return error
+
+
+def _ending_by(failure: RankDied | WaitedFor, heard: Heard, log: pathlib.Path, progress: _Progress) -> Ending:
+    """Say which rank died, or is waited for."""
+    rank = failure.rank if heard.are_several else None
+    log = _log_of(log, failure.rank)
+    if isinstance(failure, WaitedFor):
+        heard.ranks.kill()  # what is stopped hears nothing
+        message = f"The other ranks wait for rank {failure.rank}: {failure.why}."
+        error = TrainingError(
+            message, hint=f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
+        )
+        return progress.ending(error, rank=rank, waited_for=failure.why)
+    error = _died_early("The training process" if rank is None else f"Rank {rank} of the training", failure, log)
+    return progress.ending(error, rank=rank, code=failure.code, log_tail=failure.log_tail)
 
 
 def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
@@ -207,7 +261,9 @@ def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = ""
 
 
 def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.Path) -> Probe:
-    """Try settings in a process of its own; ``seconds`` of what comes back are of all of it.
+    """Try settings in processes of their own; ``seconds`` of what comes back are of all of it.
+
+    Of several ranks it is the most that any of them needed, and what any was refused.
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
@@ -219,41 +275,88 @@ def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.
     """
     started = time.monotonic()
     log = folder / PROBE_LOG_NAME
-    with _scratch(folder) as scratch:
-        child = Child(RUN_PROCESS, environment, log, has_children=True)
-        try:
-            child.send(codec.to_json(replace(request, output_dir=str(scratch))))
-            probe = _probe_answer(child, log)
-        except KeyboardInterrupt as interrupt:
-            raise interrupted_before_training() from interrupt
-        except ChildDied as death:
-            probe = _probe_of_death(request, death, log)
-        finally:
-            child.kill()  # it has told all that it had to tell, and its card is wanted
-            child.stop()
-    return replace(probe, seconds=round(time.monotonic() - started, 3))
+    for meeting in Meeting.of(request.knobs.processes, environment):
+        with _scratch(folder) as scratch:
+            tried = replace(request, output_dir=str(scratch))
+            probe = _probed(tried, rank_environments(request, environment, meeting), log)
+        if isinstance(probe, Probe) or not meeting.is_lost(probe.message):
+            break
+    if isinstance(probe, Probe):
+        return replace(probe, seconds=round(time.monotonic() - started, 3))
+    raise probe
 
 
-def _probe_answer(child: Child, log: pathlib.Path) -> Probe:
+def _probed(request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path) -> Probe | AutofitError:
+    ranks = _started(request, environments, log)
+    heard = Heard(ranks, len(environments), request.silent_seconds)
+    try:
+        ranks.send(_requests(request))
+        return _probe_answers(heard, log)
+    except KeyboardInterrupt as interrupt:
+        raise interrupted_before_training() from interrupt
+    except WaitedFor as waited:
+        why = f"In the probe before the training the other ranks waited for rank {waited.rank}: {waited.why}."
+        return TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.")
+    except RankDied as death:
+        return _probe_of_death(request, death, log)
+    finally:
+        ranks.kill()  # they have told all that they had to tell, and their cards are wanted
+        ranks.stop()
+
+
+def _probe_answers(heard: Heard, log: pathlib.Path) -> Probe | AutofitError:
+    """One that was refused is an answer by itself: the others wait for it for ever."""
+    answers: dict[int, Probe] = {}
     while True:
-        message: Event = child.receive()
+        message = heard.receive()
         if "error" in message:
-            raise _error_of(message, log)
+            return _error_of(message, log)
         if message["event"] == "probe":
-            return codec.from_json(Probe, message["probe"])
+            probe, rank = codec.from_json(Probe, message["probe"]), message.get("rank", 0)
+            answers[rank] = probe
+            if probe.refused and heard.are_several:
+                answers[rank] = replace(probe, refused=f"rank {rank}: {probe.refused}")
+            if probe.refused or len(answers) == heard.ranks_count:
+                return most_of(list(answers.values()))
 
 
-def _probe_of_death(request: Request, death: ChildDied, log: pathlib.Path) -> Probe:
-    """Answer that the settings do not fit, where a library ended the process since the device was full.
+def most_of(probes: Sequence[Probe]) -> Probe:
+    """Put together what the ranks measured: the most of each figure, by phase too."""
+    first, *others = sorted(probes, key=lambda probe: not probe.refused)
+    measured = [probe.measured for probe in probes if probe.measured is not None]
+    phases = {phase: None for probe in probes for phase in probe.phases}
+    peaks = {phase: [probe.phases[phase] for probe in probes if phase in probe.phases] for phase in phases}
+    if not others:
+        return first
+    return replace(
+        first,
+        fits=all(probe.fits for probe in probes),
+        measured=most_read(measured) if measured else None,
+        phases={
+            phase: PhasePeak(
+                allocated_bytes=max(peak.allocated_bytes for peak in each),
+                reserved_bytes=max(peak.reserved_bytes for peak in each),
+            )
+            for phase, each in peaks.items()
+        },
+        row_tokens=_most(probe.row_tokens for probe in probes),
+        non_torch_bytes=_most(probe.non_torch_bytes for probe in probes),
+        step_seconds=_most(probe.step_seconds for probe in probes),
+    )
 
-    Raises:
-        TrainingError: it ended otherwise.
-    """
+
+def _most(figures: Iterable[Any]) -> Any:
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
+def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path) -> Probe | AutofitError:
+    """Answer that the settings do not fit, where a library ended the process since the device was full."""
     lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
     if lines:
         return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
     advice = " --no_probe trains without a probe."
-    raise _died_early("The probe before the training", death, log, advice) from death
+    rank = f" (rank {death.rank})" if request.knobs.processes > 1 else ""
+    return _died_early(f"The probe before the training{rank}", death, _log_of(log, death.rank), advice)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autotrain_mem.errors import InterruptedByUser
 from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Phase
+from autotrain_mem.training.pulses import SILENT_SECONDS
 
 Task = Literal["train", "probe"]
 
@@ -42,3 +43,15 @@ class Request:
     """Peak allocated bytes of each phase, by the plan."""
     guarded: bool = True
     """Else it trains as TRL does by itself, and ends when the device is full."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing may move where several processes train."""
+        return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
+
+    def of_rank(self, rank: int) -> Request:
+        """The same for one of several processes, whose device is another."""
+        uuids = self.hardware.topology.uuids
+        if self.knobs.processes == 1 or rank >= len(uuids):
+            return self
+        return replace(self, hardware=replace(self.hardware, uuid=uuids[rank]))

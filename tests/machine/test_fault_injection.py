@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE, beset, parse_mishaps
+from autotrain_mem.machine.fault_injection import beset
+from autotrain_mem.machine.fault_syntax import MARKS_NAME, VARIABLE, parse_mishaps
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.spec import Hardware, Phase
 from autotrain_mem.units import MIB

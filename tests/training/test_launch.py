@@ -15,6 +15,7 @@ from autotrain_mem.processes import ChildDied
 from autotrain_mem.spec import Job, Probe, codec
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
+from autotrain_mem.training.ranks import RankDied
 from autotrain_mem.training.request import Request, Task
 
 DEAF = """
@@ -60,30 +61,29 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
 ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
 
 
-class FakeChild:
-    """Answers with what it is told to, once it has written a checkpoint."""
+class FakeRanks:
+    """One that answers with what it is told to, once it has written a checkpoint."""
 
     says: list[Mapping[str, Any] | BaseException]
 
-    def __init__(self, module: str, environment: Mapping[str, str], log: Path, *, has_children: bool) -> None:
-        assert has_children
+    def __init__(self, module: str, environments: Any, logs: list[Path], *, keeps_open: Any) -> None:
         self.calls: list[str] = []
-        self.log = log
-        FakeChild.last = self
+        (self.log,) = logs
+        FakeRanks.last = self
 
-    last: FakeChild
+    last: FakeRanks
 
-    def send(self, request: Mapping[str, Any]) -> None:
-        scratch = Path(request["output_dir"])
+    def send(self, requests: list[Mapping[str, Any]]) -> None:
+        scratch = Path(requests[0]["output_dir"])
         assert [*scratch.iterdir()] == []
         (scratch / "checkpoint-2").mkdir()
         self.scratch = scratch
 
-    def receive(self) -> Mapping[str, Any]:
+    def receive(self, timeout_seconds: float) -> tuple[int, Mapping[str, Any]]:
         said = self.says.pop(0)
         if isinstance(said, BaseException):
             raise said
-        return said
+        return 0, said
 
     def kill(self) -> None:
         self.calls.append("kill")
@@ -93,15 +93,15 @@ class FakeChild:
 
 
 def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
-    FakeChild.says = list(says)
+    FakeRanks.says = list(says)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "Child", FakeChild)
+            patch.setattr(launch, "Ranks", FakeRanks)
             return run_probe(request("probe", folder), {}, folder)
     finally:
-        assert FakeChild.last.scratch == folder / SCRATCH_NAME
-        assert not FakeChild.last.scratch.exists()
-        assert FakeChild.last.calls == ["kill", "stop"]
+        assert FakeRanks.last.scratch == folder / SCRATCH_NAME
+        assert not FakeRanks.last.scratch.exists()
+        assert FakeRanks.last.calls == ["kill", "stop"]
 
 
 def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
     made = run(tmp_path, {"event": "log", "logs": {}}, {"event": "probe", "probe": codec.to_json(ANSWER)})
     assert made.fits
     assert made.seconds > 0
-    assert FakeChild.last.log == tmp_path / PROBE_LOG_NAME
+    assert FakeRanks.last.log == tmp_path / PROBE_LOG_NAME
 
 
 def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Pa
 
 def test_a_library_that_ends_the_process_on_a_full_card_is_an_answer(tmp_path: Path) -> None:
     words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
-    made = run(tmp_path, ChildDied(1, f"step 1\n{words}\n"))
+    made = run(tmp_path, RankDied(0, ChildDied(1, f"step 1\n{words}\n")))
     assert (made.fits, made.refused, made.measured) == (False, words, None)
 
 
@@ -131,8 +131,8 @@ def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(InterruptedByUser, match="no step was trained"):
         run(tmp_path, KeyboardInterrupt())
     with pytest.raises(TrainingError, match=r"ended before its time: it was killed by signal 9\.") as raised:
-        run(tmp_path, ChildDied(-9, "loading\n"))
+        run(tmp_path, RankDied(0, ChildDied(-9, "loading\n")))
     assert "host running out of memory" in raised.value.hint
     assert raised.value.hint.endswith("loading")
     with pytest.raises(TrainingError, match="exit status 3"):
-        run(tmp_path, ChildDied(3, ""))
+        run(tmp_path, RankDied(0, ChildDied(3, "")))

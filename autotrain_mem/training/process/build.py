@@ -119,6 +119,8 @@ class Device:
     """Of the simulated card; None on a real device."""
     peaks: PhasePeaks | None
     """None on a plain CPU, where nothing measures."""
+    end_faults: Callable[[], None] = lambda: None
+    """Ends what befalls a training on a simulated card: it has come to its end."""
 
     def read(self) -> MemoryReading | None:
         """Read the device's allocator; None where nothing measures."""
@@ -165,13 +167,16 @@ def device_of(request: Request) -> Iterator[Device]:
     settings = settings_of({**os.environ, **request.job.environment})
     settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
     simulated = SimulatedGpu(request.hardware, settings)
-    watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY)
+    watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY, request.knobs)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
-    with watch.cuda_semantics(), beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase):
+    faults = beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
+    with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:
+        until_trained.enter_context(faults)
         peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
         peaks.listen(watch.recorder)
-        yield Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)
+        device = Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)
+        yield replace(device, end_faults=until_trained.close)
 
 
 def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+from torch.distributed.checkpoint import CheckpointException
 from transformers import TrainerCallback
+from transformers import trainer as trainer_module
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, sync_all, write_manifest
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
+from autotrain_mem.training.process.world import World
 from autotrain_mem.training.request import SendEvent
 from autotrain_mem.units import MIB, format_bytes
 
@@ -20,9 +26,15 @@ FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: torch tells no reason (``caffe2/serialize/
 inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
+_ERRORS = (Exception, CheckpointException)
+"""The second is none of the first (``torch/distributed/checkpoint/api.py``); every rank raises it, with all reasons."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
 """What safetensors, whose writer is Rust, has in its message (``std::io::Error``'s form)."""
+
+
+AGAIN = "the device was full"
+"""What a rank says that could not save for want of device memory, which the cache has."""
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
@@ -32,7 +44,7 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
     return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
-def follow_saving(trainer: Any, send: SendEvent, run: str = "") -> None:
+def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
     """Have a trainer write checkpoints as :class:`_Saving` does.
 
     ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well;
@@ -40,10 +52,30 @@ def follow_saving(trainer: Any, send: SendEvent, run: str = "") -> None:
 
     Args:
         run: The id of the run, which goes into each manifest.
+        world: The ranks that train together; by default those of the trainer.
     """
-    saving = _Saving(trainer, send, run)
+    saving = _Saving(trainer, send, run, world or World(trainer.args))
     trainer.add_callback(saving)
     trainer._save_checkpoint = saving.save_checkpoint
+    write_shards(trainer, whole=False)
+
+
+def _is_sharded(trainer: Any) -> bool:
+    return bool(getattr(trainer, "is_fsdp_enabled", False))
+
+
+def write_shards(trainer: Any, *, whole: bool) -> None:
+    """Have each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
+
+    Whole, the first rank gathers weights and optimizer state in its host's memory, and writes the weights twice, once
+    for transformers and once for accelerate (``transformers/trainer.py: save_model, _save_optimizer_and_scheduler``).
+    In parts, any number of ranks can go on with it (``accelerate/utils/fsdp_utils.py: load_fsdp_model``, where
+    ``torch.distributed.checkpoint`` reads of all files what a rank is to hold), and no model is written at all.
+    """
+    if _is_sharded(trainer):
+        plugin = trainer.accelerator.state.fsdp_plugin
+        plugin.state_dict_config = plugin.optim_state_dict_config = None  # else those of the other kind are kept
+        plugin.set_state_dict_type("FULL_STATE_DICT" if whole else "SHARDED_STATE_DICT")
 
 
 class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -51,10 +83,13 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
     A full disk costs a checkpoint: what was written of it is removed, and the next one is tried as if nothing had been.
     One that lacks nothing but its manifest stays, and so do all that are older.
+
+    All ranks of a training write, or rather each what is its own: they agree on whether it came to the disk, and the
+    first one writes the manifest when it did, and removes.
     """
 
-    def __init__(self, trainer: Any, send: SendEvent, run: str) -> None:
-        self._trainer, self._send, self._run = trainer, send, run
+    def __init__(self, trainer: Any, send: SendEvent, run: str, world: World) -> None:
+        self._trainer, self._send, self._run, self._world = trainer, send, run, world
         self._save = trainer._save_checkpoint
         self._limit: int | None = None
         self._best: dict[str, Any] = {}
@@ -74,17 +109,30 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
         place = {"step": step, "path": str(path)}
         self._send({"event": "saving", **place})
-        try:
-            _twice_if_full(lambda: self._save(*args, **options))
-            sums = reach_disk(path)
-        except Exception as error:
-            if not is_full_disk(error, trainer.args.output_dir):
-                raise
-            discard(path)
+        sums: dict[str, int] = {}
+
+        def to_disk() -> None:
+            if self._world.is_first:
+                sums.update(reach_disk(path))
+
+        def save() -> None:
+            self._save(*args, **options)
+
+        with self._barriers_that_fail():
+            # Ranks that hold shards gather them on their devices: one that is full leaves the others where they are.
+            failed = self._tried(save, again=not _is_sharded(trainer))
+            if failed == AGAIN:
+                release()
+                failed = self._tried(save)
+        if failed := failed or self._tried(to_disk):
+            if self._world.is_first:
+                discard(path)
             vars(trainer.state).update(self._best)  # else a model that is nowhere would stay the best
-            self._send({"event": "save_failed", **place, "message": _in_a_line(error)})
+            self._send({"event": "save_failed", **place, "message": failed})
             return
         self._best = _best_of(trainer.state)
+        if not self._world.is_first:
+            return
         try:
             write_manifest(path, sums, self._run)
         except OSError as error:
@@ -93,12 +141,56 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         rotate(path.parent, step=step, limit=self._limit, best=trainer.state.best_model_checkpoint)
         self._send({"event": "checkpoint", **place})
 
+    def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
+        """Write, and say why the disk did not take it, of this rank or of another; empty where it did of all.
+
+        Args:
+            again: A device that is full has room once the cache is given back: all write again then.
+        """
+        failed = ""
+        try:
+            write()
+        except _OtherFailed as other:
+            return str(other)
+        except _ERRORS as error:
+            if again and is_out_of_memory(error):
+                failed = AGAIN
+            elif is_full_disk(error, self._trainer.args.output_dir):
+                failed = _in_a_line(error) or type(error).__name__
+            else:
+                raise
+        return self._first_failure(failed)
+
+    def _first_failure(self, failed: str) -> str:
+        words = [word for word in self._world.gather(failed) if word]
+        return next((word for word in words if word != AGAIN), words[0] if words else "")
+
+    @contextmanager
+    def _barriers_that_fail(self) -> Iterator[None]:
+        """Let no rank wait at transformers' barrier within a save for one that has failed before it.
+
+        There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
+        """
+
+        def barrier(*args: Any, **options: Any) -> None:
+            if failed := self._first_failure(""):
+                raise _OtherFailed(failed)
+
+        plain = trainer_module.dist
+        stand_in = SimpleNamespace(**{name: getattr(plain, name) for name in dir(plain)} | {"barrier": barrier})
+        with patch.object(trainer_module, "dist", stand_in) if self._world.processes > 1 else nullcontext():
+            yield
+
+
+class _OtherFailed(Exception):
+    """Another rank has said why it could not write; all know of it."""
+
 
 def _best_of(state: Any) -> dict[str, Any]:
     return {name: getattr(state, name) for name in ("best_model_checkpoint", "best_global_step", "best_metric")}
 
 
-def _in_a_line(error: Exception) -> str:
+def _in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
@@ -122,26 +214,32 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     """
     folder = Path(output_dir)
     try:
-        _twice_if_full(lambda: trainer.save_model(output_dir))
+        write_shards(trainer, whole=True)
+        if _is_sharded(trainer):
+            trainer.save_model(output_dir)
+        else:
+            _twice_if_full(lambda: trainer.save_model(output_dir))
         sync_all([*(path for path in folder.iterdir() if path.is_file()), folder])
     except Exception as error:
         if not is_full_disk(error, output_dir):
             raise
-        best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-        raise _unsaved(folder, trainer.state.global_step, best, error) from error
+        raise _unsaved(folder, trainer, error) from error
 
 
-def _unsaved(folder: Path, step: int, best: str | None, error: Exception) -> OutputFolderError:
+def _unsaved(folder: Path, trainer: Any, error: Exception) -> OutputFolderError:
+    step = trainer.state.global_step
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     free = format_bytes(shutil.disk_usage(folder).free)
     reason = _in_a_line(error)
     message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
     newest = newest_whole(folder)
     if newest is not None and newest.step == step:
-        model = best or newest.path
+        is_model = "" if _is_sharded(trainer) else ": that folder is the model"  # else each rank's part of it
         return OutputFolderError(
             message,
-            hint=f"The training is done, and its weights are whole in {model}: that folder is the model.\n"
-            "Or free some space and run the same command with --resume_from_checkpoint, which only writes the model.",
+            hint=f"The training is done, and its weights are whole in {best or newest.path}{is_model}.\n"
+            f"{'F' if _is_sharded(trainer) else 'Or f'}ree some space and run the same command with "
+            "--resume_from_checkpoint, which only writes the model.",
         )
     where = "from the beginning" if newest is None else f"from step {newest.step} of {step}"
     return OutputFolderError(

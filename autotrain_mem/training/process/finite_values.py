@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotrain_mem.training.process.world import World
 from autotrain_mem.training.request import SendEvent
 
 LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
@@ -26,8 +27,8 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
     large is the loss scaler's daily business, and is not looked at.
     """
 
-    def __init__(self, trainer: Any, send: SendEvent) -> None:
-        self._trainer, self._send = trainer, send
+    def __init__(self, trainer: Any, send: SendEvent, world: World | None = None) -> None:
+        self._trainer, self._send, self._world = trainer, send, world
         self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
         self._loss = 0.0
         """Of this step, where it is no finite number."""
@@ -62,6 +63,8 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Before a step is logged or saved it is looked at; what is spoilt takes no sound checkpoint's place."""
         if control.should_log or control.should_save:
             self._look()
+        if control.should_save and self._world is not None:  # all write a checkpoint, or none
+            self._is_spoilt = self._world.any(self._is_spoilt)
         if self._is_spoilt:
             control.should_save = False
 

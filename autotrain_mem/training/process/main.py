@@ -31,19 +31,23 @@ def main() -> None:
         # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
         from autotrain_mem.training.process.probe import probe
         from autotrain_mem.training.process.train import train
+        from autotrain_mem.training.process.world import beating
 
         tasks = {"probe": probe, "train": train}
-        channel.send(tasks[request.task](request, channel.send))
+        with beating(channel.send) if request.knobs.processes > 1 else contextlib.nullcontext():
+            channel.send(tasks[request.task](request, channel.send))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
         channel.send(interrupted_before_training().to_json())
-    except Exception as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
+    except SystemExit:
+        raise
+    except BaseException as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()  # first: the parent ends this process when it has the answer
         channel.send(_failure(error, request.output_dir).to_json())
 
 
-def _failure(error: Exception, output_dir: str) -> AutofitError:
+def _failure(error: BaseException, output_dir: str) -> AutofitError:
     """Turn an exception of the libraries into what it means to the user."""
     if isinstance(error, AutofitError):
         return error

@@ -34,6 +34,8 @@ from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
+from autotrain_mem.training.process.checkpointing import write_shards
+from autotrain_mem.training.process.world import Moves
 from autotrain_mem.training.request import Request, SendEvent
 
 
@@ -106,11 +108,14 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
     progress.row_tokens = take_longest(trainer)
     _complete_to_the_end(trainer, knobs.completion_length)
     trainer.add_callback(_Stopwatch(progress))
+    trainer.add_callback(Moves())
     filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
+    write_shards(trainer, whole=False)
     with method_of(job.method).training_patches(trainer, filled, knobs):
         device.train(trainer)
     if changes["save_strategy"] == "no":  # as after a training that writes no checkpoints
         peaks.enter_phase(Phase.SAVE)
+        write_shards(trainer, whole=True)
         trainer.save_model(request.output_dir)
 
 
@@ -145,7 +150,7 @@ def _complete_to_the_end(trainer: Any, tokens: int) -> None:
 
     With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
     """
-    if not hasattr(trainer, "_generate_and_score_completions"):
+    if not _generates(trainer):
         return
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
@@ -186,16 +191,18 @@ def take_longest(trainer: Any) -> int:
     lengths = _lengths(trainer.train_dataset, trainer)
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
         _take_evaluated(trainer)
-    count = _rows_at_once(trainer)
+    # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
+    # rows are those of all processes.
+    count, turns = _rows_at_once(trainer), 1 if _generates(trainer) else trainer.args.world_size
     chosen = repeated(longest_rows(lengths, count, padded=is_padded(trainer.args)), count)
     if is_ppo:
         # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
         # built, and shuffles them (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader).
-        rows = trainer.train_dataset.select(chosen)
-        loader = DataLoader(rows, batch_size=len(rows), shuffle=True, collate_fn=trainer._collate, drop_last=True)
+        rows = trainer.train_dataset.select(chosen * turns)
+        loader = DataLoader(rows, batch_size=len(chosen), shuffle=True, collate_fn=trainer._collate, drop_last=True)
         trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(loader)
     else:  # in their order, whatever the config says of it
-        rows = trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS))
+        rows = trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS * turns))
         trainer.train_dataset = rows
         if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO: a sampler of their own, which repeats each prompt
             trainer.shuffle_dataset = False
@@ -218,9 +225,14 @@ def _rows_at_once(trainer: Any) -> int:
     """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
     if hasattr(trainer, "value_model"):
         return int(trainer.local_dataloader_batch_size)
-    if hasattr(trainer, "_generate_and_score_completions"):
+    if _generates(trainer):
         return max(1, int(trainer.args.generation_batch_size) // int(trainer.num_generations))
     return int(trainer.args.per_device_train_batch_size)
+
+
+def _generates(trainer: Any) -> bool:
+    """Whether it is GRPO's or RLOO's, whose batches are of completions."""
+    return hasattr(trainer, "_generate_and_score_completions")
 
 
 def _take_evaluated(trainer: Any) -> None:
@@ -230,4 +242,5 @@ def _take_evaluated(trainer: Any) -> None:
     batch = max(1, rows // EVALUATED_BATCHES)
     lengths = _lengths(trainer.eval_dataset, trainer)
     chosen = repeated(longest_rows(lengths, batch, padded=is_padded(trainer.args)), batch)
-    trainer.eval_dataset = trainer.eval_dataset.select((chosen * EVALUATED_BATCHES)[:rows])
+    one = (chosen * EVALUATED_BATCHES)[:rows]
+    trainer.eval_dataset = trainer.eval_dataset.select(one * trainer.args.world_size)

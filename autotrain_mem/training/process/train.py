@@ -29,6 +29,7 @@ from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
+from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.watch.callback import MemoryWatch
@@ -40,20 +41,23 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         trainer = build(request, device.placed)
         keep_order(trainer)
         drop_logs_without_room(trainer, send)
-        progress = ProgressCallback(send, device.read)
+        world = World(trainer.args)
+        progress = ProgressCallback(send, device.read, world)
         trainer.add_callback(progress)
+        trainer.add_callback(Moves())
         trainer.add_callback(NoStepAfterTheLast(trainer))
-        follow_saving(trainer, send, request.run)
+        follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
         complete_cards(trainer, request)
         started = time.perf_counter()
-        _run(trainer, device, request, send)
-    seconds = time.perf_counter() - started
-    reading = device.read()
-    if not progress.interrupted:
-        save_trained(trainer, request.output_dir)
-        if trainer.args.push_to_hub:
-            trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
+        _run(trainer, device, request, send, world)
+        device.end_faults()
+        seconds = time.perf_counter() - started
+        reading = device.read()
+        if not progress.interrupted:  # while the ranks still talk: one of several may hold a part of the model only
+            save_trained(trainer, request.output_dir)
+            if trainer.args.push_to_hub:
+                trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
     return {
         "event": "end",
         "interrupted": progress.interrupted,
@@ -65,10 +69,10 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
     }
 
 
-def _run(trainer: Any, device: Device, request: Request, send: SendEvent) -> None:
+def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world: World) -> None:
     """Train to the end, or to an error that says what was held when the device was full."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
-    trainer.add_callback(FiniteValues(trainer, send))  # outermost: the longest rows' loss is none of the run's
+    trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: the longest rows' loss is none of the run's
     resume = request.job.arguments.get("resume_from_checkpoint")
     try:
         device.train(trainer, resume_from_checkpoint=resume)
@@ -171,11 +175,13 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     Args:
         send: Takes one event.
         read: Reads the device's allocator; gives None where nothing measures.
+        world: Ctrl-C comes to one rank in one step and to another in the next: all end after the same.
     """
 
-    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None]) -> None:
+    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World | None = None) -> None:
         self._send = send
         self._read = read
+        self._world = world
         self.interrupted = False
         self.losses: list[float] = []
         self.rewards: list[float] = []
@@ -195,6 +201,8 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reading = self._read()
         memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})
+        if self._world is not None:
+            self.interrupted = self._world.any(self.interrupted)
         if self.interrupted:
             control.should_training_stop = True
             # So that the run can be gone on with from here; who asks for no checkpoints gets none.

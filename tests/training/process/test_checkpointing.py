@@ -138,7 +138,8 @@ class Saver:
     """A trainer as far as saving goes: two files for each checkpoint, and each step is the best so far."""
 
     def __init__(self, folder: Path, best: str | None = None) -> None:
-        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1)
+        single = {"process_index": 0, "world_size": 1, "ddp_timeout": 9}
+        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1, **single)
         self.state = SimpleNamespace(global_step=0, best_model_checkpoint=best, best_global_step=None, best_metric=None)
         self.events: list[dict[str, Any]] = []
         follow_saving(self, self.events.append)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from nouns import TRL_DEFAULTS
 
 from autotrain_mem.spec import codec
 from autotrain_mem.training.process import main as process
@@ -28,7 +29,7 @@ def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
             logged.append(capsys.readouterr().err)
 
     class Request:
-        task, output_dir = "train", "."
+        task, output_dir, knobs = "train", ".", TRL_DEFAULTS
 
     def fail(*_: object) -> None:
         raise ValueError("no such row")

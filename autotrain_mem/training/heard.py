@@ -1,0 +1,171 @@
+"""Makes one story of what the ranks of a training send: the first rank's events, and of others what it cannot know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autotrain_mem.processes import ChildTimeout
+from autotrain_mem.spec import codec
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.exit_causes import blames_others
+from autotrain_mem.training.pulses import Pulses
+from autotrain_mem.training.ranks import LOOK_SECONDS, RankDied, Ranks
+
+CULPRIT_SECONDS = 5.0
+"""How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is
+killed, before its parent is told, and a process that raised writes its traceback first."""
+
+MUTE_PULSES = 3.0
+"""Seconds without a pulse that show, once a collective has been given up, who it was that stood still."""
+
+Event = dict[str, Any]
+
+
+class WaitedFor(Exception):
+    """The others wait for this rank, and have for too long."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank, self.why = rank, why
+
+
+class Heard:
+    """What the ranks of one training send, as one process would.
+
+    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents
+    and notes, each once. ``step`` events have the most of what any rank has measured.
+
+    Args:
+        silent_seconds: How long nothing may move before the rank is named that is waited for.
+    """
+
+    def __init__(self, ranks: Ranks, count: int, silent_seconds: float) -> None:
+        self.ranks, self.ranks_count = ranks, count
+        self._pulses = Pulses(count, silent_seconds)
+        self._seen: set[str] = set()
+        self._readings: dict[int, MemoryReading] = {}
+        self._done: set[int] = set()
+
+    @property
+    def are_several(self) -> bool:
+        return self.ranks_count > 1
+
+    def events(self) -> Iterator[Event]:
+        """Events until the first rank ends well. Raises as :meth:`receive` does where it ends otherwise."""
+        while True:
+            try:
+                yield self.receive()
+            except RankDied as death:
+                if death.code == 0:
+                    return
+                raise
+
+    def receive(self, timeout_seconds: float | None = None) -> Event:
+        """Return the next event; an error has the ``rank`` that it is of, where there are several.
+
+        Raises:
+            RankDied: that rank ended before its time, or, as the first, at it.
+            WaitedFor: nothing moves any more.
+            ChildTimeout: there was none within the time.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
+            if wait <= 0:
+                raise ChildTimeout
+            if self.are_several and (overdue := self._pulses.overdue()) is not None:
+                raise WaitedFor(*overdue)
+            try:
+                rank, message = self.ranks.receive(wait)
+            except ChildTimeout:
+                continue
+            except RankDied as death:
+                if death.rank and death.rank in self._done:
+                    continue
+                raise self._culprit_of(death.log_tail, death) from death
+            self._pulses.see(rank, message)
+            if not self.are_several and message.get("event") != "pulse":
+                return message
+            if "error" in message:
+                return self._error({**message, "rank": rank})
+            event = self._event(rank, message)
+            if event is not None:
+                return event
+
+    def _event(self, rank: int, event: Event) -> Event | None:
+        """Return the event as it is passed on; None where it is not."""
+        match event["event"]:
+            case "pulse":
+                return None
+            case "probe":
+                return {**event, "rank": rank}
+            case "incident" | "note":
+                return self._once(rank, event)
+            case "step" if event["memory"] is not None:
+                self._readings[rank] = codec.from_json(MemoryReading, event["memory"])
+                event = {**event, "memory": codec.to_json(most_read([*self._readings.values()]))}
+            case "end":
+                self._done.add(rank)
+        return None if rank else event
+
+    def _once(self, rank: int, event: Event) -> Event | None:
+        """Ranks that agree on what to do tell of it all at once."""
+        incident = event.get("incident", event)
+        key = "|".join(str(incident.get(name)) for name in ("event", "step", "phase", "remedy") if name in incident)
+        key += "" if "incident" in event else event["message"]
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        if not rank:
+            return event
+        named = {**incident, "message": f"rank {rank}: {incident['message']}"}
+        return {**event, "incident": named} if "incident" in event else named
+
+    # -- whose fault it is ---------------------------------------------------------------------------------------------
+
+    def _error(self, error: Event) -> Event:
+        """Return the error of the rank that failed first: those that it leaves fail for want of it."""
+        if not blames_others(str(error.get("message", ""))):
+            return error
+        other = self._other_failure(error["rank"])
+        if isinstance(other, Exception):
+            raise other
+        return other or error
+
+    def _culprit_of(self, words: str, death: RankDied) -> RankDied | WaitedFor:
+        if not self.are_several or not blames_others(words):
+            return death
+        other = self._other_failure(death.rank)
+        return other if isinstance(other, (RankDied, WaitedFor)) else death
+
+    def _other_failure(self, left: int) -> Event | RankDied | WaitedFor | None:
+        """Wait a moment for another rank's own failure; then ask who is behind."""
+        deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
+        while (wait := deadline - time.monotonic()) > 0:
+            try:
+                rank, message = self.ranks.receive(wait)
+            except ChildTimeout:
+                break
+            except RankDied as death:
+                if death.rank != left and not blames_others(death.log_tail):
+                    return death
+                gone.add(death.rank)
+                continue
+            self._pulses.see(rank, message)
+            if rank != left and "error" in message:
+                if not blames_others(str(message.get("message", ""))):
+                    return {**message, "rank": rank}
+                gone.add(rank)
+        mute = self._pulses.mute(MUTE_PULSES) - gone
+        if mute:
+            return WaitedFor(min(mute), "its process stands still")
+        behind = self._pulses.behind()
+        return None if behind is None or behind[0] in gone else WaitedFor(*behind)
+
+
+def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
+    """Put together what several allocators say: the most of each figure."""
+    figures: list[Mapping[str, Any]] = [codec.to_json(reading) for reading in readings]
+    return MemoryReading(**{name: max(each[name] for each in figures) for name in figures[0]})

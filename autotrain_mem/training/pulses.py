@@ -1,0 +1,104 @@
+"""Follows how far each rank of a training is, and names the one that the others wait for.
+
+Ranks wait for each other at every collective, so that one that stops stops all, and none of them says why. A thread in
+each process sends a pulse every second: how often its trainer has moved (a micro-step, a step, a batch of evaluation),
+and where its main thread is. A process that is stopped, or swapped out, sends none; one whose main thread hangs sends
+where.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PULSE_SECONDS = 1.0
+"""Between two pulses of a rank. Each takes some 50 us of a thread that sleeps otherwise."""
+
+MUTE_SECONDS = 120.0
+"""A rank that has sent no pulse for so long, while others do, stands still: its thread needs the interpreter's lock for
+microseconds, and nothing holds that for minutes. transformers and TRL read and write files, and call CUDA, without."""
+
+SILENT_SECONDS = 1800.0
+"""No rank has moved for so long: the default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
+``torch/distributed/constants.py: default_pg_timeout``), after which torch gives a collective up by itself, and says
+which one, not which rank is missing."""
+
+ASLEEP_SECONDS = 10.0
+"""Where this process itself was not running for so long, pulses are late for its own sake."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    heard_at: float
+    """By this process's clock."""
+    has_pulse: bool = False
+    moves: int = 0
+    place: str = ""
+
+
+class Pulses:
+    """What the ranks of one training have sent so far.
+
+    Args:
+        ranks: How many there are.
+        silent_seconds: How long a training may not move; ``--ddp_timeout``.
+        clock: For tests.
+    """
+
+    def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silent_seconds, self._clock = silent_seconds, clock
+        self._mute_seconds = min(MUTE_SECONDS, silent_seconds)
+        now = clock()
+        self._ranks = [_Rank(heard_at=now) for _ in range(ranks)]
+        self._moved_at = self._looked_at = now
+
+    def see(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take a message of a rank; every one shows that its process runs."""
+        now, this = self._clock(), self._ranks[rank]
+        this.heard_at = now
+        if message.get("event") != "pulse":
+            self._moved_at = now
+            return
+        self._moved_at = now if message["moves"] != this.moves else self._moved_at
+        this.has_pulse, this.moves, this.place = True, message["moves"], message["place"]
+
+    def overdue(self) -> tuple[int, str] | None:
+        """Return the rank that is waited for, and why it is thought to be that one; None while all is well."""
+        now = self._clock()
+        slept, self._looked_at = now - self._looked_at > ASLEEP_SECONDS, now
+        if slept:
+            self._moved_at = now
+            for each in self._ranks:
+                each.heard_at = now
+        if (mute := self._mute(now)) is not None:
+            return mute
+        if any(rank.moves for rank in self._ranks) and now - self._moved_at >= self._silent_seconds:
+            rank, why = self.behind() or (0, f"all ranks are {self._ranks[0].place}")
+            return rank, f"nothing has moved for {now - self._moved_at:.0f} s, and {why}"
+        return None
+
+    def behind(self) -> tuple[int, str] | None:
+        """Return the rank that has moved least, or is elsewhere than the others, and how that shows; None for none."""
+        numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)
+        least, most = min(numbers), max(numbers)
+        if least < most:
+            rank = next(number for number, each in enumerate(self._ranks) if each.moves == least)
+            return rank, f"it is {most - least} behind the others, {self._ranks[rank].place}"
+        (common, _), *_ = places.most_common()
+        odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
+        return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
+
+    def mute(self, seconds: float) -> set[int]:
+        """Return the ranks that have sent nothing for so long."""
+        now = self._clock()
+        return {number for number, rank in enumerate(self._ranks) if rank.has_pulse and now - rank.heard_at >= seconds}
+
+    def _mute(self, now: float) -> tuple[int, str] | None:
+        mute = self.mute(self._mute_seconds)
+        if not mute or len(mute) == len(self._ranks):  # then it is the machine
+            return None
+        rank = min(mute)
+        return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"

@@ -1,0 +1,251 @@
+"""Several processes are heard as one: the rank that failed is named, and none is left over."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.errors import TrainingError, UsageError
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.processes import ChildDied, ChildTimeout
+from autotrain_mem.spec import Job, Phase, PhasePeak, Probe, Topology, codec
+from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training import heard as hearing
+from autotrain_mem.training import ranks as several
+from autotrain_mem.training.environment import PORT, Meeting, process_environment, rank_environments
+from autotrain_mem.training.exit_causes import Ending, cause_of
+from autotrain_mem.training.heard import Heard, WaitedFor
+from autotrain_mem.training.launch import most_of
+from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
+from autotrain_mem.training.ranks import RankDied, Ranks
+from autotrain_mem.training.request import Request
+
+GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+"""What gloo says of a rank that has ended."""
+
+CHILD = """
+import os, signal, sys
+from autotrain_mem.processes import Channel
+channel = Channel(ignore_interrupt=True)
+request = channel.receive()
+channel.send({"said": request["say"], "rank": os.environ["RANK"]})
+if request["say"] == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+channel.receive()
+"""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pulse(moves: int, place: str = "in graph.py: _engine_run_backward") -> dict[str, Any]:
+    return {"event": "pulse", "moves": moves, "place": place}
+
+
+def watched(pulses: Pulses, clock: Clock, seconds: float, *beating: tuple[int, dict[str, Any]]) -> Any:
+    """Let these ranks send the same pulse every second; returns the first that is overdue."""
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now += 1
+        for rank, message in beating:
+            pulses.see(rank, message)
+        if (overdue := pulses.overdue()) is not None:
+            return overdue
+    return None
+
+
+def test_a_rank_that_shows_no_sign_of_life_while_others_do_is_waited_for() -> None:
+    clock = Clock()
+    pulses = Pulses(2, 1800, clock)
+    assert watched(pulses, clock, 500, (0, pulse(0))) is None  # the other has not begun: it imports
+    pulses.see(1, pulse(3))
+    rank, why = watched(pulses, clock, 500, (0, pulse(3)))
+    assert (rank, why) == (1, f"its process has given no sign of life for {MUTE_SECONDS:.0f} s")
+
+
+def test_of_ranks_that_live_and_do_not_move_the_one_behind_or_elsewhere_is_waited_for() -> None:
+    clock = Clock()
+    pulses = Pulses(2, 1800, clock)
+    assert watched(pulses, clock, 2000, (0, pulse(0)), (1, pulse(0))) is None  # loading has no limit
+    behind = pulse(6, "in dataloader.py: __next__")
+    rank, why = watched(pulses, clock, 2000, (0, pulse(7)), (1, behind))
+    assert (rank, clock.now) == (1, pytest.approx(3800, abs=2))
+    assert why == "nothing has moved for 1800 s, and it is 1 behind the others, in dataloader.py: __next__"
+    pulses = Pulses(3, 1800, clock)
+    alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
+    rank, why = watched(pulses, clock, 2000, (0, elsewhere), (1, alike), (2, alike))
+    assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, where o")
+
+
+def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itself_stood_still() -> None:
+    clock = Clock()
+    pulses = Pulses(2, 100, clock)
+    for moves in range(20):
+        assert watched(pulses, clock, 50, (0, pulse(moves)), (1, pulse(moves))) is None
+    clock.now += 10 * MUTE_SECONDS + ASLEEP_SECONDS
+    pulses.see(0, pulse(30))
+    assert pulses.overdue() is None
+
+
+class FakeRanks:
+    """Ranks that send what they are told to."""
+
+    def __init__(self, *says: tuple[int, Mapping[str, Any] | ChildDied]) -> None:
+        self._says: queue.Queue[Any] = queue.Queue()
+        for each in says:
+            self._says.put(each)
+
+    def receive(self, timeout_seconds: float) -> tuple[int, Mapping[str, Any]]:
+        if self._says.empty():
+            raise ChildTimeout
+        rank, said = self._says.get()
+        if isinstance(said, ChildDied):
+            raise RankDied(rank, said)
+        return rank, said
+
+
+def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> Heard:
+    return Heard(FakeRanks(*says), 2, 1800.0)  # type: ignore[arg-type]
+
+
+READING = {"allocated_bytes": 1, "peak_allocated_bytes": 5, "reserved_bytes": 1, "peak_reserved_bytes": 5}
+READING["num_alloc_retries"] = 0
+
+
+def test_the_first_ranks_events_are_passed_on_and_of_others_what_it_does_not_say_itself() -> None:
+    note, own = {"event": "note", "message": "the disk is full"}, {"event": "note", "message": "the card is hot"}
+    step = {"event": "step", "step": 1, "memory": READING}
+    incident = {"event": "incident", "incident": {"step": 1, "phase": "backward", "remedy": "split", "message": "full"}}
+    ranks = heard(
+        *((0, note), (1, note), (1, own), (1, pulse(1)), (1, {"event": "log", "step": 1, "logs": {}})),
+        *((1, step | {"memory": READING | {"peak_reserved_bytes": 9}}), (0, step), (1, incident), (0, incident)),
+        *((1, {"event": "end"}), (1, ChildDied(0, "")), (0, {"event": "end"})),
+    )
+    events = [ranks.receive() for _ in range(5)]
+    assert events[:2] == [note, own | {"message": "rank 1: the card is hot"}]
+    assert events[2]["memory"] == READING | {"peak_reserved_bytes": 9}  # the most of any
+    assert events[3]["incident"]["message"] == "rank 1: full"
+    assert events[4] == {"event": "end"}
+
+
+def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "CULPRIT_SECONDS", 0.05)
+    left = (0, TrainingError(GONE).to_json())
+    with pytest.raises(RankDied) as killed:
+        heard(left, (1, ChildDied(-9, ""))).receive()
+    assert (killed.value.rank, killed.value.code) == (1, -9)
+    raised = heard(left, (1, TrainingError("The trainer raised KeyError: 'text'").to_json())).receive()
+    assert (raised["rank"], raised["message"]) == (1, "The trainer raised KeyError: 'text'")
+    assert heard(left).receive()["rank"] == 0  # nobody else says anything
+    with pytest.raises(WaitedFor, match=r"rank 1: it is 2 behind the others, in reward.py: score"):
+        heard((0, pulse(7)), (1, pulse(5, "in reward.py: score")), left).receive()
+    died = heard((0, ChildDied(-6, f"terminate: {GONE}")), (1, ChildDied(-11, "")))
+    with pytest.raises(RankDied) as crashed:
+        died.receive()
+    assert (crashed.value.rank, crashed.value.code) == (1, -11)
+
+
+def test_a_cause_names_its_rank() -> None:
+    ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
+    assert cause_of(ending).why == "rank 1: signal 9"
+    hang = replace(ending, code=None, waited_for="its process stands still")
+    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process stands still")
+
+
+def test_a_probe_of_several_ranks_has_the_most_of_each_figure_and_a_refusal_first() -> None:
+    small, large = (PhasePeak(allocated_bytes=each, reserved_bytes=each) for each in (1, 2))
+    one = Probe(
+        knobs=TRL_DEFAULTS,
+        fits=True,
+        measured=codec.from_json(MemoryReading, READING),
+        phases={Phase.LOAD: large, Phase.FORWARD: small},
+        non_torch_bytes=3,
+        step_seconds=0.5,
+    )
+    phases = {Phase.LOAD: small, Phase.FORWARD: large, Phase.BACKWARD: large}
+    other = replace(one, phases=phases, non_torch_bytes=7, fits=False, step_seconds=None, refused="rank 1: full")
+    most = most_of([one, other])
+    assert most.phases == {Phase.LOAD: large, Phase.FORWARD: large, Phase.BACKWARD: large}
+    assert (most.fits, most.refused, most.non_torch_bytes, most.step_seconds) == (False, "rank 1: full", 7, 0.5)
+
+
+def request(processes: int, **arguments: Any) -> Request:
+    topology = Topology(devices=processes, uuids=tuple(f"GPU-{number}" for number in range(processes)))
+    return Request(
+        task="train",
+        job=Job(method="sft", model="m", dataset=None, arguments=arguments),
+        knobs=replace(TRL_DEFAULTS, processes=processes, sharding="fsdp2"),
+        hardware=replace(named("300MiB"), uuid="GPU-0", topology=topology),
+        simulate=False,
+        output_dir=".",
+    )
+
+
+def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    asked = request(2, bf16=False)
+    common = process_environment(asked.hardware, asked.knobs, {}, simulate=False)
+    assert common == {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "OMP_NUM_THREADS": "4"}
+    first, second = rank_environments(asked, common, Meeting(port=4711, is_ours=True))
+    assert first["ACCELERATE_USE_FSDP"] == "true"
+    assert first["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert {name: second[name] for name in second if second[name] != first[name]} == {"RANK": "1", "LOCAL_RANK": "1"}
+    assert [asked.of_rank(rank).hardware.uuid for rank in (0, 1)] == ["GPU-0", "GPU-1"]
+
+
+def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_was_lost_is_replaced() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = str(taken.getsockname()[1])
+        with pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused:
+            next(Meeting.of(2, {PORT: port}))
+    assert "Unset MASTER_PORT" in refused.value.hint
+    (given,) = Meeting.of(2, {PORT: port})
+    lost = "The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE"
+    assert not given.is_lost(lost)
+    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(2, {}))
+
+
+def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "GRACE_SECONDS", 0.5)
+    (tmp_path / "rank.py").write_text(CHILD)
+    path = f"{tmp_path}:{Path(several.__file__).parents[2]}"
+    environments = [{"RANK": str(rank), "PYTHONPATH": path} for rank in range(2)]
+    ranks = Ranks("rank", environments, [tmp_path / f"{rank}.log" for rank in range(2)])
+    started = psutil.Process().children(recursive=True)
+    try:
+        ranks.send([{"say": "go"}, {"say": "stop"}])
+        answers = [ranks.receive(20) for _ in range(2)]
+        assert sorted((rank, said["rank"], said["said"]) for rank, said in answers) == [
+            (0, "0", "go"),
+            (1, "1", "stop"),
+        ]
+        with pytest.raises(ChildTimeout):
+            ranks.receive(0.1)
+        os.kill(started[0].pid, signal.SIGKILL)
+        with pytest.raises(RankDied) as death:
+            ranks.receive(20)
+        assert (death.value.rank, death.value.code) == (0, -9)
+    finally:
+        began = time.monotonic()
+        ranks.stop()
+    assert time.monotonic() - began < 5
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
