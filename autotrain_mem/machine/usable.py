@@ -131,9 +131,15 @@ def _of_card(question: str) -> Any:
         if isinstance(nvml, str):
             return None
         try:
-            return getattr(nvml, question)(nvml.nvmlDeviceGetHandleByUUID(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
+            return getattr(nvml, question)(nvml.nvmlDeviceGetHandleByUUID(_own_uuid()))
         except nvml.NVMLError:
             return None
+
+
+def _own_uuid() -> str:
+    """The card of this process: of several on one machine each is shown all, and takes the one of its local rank."""
+    uuids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return uuids[int(os.environ.get("LOCAL_RANK", "0")) % len(uuids)]
 
 
 def _has_libcuda() -> bool:
