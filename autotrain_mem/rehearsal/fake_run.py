@@ -19,6 +19,7 @@ from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues, numbers
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.materialize import conversion_in_place
+from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.trace.ledger import Device
@@ -155,7 +156,8 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
     with generation_by_its_ends(recorder):
         trainer = spec.build()
         trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows, values.arrive, recorder)
-        with spec.patches(trainer):
+        whole = trained_in_full(trainer) if isinstance(recorder, RankRecorder) else nullcontext()
+        with spec.patches(trainer), whole:
             _train(trainer, recorder)
 
 

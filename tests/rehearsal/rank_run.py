@@ -9,12 +9,12 @@ import sys
 import traceback
 
 import torch
+from real_run import Case, trained
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
 from autotrain_mem.spec import Trace, codec
 from autotrain_mem.spec.codec import from_json
-from tests.rehearsal.real_run import Case, trained
 
 SECONDS = 120
 """For all ranks of a case; each takes a few."""
@@ -57,3 +57,21 @@ def _train(one: Case, rank: int, port: int, folder: pathlib.Path) -> None:
         code = 1
     sys.stdout.flush()
     os._exit(code)
+
+
+def moves_in_order(trace: Trace, above_bytes: int) -> list[tuple[str, int, int]]:
+    """Phase, bytes (negative for a death) and stream of every block above a size, in order.
+
+    Deaths that follow each other, with no birth between, stand by size: autograd frees a node's tensors in any order.
+    """
+    order: list[tuple[str, int, int]] = []
+    deaths: list[tuple[str, int, int]] = []
+    for phase, sign, block in trace.walk():
+        if block.size_bytes <= above_bytes:
+            continue
+        if sign < 0:
+            deaths.append((phase.value, -block.size_bytes, block.stream))
+            continue
+        order += [*sorted(deaths), (phase.value, block.size_bytes, block.stream)]
+        deaths = []
+    return order + sorted(deaths)

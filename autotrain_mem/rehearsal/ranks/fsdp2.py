@@ -28,6 +28,7 @@ from torch.distributed.fsdp._fully_shard import (
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from autotrain_mem.rehearsal.ranks.invariants import check_shards
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.streams import Streams
 from autotrain_mem.spec import Owner
@@ -36,8 +37,12 @@ _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp
 
 
 @contextmanager
-def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
-    """Inside, FSDP2 shards models as on GPUs."""
+def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
+    """Inside, FSDP2 shards models as on GPUs.
+
+    Args:
+        shards: Processes that hold one model together.
+    """
     streams, scatter = Streams(recorder), _fsdp_collectives.DefaultReduceScatter
     meta = ShardingPropagator._propagate_tensor_meta_non_cached
     with ExitStack() as stack:
@@ -49,7 +54,7 @@ def fsdp2_rules(recorder: RankRecorder) -> Iterator[None]:
         stack.enter_context(patch.object(ShardingPropagator, meta.__name__, recorder.hides(meta)))
         # gloo reduces and scatters in a copy of its own, NCCL in what it is given.
         stack.enter_context(patch.object(scatter, "__call__", _counted(recorder, scatter.__call__)))
-        stack.enter_context(patch.object(Accelerator, "_prepare_fsdp2", _prepared(recorder)))
+        stack.enter_context(patch.object(Accelerator, "_prepare_fsdp2", _prepared(recorder, shards)))
         # TRL shards a reference model itself (``trl/models/utils.py: prepare_fsdp``), whole as one unit.
         stack.enter_context(patch.object(fsdp, "fully_shard", recorder.hides(fsdp.fully_shard)))
         stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
@@ -80,7 +85,7 @@ def _quantized_stay_plain() -> Iterator[None]:
         yield
 
 
-def _prepared(recorder: RankRecorder) -> Callable[..., Any]:
+def _prepared(recorder: RankRecorder, shards: int) -> Callable[..., Any]:
     """accelerate casts, shards and matches the model on the host; the shards then lie on the device.
 
     accelerate finds an optimizer's parameters again by their addresses (``accelerator.py: _prepare_fsdp2``), and fake
@@ -90,6 +95,7 @@ def _prepared(recorder: RankRecorder) -> Callable[..., Any]:
 
     def prepared(accelerator: Accelerator, *args: Any) -> Any:
         models = [each for each in args if isinstance(each, torch.nn.Module)]
+        before = {name: parameter.numel() for each in models for name, parameter in each.named_parameters()}
         for model in models:
             for parameter in model.parameters():
                 recorder.work.know_weight(parameter)
@@ -101,6 +107,7 @@ def _prepared(recorder: RankRecorder) -> Callable[..., Any]:
         ):
             result = prepare(accelerator, *args)
         for model in (each for each in result if isinstance(each, torch.nn.Module)):
+            check_shards(before, model, shards)
             recorder.adopt_model(model)
         return result
 

@@ -80,7 +80,7 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterato
         elif knobs.sharding == "fsdp1":
             stack.enter_context(fsdp1_rules(recorder))
         else:
-            stack.enter_context(fsdp2_rules(recorder))
+            stack.enter_context(fsdp2_rules(recorder, knobs.shards))
             if knobs.fsdp_offload_params:
                 stack.enter_context(fsdp2_offload(recorder))
         yield

@@ -1,0 +1,81 @@
+"""Checks that a rehearsed process of several trained all that it should have.
+
+What goes wrong in sharding goes wrong silently: an optimizer that holds parameters from before they were sharded steps
+on nothing, and its state is missing from the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as hooks
+
+from autotrain_mem.errors import RehearsalError
+from autotrain_mem.rehearsal.ranks.recording import local
+
+LARGEST_PADDING = 0.001
+"""Share of all elements by which shards may exceed their part of the model, beside one row of each parameter."""
+
+
+@contextmanager
+def trained_in_full(trainer: Any) -> Iterator[None]:
+    """Inside, a trainer trains; then every parameter that was used must be the optimizer's, and have its state.
+
+    Raises:
+        RehearsalError: the prediction would be too low.
+    """
+    ran: set[int] = set()
+    hook = hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module)))
+    try:
+        yield
+    finally:
+        hook.remove()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    used = {
+        name: parameter
+        for prefix, module in model.named_modules()
+        if id(module) in ran
+        for name, parameter in module.named_parameters(prefix, recurse=False)
+        if parameter.requires_grad and local(parameter).numel()  # of FSDP1, the shards of others are empty
+    }
+    if not used or trainer.state.global_step == 0:
+        raise _broken("no step was made, or nothing was trained")
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := [name for name, parameter in used.items() if id(parameter) not in held]:
+        raise _broken(f"the optimizer does not hold {_some(missing)}")
+    with_state = {id(parameter) for parameter, state in optimizer.state.items() if state}
+    if with_state and (missing := [name for name, each in used.items() if id(each) not in with_state]):
+        raise _broken(f"the optimizer made no step on {_some(missing)}")
+
+
+def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:
+    """Compare a model's shards with their part of all elements.
+
+    Args:
+        before: Elements of each parameter before it was sharded.
+        shards: Processes that hold one model together.
+
+    Raises:
+        RehearsalError: more or fewer than their part, and padding.
+    """
+    whole = sum(before.values())
+    held = sum(local(parameter).numel() for parameter in model.parameters()) * shards
+    rows = sum(shards * parameter.shape[1:].numel() for parameter in model.parameters())
+    if not whole * (1 - LARGEST_PADDING) - rows <= held <= whole * (1 + LARGEST_PADDING) + rows:
+        raise _broken(f"its shards hold {held} of {whole} parameters")
+
+
+def _some(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more parameters" if len(names) > 1 else names[0]
+
+
+def _broken(what: str) -> RehearsalError:
+    return RehearsalError(
+        f"The rehearsal of one process of several is not whole: {what}.",
+        hint="Its figures would be too low, so none are given. Please report the model, the method and the flags; "
+        "--sharding ddp, or another of --sharding's values, may be rehearsed.",
+    )

@@ -1,0 +1,63 @@
+"""A rehearsed process of several is the real one that talks to others through gloo, and is checked."""
+
+import pathlib
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+from accelerate import accelerator
+from rank_run import moves_in_order, trained_by_ranks
+from real_run import Case, case, peaks, rehearsed
+
+from autotrain_mem.errors import RehearsalError
+from autotrain_mem.spec import Owner
+from autotrain_mem.spec.work import Kind
+
+SMALL = 512
+"""Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
+
+RANKS = [
+    ("sft", {"sharding": "ddp", "use_peft": True}),
+    ("sft", {"sharding": "fsdp2"}),
+    ("sft", {"sharding": "fsdp2-no-reshard", "use_peft": True, "dtype": "bfloat16"}),
+    ("sft", {"sharding": "fsdp2", "fsdp_offload_params": True}),
+    ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
+    ("dpo", {"sharding": "fsdp2"}),
+]
+
+
+def ranked(method: str, folder: pathlib.Path, **knobs: object) -> Case:
+    return case(method, folder, **{"processes": 2, **knobs})
+
+
+@pytest.mark.parametrize(("method", "knobs"), RANKS)
+def test_a_rehearsed_rank_is_the_real_one(
+    method: str, knobs: dict[str, object], model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    one = ranked(method, model_folder("qwen2"), **knobs)
+    real, *_ = trained_by_ranks(one, tmp_path)
+    fake = rehearsed(one)
+    assert moves_in_order(fake, SMALL) == moves_in_order(real, SMALL)
+    assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), abs=SMALL)
+
+
+def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], pathlib.Path]) -> None:
+    alone, of_four = (rehearsed(ranked("sft", model_folder("qwen2"), processes=n, sharding=how)) for n, how in SETS)
+    for owner in (Owner.WEIGHTS, Owner.OPTIMIZER_STATE):
+        whole, part = (max(peaks(trace, owner).values()) for trace in (alone, of_four))
+        assert part == pytest.approx(whole / 4, rel=0.02)
+    assert any(block.owner is Owner.GATHERED_WEIGHTS for block in of_four.blocks)
+    assert {work.kind for work in of_four.work.work} >= {Kind.COLLECTIVE}
+    assert Kind.COLLECTIVE not in {work.kind for work in alone.work.work}
+
+
+SETS = ((1, None), (4, "fsdp2"))
+
+
+def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder: Callable[[str], pathlib.Path]) -> None:
+    one = ranked("sft", model_folder("qwen2"), sharding="fsdp2", gradient_accumulation_steps=1)
+    with (
+        patch.object(accelerator, "fsdp2_switch_optimizer_parameters", lambda *_: None),
+        pytest.raises(RehearsalError, match="the optimizer does not hold"),
+    ):
+        rehearsed(one)
