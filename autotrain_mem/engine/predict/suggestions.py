@@ -16,15 +16,12 @@ from autotrain_mem.planner.levers import pulled
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.precision import lacks_bf16
 from autotrain_mem.planner.space import Space, make_space, with_rows
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Owner
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import format_bytes
 
 CARDS_NAMED = 2
 """How many larger cards are named: the next one, and one more for those who cannot get it."""
-
-SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
-"""What FSDP divides among its cards."""
 
 MORE = (2, 4, 8)
 """Times as many cards as are looked at; a machine holds up to eight."""
@@ -46,16 +43,16 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tup
 
 
 def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> Iterator[str]:
-    """Finds the fewest that hold it under FSDP2: by arithmetic first, and then by a rehearsal of these alone."""
+    """Finds the fewest that hold it under FSDP2, each by a rehearsal; not tried is what a part of all would not fit."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     needs_whole = any("fsdp2" not in row.needs.get("sharding", ("fsdp2",)) for row in pulled(knobs))
     if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
         return
-    owners, rows = estimate.memory.owners_at_peak, knobs.effective_batch_size
-    divided = sum(owners.get(owner, 0) for owner in SHARDED)
-    for count in (topology.devices * times for times in MORE):
-        least = estimate.required_bytes - divided + divided * knobs.shards // count
-        if count > MOST_CARDS or rows % count or least > estimate.budget_bytes:
+    rows, outside_bytes = knobs.effective_batch_size, estimate.outside_bytes
+    counts = [topology.devices * times for times in MORE if topology.devices * times <= MOST_CARDS]
+    for count in (each for each in counts if rows % each == 0):
+        least = outside_bytes + estimate.reserved.peak_reserved_bytes * knobs.shards // count
+        if least > estimate.budget_bytes:
             continue
         split = replace(knobs, processes=count, sharding="fsdp2")
         there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
