@@ -1,5 +1,6 @@
 """What is asked for beside shards of the model, and goes with none."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from autotrain_mem.checks import sharding, table
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags
+from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.shardings import shared
+from autotrain_mem.spec import codec
+from tests.planner.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 
 def problems(method: str = "sft", **given: Any) -> list[str]:
@@ -41,6 +46,18 @@ def test_what_can_be_sharded_is_taken(kind: str) -> None:
     assert bool(problems(optim="adamw_8bit", sharding=kind)) == (kind != "fsdp1"), "whose parameters are plain tensors"
     (message,) = problems("ppo", sharding=kind)
     assert "does not work with PPO" in message
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "ppo"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_search_combines_nothing_that_is_refused(method: str, nodes: int) -> None:
+    defaults = {"sft": TRL, "dpo": TRL, "grpo": ONLINE, "ppo": PPO}[method]
+    four = replace(defaults, processes=4 * nodes, sharding="ddp")
+    space = replace(space_of(method=method, defaults=four, longest=100), nodes=nodes)
+    ways = [way for level in levels(space) for setting in level.settings for way in shared(space, setting)]
+    assert {way.sharding for way in ways} > {"ddp"} or method == "ppo"
+    for way in ways:
+        assert problems(method, **codec.to_json(way)) == [], way
 
 
 def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> None:

@@ -57,6 +57,7 @@ def test_ppo_that_does_not_fit_is_answered_with_what_rloo_and_grpo_need() -> Non
         (12, {}, "2 of these (--gpus 2), 6.00 GiB each"),
         (40, {}, "8 of these (--gpus 8), 5.00 GiB each"),
         (90, {}, ""),  # 11.3 each
+        (12, {"optim": "adamw_8bit"}, ""),  # whose kernels know no shards
         (12, {"per_device_train_batch_size": 1}, ""),  # one row is for one process
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, DoesNotFitError
@@ -45,7 +46,12 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tup
 def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> Iterator[str]:
     """Finds the fewest that hold it under FSDP2, each by a rehearsal; not tried is what a part of all would not fit."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
-    needs_whole = any("fsdp2" not in row.needs.get("sharding", ("fsdp2",)) for row in pulled(knobs))
+    whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
+    # What waits on the host to save bytes need not, where shards save them.
+    let_go: dict[str, Any] = {
+        row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
+    }
+    needs_whole = len(let_go) < len(whole)
     if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
         return
     rows, outside_bytes = knobs.effective_batch_size, estimate.outside_bytes
@@ -54,7 +60,7 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -
         least = outside_bytes + estimate.reserved.peak_reserved_bytes * knobs.shards // count
         if least > estimate.budget_bytes:
             continue
-        split = replace(knobs, processes=count, sharding="fsdp2")
+        split = replace(knobs, processes=count, sharding="fsdp2", **let_go)
         there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
         if there is not None and there.fits:
             yield f"{count} of these (--gpus {count}), {format_bytes(there.required_bytes)} each"
