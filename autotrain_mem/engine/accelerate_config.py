@@ -54,11 +54,11 @@ def launch_warnings(wish: Wish) -> tuple[str, ...]:
 
 def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
     given = wish.autofit.accelerate_config
-    if wish.accelerate is not None or given is None:
-        return wish.accelerate, FLAG
+    if given is None:
+        return wish.accelerate, "the plan's config of accelerate launch"
     if isinstance(given, Mapping):
         return given, FLAG
-    return read_yaml(str(given), FLAG), str(Path(given))
+    return wish.accelerate or read_yaml(str(given), FLAG), str(Path(given))
 
 
 def _pins(launch: Launch) -> dict[str, Any]:

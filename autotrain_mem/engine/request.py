@@ -227,21 +227,32 @@ _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORL
 get_cpu_distributed_information``)."""
 
 
+_SHARDS = (
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
+"""What accelerate says to the processes that it starts (``accelerate/utils/launch.py``)."""
+
+
 def check_launch() -> None:
     """Refuse to be one of several processes: each would begin a run of its own, whose training waits for the others.
 
     ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
 
     Raises:
-        UsageError: torchrun, accelerate or MPI started this process.
+        UsageError: torchrun, accelerate or MPI started this process, or it has what they say.
     """
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
     if "LOCAL_RANK" in os.environ or any(size.isdigit() and int(size) > 1 for size in sizes):
         raise UsageError(
-            "autofit was started by torchrun, accelerate launch or mpirun: it trains on one GPU, in a process that it "
-            "starts itself.",
-            hint="Start it without them. To train on several GPUs, launch a script with a trainer of autotrain_mem: "
-            "from autotrain_mem import SFTTrainer.",
+            "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
+            hint="Start it without them: --gpus N and --sharding, or --accelerate_config FILE, say how many and how.\n"
+            "They launch a script with a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
+        )
+    if on := [name for name in _SHARDS if os.environ.get(name, "").lower() == "true"]:
+        raise UsageError(
+            f"{on[0]} is set in this shell: every process would shard, whatever is planned.",
+            hint=f"unset {on[0]}; --sharding, or --accelerate_config FILE, says how processes share the model.",
         )
 
 

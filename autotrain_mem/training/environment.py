@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autotrain_mem.allocator.settings import (
     NEWER_VARIABLE,
@@ -105,13 +106,19 @@ class Meeting:
     """Else the user named it."""
 
     @classmethod
-    def of(cls, processes: int, environment: Mapping[str, str]) -> Iterator[Meeting]:
+    def of(
+        cls, processes: int, environment: Mapping[str, str], accelerate: Mapping[str, Any] | None = None
+    ) -> Iterator[Meeting]:
         """Yield one after the other: a port that was free may be taken by the time the first rank listens there.
+
+        Args:
+            accelerate: The user's own config, which may name a port.
 
         Raises:
             UsageError: the port that the user named is taken, or is none.
         """
-        given = {**os.environ, **environment}.get(PORT) if processes > 1 else None
+        named = str((accelerate or {}).get("main_process_port") or "")
+        given = {**os.environ, **environment}.get(PORT, named) or None if processes > 1 else None
         if given is not None:
             yield cls(port=_checked(given), is_ours=False)
             return
@@ -152,7 +159,7 @@ def _checked(port: str) -> int:
         reason = error.strerror if isinstance(error, OSError) else "it is no number of a port"
         raise UsageError(
             f"The processes cannot meet at {PORT}={port}: {reason}.",
-            hint=f"Unset {PORT}, and a free port is found; or name another.",
+            hint=f"Unset {PORT} (main_process_port in --accelerate_config), and a free port is found; or name another.",
         ) from error
     return int(port)
 

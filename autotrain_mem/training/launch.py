@@ -116,7 +116,7 @@ def train(
             step, and so does this function.
     """
     progress, keeps_open = _Progress(on_event), () if lock is None else (lock,)
-    for meeting in Meeting.of(request.knobs.processes, environment):
+    for meeting in Meeting.of(request.knobs.processes, environment, request.job.accelerate):
         ended = _train(request, rank_environments(request, environment, meeting), log, progress, keeps_open)
         if not isinstance(ended, Ending) or not meeting.is_lost(ended.error.message):
             break
@@ -275,7 +275,7 @@ def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.
     """
     started = time.monotonic()
     log = folder / PROBE_LOG_NAME
-    for meeting in Meeting.of(request.knobs.processes, environment):
+    for meeting in Meeting.of(request.knobs.processes, environment, request.job.accelerate):
         with _scratch(folder) as scratch:
             tried = replace(request, output_dir=str(scratch))
             probe = _probed(tried, rank_environments(request, environment, meeting), log)

@@ -30,6 +30,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         "--max_length --gpu --zzzzqq",
     ),
     "launched_by_torchrun": (2, SIMULATED, "torchrun 'from autotrain_mem import SFTTrainer'"),
+    "sharded_by_the_shell": (2, PLAN, "ACCELERATE_USE_FSDP unset --sharding --accelerate_config"),
     "launched_by_mpirun": (2, PLAN, "mpirun 'Start it without them'"),
     "opposite_of_flag": (2, f"sft {TINY} --no_use_peft", "'--use_peft false'"),
     "stray_words": (2, f"sft {TINY} extra words", "'extra words'"),
@@ -293,6 +294,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
 
 SHELL = {
     "launched_by_torchrun": ("LOCAL_RANK", "0"),
+    "sharded_by_the_shell": ("ACCELERATE_USE_FSDP", "true"),
     "launched_by_mpirun": ("OMPI_COMM_WORLD_SIZE", "2"),
     "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
     "mishaps_unknown": ("AUTOFIT_MISHAPS", "oom:sometimes"),

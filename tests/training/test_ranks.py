@@ -217,6 +217,7 @@ def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_was_lost_is_r
             next(Meeting.of(2, {PORT: port}))
     assert "Unset MASTER_PORT" in refused.value.hint
     (given,) = Meeting.of(2, {PORT: port})
+    assert next(Meeting.of(2, {}, {"main_process_port": int(port)})) == given
     lost = "The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE"
     assert not given.is_lost(lost)
     assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(2, {}))
