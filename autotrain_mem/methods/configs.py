@@ -157,11 +157,16 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
     FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
     as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
-    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``).
+    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
+    reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
+    than its shards of all else, and more with fewer rows at once.
     """
-    if not (knobs.is_sharded and knobs.load_in_4bit):
+    if not knobs.is_sharded:
         return {}
-    return {"bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}
+    reduced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    if not knobs.load_in_4bit:
+        return reduced
+    return {**reduced, "bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
-    # Enough for every micro-step; where a generation makes the batch, for every generation.
-    rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION
+    # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
+    rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
     rows = method.worst_rows(filled, length, rows_of_a_step * REHEARSED_STEPS)
     evaluated = method.worst_rows(filled, length, _evaluated_rows(filled, knobs)) if filled.is_evaluated else None
@@ -140,7 +140,7 @@ def _widen_trained(model: Any) -> None:
 def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
     """Enough for every batch of an evaluation; where completions are evaluated, a prompt makes a group of them."""
     group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
-    rows: int = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES
+    rows: int = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
     return max(1, rows // group)
 
 

@@ -6,6 +6,7 @@ there are processes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,9 +42,12 @@ class Collectives:
         self._devices, self._is_fake = devices, is_fake
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one collective, counted, with the values that it brings."""
+        """Run one collective, counted, with the values that it brings.
+
+        DDP reduces gradients in the last micro-step of each optimizer step (``accelerate/accelerator.py: no_sync``).
+        """
         if (cost := self._cost(func, args)) is not None:
-            recorder.work.note(cost)
+            recorder.work.note(replace(cost, of_step=_name(func) in _REDUCES and not recorder.shards))
         if not self._is_fake:
             return recorder.see(func, args, kwargs)
         out = func(*args, **kwargs)
