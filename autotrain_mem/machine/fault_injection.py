@@ -42,6 +42,8 @@ SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps l
 OPTIMIZER_NAME = "optimizer.pt"
 """Of a checkpoint's files the one that is written after the weights and before the trainer's state
 (``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
+SHARDED_NAME = "scheduler.pt"
+"""The first one that comes after, where the optimizer's state is in shards, and not written by torch.save."""
 
 
 @contextlib.contextmanager
@@ -180,7 +182,8 @@ class Fate:
     def saving(self, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         """In the place of ``torch.save``: the file of a checkpoint that is due is written by half."""
         path = pathlib.Path(file) if isinstance(file, (str, os.PathLike)) else pathlib.Path()
-        if path.name != OPTIMIZER_NAME:
+        is_late = path.name == SHARDED_NAME and not (path.parent / OPTIMIZER_NAME).exists()
+        if path.name != OPTIMIZER_NAME and not is_late:
             self.save(value, file, *args, **kwargs)
             return
         self._saves, self._checkpoint = self._saves + 1, path.parent

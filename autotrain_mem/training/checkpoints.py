@@ -186,6 +186,17 @@ def run_of(checkpoint: Path) -> str:
     return ""
 
 
+def is_in_shards(checkpoint: Path) -> bool:
+    """Whether it holds no model but its parts, as FSDP's ranks write them (``accelerate/utils/constants.py:
+    FSDP_MODEL_NAME``)."""
+    return any(path.is_dir() for path in checkpoint.glob("pytorch_model_fsdp*"))
+
+
+def processes_of(checkpoint: Path) -> int:
+    """Count the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
+    return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
+
+
 def discard(checkpoint: Path) -> None:
     """Remove one that was never finished, or is not to be kept. What cannot be removed stays, and is torn later."""
     with contextlib.suppress(OSError):
@@ -270,7 +281,7 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
         return
     int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     files = list(_files(checkpoint))
-    if not any(file.suffix in (".safetensors", ".bin") for file in files):
+    if not any(file.suffix in (".safetensors", ".bin", ".distcp") for file in files):
         yield "it holds no weights"
     for file in files:
         if file.name.endswith(".index.json"):

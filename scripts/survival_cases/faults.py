@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
@@ -233,11 +233,11 @@ def _reaches_the_end(found: Mapping[int, float], losses: Mapping[int, float]) ->
     return set(found) <= set(losses) and max(found, default=0) == max(losses)
 
 
-def table(rows: Mapping[str, Row]) -> list[str]:
+def table(rows: Mapping[str, Row], named: Iterable[str] = FAULTS) -> list[str]:
     """In Markdown: a line for each fault."""
     head = ("fault", "moments", "survived", "reported", "else", "caught", "restarts", "loss apart")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    by_fault = {fault: [row for name, row in rows.items() if name.startswith(f"{fault} ")] for fault in FAULTS}
+    by_fault = {fault: [row for name, row in rows.items() if name.startswith(f"{fault} ")] for fault in named}
     return [*lines, *(_line(fault, own) for fault, own in by_fault.items() if own)]
 
 

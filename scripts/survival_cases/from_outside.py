@@ -35,12 +35,14 @@ def second_run(
     return (second, first) if second.finished and not first.finished else (first, second)
 
 
-def hang_up(argv: Sequence[str], place: pathlib.Path, run: str, *, step: int) -> tuple[Ended, Ended]:
-    """A run whose terminal goes after some step, and the one that goes on with it."""
+def hang_up(
+    argv: Sequence[str], place: pathlib.Path, run: str, *, step: int, number: signal.Signals = signal.SIGHUP
+) -> tuple[Ended, Ended]:
+    """A run whose terminal goes after some step, or that is ended otherwise, and the one that goes on with it."""
 
     def end(running: Running) -> None:
         if running.reaches(step):
-            running.process.send_signal(signal.SIGHUP)
+            running.process.send_signal(number)
 
     first = autofit(argv, place, run, {}, meanwhile=end)
     if first.finished:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from survival_cases import faults, from_outside, full_disk, runs
+from survival_cases import faults, from_outside, full_disk, ranks, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
 from autotrain_mem.machine.fault_syntax import MARKS_NAME, parse_mishaps
+from autotrain_mem.training.run_folder import lock_folder
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
 QUIET = {
@@ -138,3 +139,16 @@ def test_a_run_that_ends_with_an_error_of_ours_is_reported_and_one_without_is_lo
     row = faults.judged(silent, came=True, losses={})
     assert row["outcome"] == "lost"
     assert faults.table({"kill 00 sft": row})[-1] == "| kill | 1 | 0 | 0 | 1 lost | 0 | 0 | 0e+00 |"
+
+
+def test_each_rank_suffers_under_each_sharding_and_a_process_that_is_left_is_a_miss(tmp_path: pathlib.Path) -> None:
+    quiet = dict.fromkeys(ranks.SHARDINGS, QUIET["sft"])
+    cases = ranks.cases(quiet)
+    assert Counter(case.fault for case in cases) == dict.fromkeys(ranks.FAULTS, ranks.MOMENTS)
+    assert Counter(case.sharding for case in cases) == dict.fromkeys(ranks.SHARDINGS, 25)
+    for rank in (0, 1):
+        own = [case for case in cases if case.fault == "stop" and parse_mishaps(case.mishap, rank)]
+        assert {case.sharding for case in own} == set(ranks.SHARDINGS)
+    assert not ranks.is_left_over(tmp_path)
+    with lock_folder(str(tmp_path)):
+        assert ranks.is_left_over(tmp_path)

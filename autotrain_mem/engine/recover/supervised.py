@@ -14,6 +14,7 @@ from autotrain_mem.engine.recover.run_figures import RunFigures
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.files import write_json
+from autotrain_mem.report.formatting import counted
 from autotrain_mem.report.shortage import explained
 from autotrain_mem.spec import Hardware, Incident, Knobs, Plan, Report, codec
 from autotrain_mem.spec.experience import Experience, Learned, Restart
@@ -26,7 +27,9 @@ from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
+    is_in_shards,
     newest_start,
+    processes_of,
     step_of,
     why_no_start,
     why_torn,
@@ -81,6 +84,8 @@ class SupervisedRun:
             GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
         """
         checkpoint = self.first_checkpoint()
+        if checkpoint is not None:
+            self._check_processes(checkpoint.path)
         self.output.begin(LastRun(number=self._number, start=None if checkpoint is None else checkpoint.path))
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
@@ -216,6 +221,27 @@ class SupervisedRun:
                 hint=f"Remove --resume_from_checkpoint and give another --output_dir, to start again.{by_name}",
             )
         return self._first
+
+    def _check_processes(self, checkpoint: Path) -> None:
+        """Say what becomes of a checkpoint that another number of processes wrote.
+
+        Raises:
+            OutputFolderError: it is in shards and the training is not, or the other way round.
+        """
+        knobs, before = self.plan.knobs, processes_of(checkpoint)
+        if is_in_shards(checkpoint) != knobs.is_sharded:
+            was, asked = ("in shards", "fsdp2") if is_in_shards(checkpoint) else ("not in shards", "ddp")
+            raise OutputFolderError(
+                f"Cannot go on with {checkpoint}: its model is {was}, and --sharding {knobs.sharding or 'none'} would "
+                "read one that is otherwise.",
+                hint=f"Go on as it was begun: --gpus {before}" + (f" --sharding {asked}." if before > 1 else "."),
+            )
+        if before != knobs.processes:
+            message = (
+                f"{checkpoint.name} is of {counted(before, 'rank')}, and {knobs.processes} go on with it: random "
+                "numbers are others; the rows of each step are the same where the effective batch is"
+            )
+            self.record({"event": "note", "message": message})
 
     def _last_start(self) -> Checkpoint | None:
         """Find where the run that was in the folder last has got to, and go on as that run.
