@@ -25,7 +25,8 @@ class Predictor(Protocol):
         """
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """The speed of a point that differs from a rehearsed one by its micro-batch, or by levers that only slow it."""
+        """The speed of a point that differs from a rehearsed one by its micro-batch, by levers that only slow it, or by
+        how processes share the model."""
 
     def would_fit(self, estimate: Estimate) -> Sequence[str]:
         """Tells where a run that does not fit here would: other cards, each in a few words."""

@@ -12,6 +12,7 @@ from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.shared_work import shared_work
 from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, codec
 from autotrain_mem.spec.hardware import kernel_class
@@ -65,10 +66,13 @@ class Predictions:
         return [judge(self._rehearsals, knobs, self._there(knobs, whole), self._lengths) for knobs in points]
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is."""
+        """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
+        where processes share the model otherwise."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         # The copies' where there are some: it tells which work is done for each chunk of the loss.
         work = (self._known(known.knobs, False) or self._there(known.knobs, True)).work
+        if knobs.sharding != known.knobs.sharding:
+            work = shared_work(work, known, knobs)
         if rows == 1 < known_rows and not knobs.packing:
             work = work.without_mask()
         time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
@@ -183,5 +187,5 @@ def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Len
 
 def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
-    names = ("gradient_checkpointing", *SWITCHES, "optim", "packing")
+    names = ("gradient_checkpointing", *SWITCHES, "optim", "packing", "sharding")
     return tuple(getattr(knobs, name) for name in names)
