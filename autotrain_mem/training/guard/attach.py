@@ -23,7 +23,7 @@ from autotrain_mem.training.guard.generation import Generation, Scoring, guard_r
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
-from autotrain_mem.training.guard.ranks import Ranks, ranks_of
+from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
 
 GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
@@ -78,10 +78,10 @@ def _guard_methods(context: GuardContext) -> OptimizerSteps:
 def _guard_ppo(context: GuardContext) -> OptimizerSteps:
     """Have a PPO trainer do in parts what its device refuses; only this object is changed, never its class.
 
-    What cannot be done again ends the run: the statistics that TRL makes of all logits after a step; in several
-    processes, a forward or a backward, in which all must take part; a backward of logits in half precision, unless
-    parts were made already (the loss's graph is needed twice, and keeping it would cost memory there); a backward that
-    reentrant checkpointing makes in stretches; an optimizer's step or a clipping that had begun to write.
+    What cannot be done again ends the run: the statistics that TRL makes of all logits after a step; a backward of
+    logits in half precision, unless parts were made already (the loss's graph is needed twice, and keeping it would
+    cost memory there); a backward that reentrant checkpointing makes in stretches; an optimizer's step or a clipping
+    that had begun to write; in several processes that are not DDP's, a forward or a backward.
     """
     from autotrain_mem.training.guard.ppo.rollout import Rollouts
     from autotrain_mem.training.guard.ppo.update import MicroBatches
@@ -89,7 +89,7 @@ def _guard_ppo(context: GuardContext) -> OptimizerSteps:
     context.save()  # a resumed run takes from its checkpoint only what its own state names
     trainer, optimizer_steps = context.trainer, OptimizerSteps(context)
     Rollouts(context)
-    if trainer.accelerator.num_processes > 1:
+    if trainer.accelerator.num_processes > 1 and not shares_by_ddp(trainer.accelerator):
         return optimizer_steps
     MicroBatches(context)
     # Within accelerate's step, which our trainer clips before: to clip is to write.
@@ -160,8 +160,8 @@ def why_no_guard(trainer: Any) -> str | None:
 
 def _why_not_under_ddp(trainer: Any) -> str | None:
     """Say why one rank cannot repeat its part of a micro-step alone; None where it can."""
-    kind = str(trainer.accelerator.distributed_type.value)
-    if not kind.startswith("MULTI_") or getattr(trainer.accelerator, "parallelism_config", None) is not None:
+    if not shares_by_ddp(trainer.accelerator):
+        kind = trainer.accelerator.distributed_type.value
         return f"how {trainer.args.world_size} processes share the model ({kind}) is not known"
     if trainer.args.ddp_static_graph:
         return "--ddp_static_graph counts every backward pass"

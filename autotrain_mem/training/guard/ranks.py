@@ -189,29 +189,32 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Inside, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP would.
+    """Inside, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP would."""
+    prepare(ddp)
+    with ddp.no_sync():
+        yield
+    average(ranks, ddp)
 
-    What DDP does with others before a forward is done here, before anything is tried: it broadcasts buffers, and once
-    it makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``).
-    """
+
+def prepare(ddp: DistributedDataParallel) -> None:
+    """Do what DDP does with others before a forward, while nothing is tried yet: it broadcasts buffers, and once it
+    makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``)."""
     ddp.reducer._rebuild_buckets()
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
         ddp.require_forward_param_sync = False
-    is_last = ddp.require_backward_grad_sync
-    with ddp.no_sync():
-        yield
-    if is_last:
-        average(ranks, ddp)
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
-    """Average the gradients that are there over all ranks, as the backward of a DDP forward does.
+    """Average the gradients that are there over all ranks, as the backward of a DDP forward does; nothing within
+    ``no_sync``.
 
     That forward has no model in it, and its backward adds nothing to any gradient: DDP's hooks then put the gradients
     into its buckets. Buckets, their dtype and a communication hook are DDP's own, and so is what it does with
     parameters that no rank used: their gradient stays None.
     """
+    if not ddp.require_backward_grad_sync:
+        return
     trained = _trained(ddp)
     used = [parameter.grad is not None for parameter in trained]
     if ddp.find_unused_parameters:  # then DDP finds out which are used elsewhere
@@ -250,13 +253,19 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 # -- the group ---------------------------------------------------------------------------------------------------------
 
 
+def shares_by_ddp(accelerator: Any) -> bool:
+    """Whether several processes hold the whole model each (``accelerate/utils/dataclasses.py: DistributedType``)."""
+    is_plain = getattr(accelerator, "parallelism_config", None) is None
+    return is_plain and str(accelerator.distributed_type.value).startswith("MULTI_")
+
+
 def ranks_of(trainer: Any) -> Ranks:
     """Find the ranks that a trainer trains with; all of them must call it.
 
     Raises:
         RuntimeError: they cannot reach each other by gloo.
     """
-    if trainer.accelerator.num_processes < 2:
+    if trainer.accelerator.num_processes < 2 or not shares_by_ddp(trainer.accelerator):
         return Ranks(trainer.accelerator)
     return Ranks(trainer.accelerator, _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout))
 

@@ -7,11 +7,13 @@ import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.training.longest_batch.rows import OnError
@@ -40,17 +42,19 @@ def untouched(trainer: Any) -> Iterator[None]:
     Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
     ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,
     ``compute_loss`` of SFT, Reward, DPO, GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie
-    in host memory. Only this trainer's models are looked at.
+    in host memory. Only this trainer's models are looked at. What DDP counts of its forwards all ranks count alike.
     """
     shared = trainer.accelerator.gradient_state._shared_state
+    modules = list({id(module): module for model in models_of(trainer) for module in model.modules()}.values())
     undo: list[Undo] = [
         _random_states(),
         _attributes(trainer),
         _attributes(trainer.state),
         functools.partial(shared.update, dict(shared)),
-        *(_numbers(module) for model in models_of(trainer) for module in model.modules()),
-        *(_buffers(module) for model in models_of(trainer) for module in model.modules() if module._buffers),
-        *(_gradients(model) for model in models_of(trainer)),
+        *(_numbers(module) for module in modules if not isinstance(module, DistributedDataParallel)),
+        *(_buffers(module) for module in modules if module._buffers),
+        _gradients(modules),
+        *(functools.partial(_drop_whole_gradients, module) for module in modules if isinstance(module, FSDPModule)),
     ]
     if trainer.accelerator.scaler is not None:
         undo.append(_attributes(trainer.accelerator.scaler))
@@ -133,8 +137,9 @@ def _buffers(module: torch.nn.Module) -> Undo:
     return back
 
 
-def _gradients(model: torch.nn.Module) -> Undo:
-    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+def _gradients(modules: Sequence[torch.nn.Module]) -> Undo:
+    parameters = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
+    before = [(parameter, parameter.grad) for parameter in parameters.values() if parameter is not None]
     for parameter, _ in before:
         parameter.grad = None
 
@@ -145,6 +150,23 @@ def _gradients(model: torch.nn.Module) -> Undo:
     return back
 
 
+def keeps_whole_gradients(model: torch.nn.Module) -> bool:
+    """Whether FSDP2 reduces no gradient in this micro-step, and keeps all of them whole until the step's last one."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return not all(group.reduce_grads for each in modules for group in each._get_fsdp_state()._fsdp_param_groups)
+
+
+def _drop_whole_gradients(module: FSDPModule) -> None:
+    """Drop the gradients that FSDP2 has not yet reduced to its shards, since the step's last micro-batch is to come
+    (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: post_backward``)."""
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        group._partial_reduce_output = None
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
 # -- the memory of later steps -----------------------------------------------------------------------------------------
 
 
@@ -153,7 +175,7 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
     """Inside, optimizer state, and gradients of a micro-step before, are there where there will be some.
 
     A first step has less beside it than the steps after it. They are as large as the real ones will be, tensor by
-    tensor, so that these find blocks that fit them.
+    tensor, so that these find blocks that fit them. Whole gradients that FSDP2 keeps only a micro-step before makes.
     """
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -161,7 +183,7 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
         for parameter, dtype in _kept_by_adam(optimizer):
             moments = {name: torch.empty_like(parameter, dtype=dtype) for name in ("first", "second")}
             stand_ins[parameter] = optimizer.state[parameter] = moments
-        if trainer.args.gradient_accumulation_steps > 1:
+        if trainer.args.gradient_accumulation_steps > 1 and not keeps_whole_gradients(trainer.model):
             for parameter in trainer.model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         yield

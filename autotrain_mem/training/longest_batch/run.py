@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
 from transformers import GenerationConfig
 
 from autotrain_mem.columns import row_lengths
-from autotrain_mem.training.longest_batch.restore import models_of, untouched, with_memory_of_later_steps
+from autotrain_mem.training.longest_batch.restore import (
+    keeps_whole_gradients,
+    models_of,
+    untouched,
+    with_memory_of_later_steps,
+)
 from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, cut, is_padded, longest_rows, repeated
 
 CANDIDATES = 64
@@ -33,6 +39,8 @@ def attach_longest_batch(
     Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
     batch that is too large splits this one. What a first step has not yet beside it stands in: the optimizer's state,
     and the gradients of a micro-step before. An out-of-memory error of it passes through.
+
+    Of several ranks each runs the same longest rows.
 
     Online methods sample completions of full length with transformers; a vLLM engine, whose memory is its own from its
     start, is not asked, since its random state is out of reach: completions of random tokens stand in. Reward functions
@@ -73,8 +81,21 @@ def run_longest_batch(
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
             step(model, batch, items)
+            if keeps_whole_gradients(model):
+                with _reducing(model):
+                    step(model, batch, items)
         del batch
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
+
+
+@contextmanager
+def _reducing(model: Any) -> Iterator[None]:
+    """Inside, it is a step's last micro-batch for FSDP2, which then reduces gradients; in the first one it does not."""
+    model.set_requires_gradient_sync(True)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(False)
 
 
 def _is_online(trainer: Any) -> bool:
@@ -97,6 +118,8 @@ def _why_not(trainer: Any) -> str:
         return "the optimizer steps within the backward pass"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
         return "DeepSpeed's backward steps the optimizer itself"
+    if getattr(trainer, "is_fsdp_enabled", False) and not isinstance(trainer.model_wrapped, FSDPModule):
+        return "FSDP's first version keeps gradients in places of its own"
     user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
     if user_code:
         return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have effects"

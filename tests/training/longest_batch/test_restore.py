@@ -1,14 +1,18 @@
 """Everything that a step leaves behind is put back; what somebody arranged for good is kept."""
 
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from autotrain_mem.training.longest_batch.restore import untouched
+from autotrain_mem.training.longest_batch.restore import keeps_whole_gradients, untouched
 
 
 class Growing(torch.nn.Module):
@@ -56,6 +60,47 @@ def test_buffers_and_the_models_mode_are_put_back_to_the_bit_after_an_error_too(
         assert torch.equal(buffer, values)
     assert made.model[2].longest == 4
     assert not any(module.training for module in made.model.modules())
+
+
+@pytest.fixture
+def alone_in_a_group(tmp_path: Path) -> Iterator[None]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_whole_gradients_that_fsdp2_keeps_between_micro_steps_are_dropped(alone_in_a_group: None) -> None:
+    made = trainer()
+    made.model = made.model_wrapped = model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+    def gradients() -> list[Any]:
+        model.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        return [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+    expected = gradients()
+    model.zero_grad()
+    with untouched(made):
+        assert not keeps_whole_gradients(model)
+        model.set_requires_gradient_sync(False)
+        assert keeps_whole_gradients(model)
+        model(torch.ones(2, 3)).sum().backward()
+        model.set_requires_gradient_sync(True)
+    assert all(map(torch.equal, gradients(), expected))
+
+
+def test_gradients_of_a_model_in_ddp_are_put_back_though_both_hold_them(alone_in_a_group: None) -> None:
+    made = trainer()
+    made.model_wrapped = torch.nn.parallel.DistributedDataParallel(made.model)
+    before = [torch.ones_like(parameter) for parameter in made.model.parameters()]
+    for parameter, gradient in zip(made.model.parameters(), before, strict=True):
+        parameter.grad = gradient
+    with untouched(made):
+        made.model_wrapped(torch.randn(4, 3)).sum().backward()
+    assert all(each.grad is gradient for each, gradient in zip(made.model.parameters(), before, strict=True))
+    assert made.model_wrapped._lazy_init_ran
 
 
 def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

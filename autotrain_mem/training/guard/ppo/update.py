@@ -26,6 +26,7 @@ from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.micro_step import activations_on_host
 from autotrain_mem.training.guard.ppo.batches import Finished, Parts
+from autotrain_mem.training.guard.ranks import average, ddp_of, prepare
 from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
 
 LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)
@@ -83,6 +84,8 @@ class MicroBatches:
         if not torch.is_grad_enabled():
             return self._trl_forward(model, rows, pad)
         micro = _MicroBatch(model, rows, pad)
+        if (ddp := ddp_of(model)) is not None:
+            prepare(ddp)
         whole = self._whole_output(micro)
         logits, values = micro.outputs or self._outputs_in_parts(micro)
         micro.is_repeatable = micro.outputs is None or logits.dtype in LOSS_NEEDS_LOGITS_ONLY
@@ -95,7 +98,7 @@ class MicroBatches:
         """The policy's output, where all rows may be done at once and nothing is refused."""
         if self._parts.limit.exceeded_by(micro.rows.numel()):
             return None
-        outcome = attempt(lambda: self._trl_forward(micro.model, micro.rows, micro.pad))
+        outcome = attempt(lambda: self._local_forward(micro, micro.rows))
         if isinstance(outcome, Full):
             self._let_go(micro)
             self._parts.halve(Phase.FORWARD, outcome, *micro.rows.shape)
@@ -120,8 +123,14 @@ class MicroBatches:
         return tuple(whole)
 
     def _outputs(self, micro: _MicroBatch, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        output, values = self._trl_forward(micro.model, micro.rows[rows], micro.pad)
+        output, values = self._local_forward(micro, micro.rows[rows])
         return output.logits, values
+
+    def _local_forward(self, micro: _MicroBatch, rows: torch.Tensor) -> Any:
+        """Go through the models; DDP averages nothing in the backward of this, which may be done in parts."""
+        ddp = ddp_of(micro.model)
+        with nullcontext() if ddp is None else ddp.no_sync():
+            return self._trl_forward(micro.model, rows, micro.pad)
 
     def log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
         """The largest part of the loss; once it needed the memory of the graph, the backward goes in parts."""
@@ -142,6 +151,12 @@ class MicroBatches:
         if micro is None:
             self._trl_backward(loss, **options)
             return
+        self._into_gradients(micro, loss, options)
+        if (ddp := ddp_of(micro.model)) is not None:
+            self._context.gradients.begin()  # what averages gradients over ranks makes none
+            average(self._context.ranks, ddp)
+
+    def _into_gradients(self, micro: _MicroBatch, loss: torch.Tensor, options: dict[str, Any]) -> None:
         options["retain_graph"] = micro.is_repeatable
         self._into_outputs(micro, loss, options)
         if micro.outputs is None:
