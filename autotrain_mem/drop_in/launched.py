@@ -40,6 +40,7 @@ class Launched:
     """The config of ``accelerate launch`` that says the same; None for a single process."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
+    warnings: tuple[str, ...] = ()
 
 
 def read_launched(config: Any, autofit: AutoFit) -> Launched:
@@ -63,7 +64,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
         launched, launch = Launched(), None
     else:
         launch = read_launch(content, "How accelerate launched this process")
-        launched = Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch))
+        launched = Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
     if problems := [*_contradictions(autofit, launched, launch)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
     return launched

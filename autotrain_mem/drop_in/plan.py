@@ -116,7 +116,7 @@ def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store,
                 plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
-    return replace(plan, warnings=(*plan.warnings, *_of_process(asked)))
+    return replace(plan, warnings=(*plan.warnings, *launched.warnings, *_of_process(asked)))
 
 
 _AGAIN = "remove plan="

@@ -101,7 +101,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
-        warnings=(*_unsaved(settings), *_unread(settings)) if is_fsdp else (),
+        warnings=(*_unwrapped(settings), *_unsaved(settings), *_unread(settings)) if is_fsdp else (),
     )
 
 
@@ -154,6 +154,16 @@ def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: 
     if replicas > 1:
         return "hsdp"
     return "fsdp2" if _is_true(settings.get("reshard_after_forward", True)) else "fsdp2-no-reshard"
+
+
+def _unwrapped(settings: Mapping[str, Any]) -> Iterator[str]:
+    """accelerate's default is no policy (``dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``)."""
+    policy = str(settings.get("auto_wrap_policy") or "NO_WRAP").upper()
+    if policy == "NO_WRAP":
+        yield (
+            "fsdp_auto_wrap_policy is not given: all layers are gathered at once; with TRANSFORMER_BASED_WRAP each is "
+            "gathered by itself"
+        )
 
 
 def _unsaved(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -69,13 +69,19 @@ def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) 
 
 
 def test_that_no_model_would_be_saved_is_said() -> None:
-    assert "FULL_STATE_DICT" in launch(fsdp(version=2)).warnings[0]
-    assert launch(fsdp(version=2, state_dict_type="FULL_STATE_DICT")).warnings == ()
-    assert launch(fsdp(version=1)).warnings == ()
+    wraps = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    assert "FULL_STATE_DICT" in launch(fsdp(version=2, **wraps)).warnings[0]
+    assert launch(fsdp(version=2, state_dict_type="FULL_STATE_DICT", **wraps)).warnings == ()
+    assert launch(fsdp(version=1, **wraps)).warnings == ()
+
+
+def test_that_all_would_be_gathered_at_once_is_said() -> None:
+    (said,) = launch(fsdp(version=1)).warnings
+    assert "TRANSFORMER_BASED_WRAP" in said
 
 
 def test_that_accelerate_takes_no_notice_is_said() -> None:
-    (said,) = launch(fsdp(version=1, ofload_params=True)).warnings
+    (said,) = launch(fsdp(version=1, auto_wrap_policy="SIZE_BASED_WRAP", ofload_params=True)).warnings
     assert "fsdp_offload_params" in said
 
 
