@@ -18,8 +18,6 @@ SMALL = 512
 
 RANKS = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
-    ("sft", {"sharding": "fsdp2"}),
-    ("sft", {"sharding": "fsdp2-no-reshard", "use_peft": True, "dtype": "bfloat16"}),
     ("sft", {"sharding": "fsdp2", "fsdp_offload_params": True}),
     ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
     ("dpo", {"sharding": "fsdp2"}),

@@ -116,6 +116,13 @@ def test_parity(script: Load) -> None:
     assert ", 0 different" in ran.out
 
 
+def test_rank_parity(script: Load) -> None:
+    small = ("--families", "gemma3", "--processes", 2, "--accumulation", 2, "--checkpointing", "off")
+    ran = script("rank_parity").run(*small, "--strategies", "fsdp2-no-reshard", "--modes", "lora-bf16,8-bit")
+    assert ran.code == 0
+    assert "1 compared, 0 different" in ran.out  # FSDP shards no 8-bit base
+
+
 def test_expansion(script: Load, models: pathlib.Path) -> None:
     names = ("--names", "Qwen/Qwen2.5-0.5B,meta-llama/Llama-3.1-8B")
     ran = script("expansion").run("--models", models, *names, "--settings", "lora", "--layers", 0)
