@@ -9,11 +9,20 @@ from typing import Any
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.ladder import lever_name
 from autotrain_mem.planner.levels import levels
-from autotrain_mem.planner.levers import BATCHES, EXPANDABLE, LADDER, LEVERS, MICRO_BATCH, OFFLOADING, LeverRow
+from autotrain_mem.planner.levers import (
+    BATCHES,
+    EXPANDABLE,
+    LADDER,
+    LEVERS,
+    MICRO_BATCH,
+    OFFLOADING,
+    SHARDING,
+    LeverRow,
+)
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Harm, Knobs, Lever
+from autotrain_mem.spec import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.units import format_bytes
 
 
@@ -55,6 +64,8 @@ def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
         return row.let_go
+    if row.name == SHARDING:
+        return _why_shared(knobs, memo)
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
         native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
@@ -68,6 +79,33 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     drops = METHODS[space.method].drops_long_rows and row.name == "max_length"
     reason = "pairs with a side of more tokens are dropped" if drops else row.reason
     return f"{needed}: {reason}" if needed else reason
+
+
+def _why_shared(knobs: Knobs, memo: Memo) -> str:
+    """What each GPU holds of the model, and what is the matter with holding all of it."""
+    shards, resharded = knobs.shards, knobs.sharding != "fsdp2-no-reshard"
+    kept = "as it computes" if resharded else "once and kept from its forward to its backward pass"
+    reason = (
+        f"each GPU holds one of {shards} shards of weights, gradients and optimizer state; a layer is gathered {kept}"
+    )
+    chosen = memo(knobs)
+    whole = [each for each in memo.estimates if each.knobs.sharding == "ddp" and _otherwise(each.knobs, knobs)]
+    if fitting := [each.tokens_per_second for each in whole if each.fits and each.tokens_per_second]:
+        return f"DDP fits too, at {max(fitting) / chosen.tokens_per_second:.2f} x the speed: {reason}"
+    if whole:
+        least = min(whole, key=lambda each: each.required_bytes)
+        return f"DDP needs {against(least.required_bytes, least.budget_bytes)}: {reason}"
+    held = chosen.memory.owners_at_peak
+    static = sum(held.get(owner, 0) for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)) * shards
+    if static + chosen.outside_bytes <= chosen.budget_bytes:
+        return reason
+    return f"whole these take {against(static, chosen.budget_bytes)}: {reason}"
+
+
+def _otherwise(one: Knobs, other: Knobs) -> bool:
+    """Whether two points train the same, in the same precision and with the same optimizer."""
+    names = ("use_peft", "base_bits", "dtype", "optim")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:

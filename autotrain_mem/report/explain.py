@@ -20,6 +20,7 @@ from autotrain_mem.report.estimate import (
 )
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, section, table, title
 from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
+from autotrain_mem.report.sharing import sharing_view
 from autotrain_mem.spec import Estimate, Plan
 from autotrain_mem.units import format_bytes
 
@@ -45,6 +46,7 @@ def explain_view(plan: Plan) -> RenderableType:
         *section("what binds", Block(_bounds(plan), 2)),
         *section(f"where the memory goes, at the peak in {shown.scale.unit}", _ledger(estimate, shown)),
         *at_the_peak(estimate, shown),
+        *sharing_view(plan),
         *reserved_modes(estimate, shown),
         *_time(plan),
         Text(),

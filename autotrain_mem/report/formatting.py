@@ -58,6 +58,15 @@ LEVELS = {
 """What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
 are there only where there is no level after them but shorter rows."""
 
+SHARINGS = {
+    "ddp": "DDP",
+    "fsdp2-no-reshard": "FSDP2, no reshard",
+    "fsdp2": "FSDP2, full shard",
+    "hsdp": "HSDP",
+    "fsdp1": "FSDP1",
+}
+"""How several processes share a model."""
+
 BATCHES = {"per_device_train_batch_size", "gradient_accumulation_steps"} | {
     *("per_device_eval_batch_size", "local_rollout_forward_batch_size"),
 }
@@ -143,6 +152,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
         "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
         "packing": "packing on" if knobs.packing else "",
+        "sharding": sharing(knobs),
         "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
         "dtype": knobs.dtype,
         "fp16": "computed in float16" if knobs.fp16 else "",
@@ -158,6 +168,11 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 
+def sharing(knobs: Knobs) -> str:
+    """``FSDP2, full shard``; empty for a single process."""
+    return SHARINGS[knobs.sharding] if knobs.sharding is not None else ""
+
+
 def _at_once(done: str, rows: int | None) -> str:
     return "" if rows is None else f"{done} {rows} at a time"
 
@@ -170,6 +185,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
     offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
     base, generated = _base(knobs), knobs.local_rollout_forward_batch_size
     parts = [
+        sharing(knobs) if knobs.sharding != asked.sharding else "",
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
@@ -186,8 +202,9 @@ def _base(knobs: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """``4 x 16``: rows at once, times accumulation steps."""
-    return f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+    """``4 x 16``: rows at once, times accumulation steps; ``4 x 2 x 8`` with the processes of several."""
+    of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+    return of_one if knobs.processes == 1 else f"{of_one} x {knobs.processes}"
 
 
 def rows(knobs: Knobs) -> str:

@@ -12,6 +12,7 @@ from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
+from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
 from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
@@ -51,9 +52,12 @@ def facts(plan: Plan) -> Table:
     means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
     add(grid, "level", plan.level if any(map(_loud, plan.levers)) else f"{plan.level}: {means}")
     add(grid, "speed", _speed(plan))
-    device = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU"
-    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} x 1 {device}"
+    device, several = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU", plan.knobs.processes > 1
+    count = f"{device}s" if several else f"x 1 {device}"
+    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} {count}"
     add(grid, "batch", f"{parts}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
+    if several:
+        add(grid, "GPUs", devices(plan.knobs))
     add(grid, "data", _data(plan))
     if share := plan.estimate.vllm_share_bytes:
         add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
@@ -222,6 +226,16 @@ def _flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
-    own = " ".join(f"--{name}" for name in OWN_KNOBS if getattr(plan.knobs, name))
+    own = " ".join([*(f"--{name}" for name in OWN_KNOBS if getattr(plan.knobs, name)), *_launched(plan)])
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)
+
+
+def _launched(plan: Plan) -> list[str]:
+    """What says how several processes are launched."""
+    knobs, topology = plan.knobs, plan.estimate.hardware.topology
+    if knobs.processes == 1:
+        return []
+    nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
+    offloads = ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
+    return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

@@ -23,6 +23,7 @@ from autotrain_mem.spec import (
     ReservedByMode,
     ReservedEstimate,
     StepTime,
+    Topology,
 )
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
@@ -415,3 +416,28 @@ REPORT = Report(
     measured=MEASURED,
     seconds=200.4,
 )
+
+FOUR = replace(RTX3060, topology=Topology(devices=4, link="pcie4", link_bytes_per_second=20 * 10**9))
+IN_SHARDS = replace(
+    DEFAULTS,
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    processes=4,
+    sharding="fsdp2",
+    gradient_checkpointing=False,
+)
+WHOLE_MODEL = replace(IN_SHARDS, sharding="ddp")
+SHARED_PLAN = replace(
+    PLAN,
+    level="lossless",
+    estimate=replace(estimate(FOUR, knobs=IN_SHARDS), memory=memory({Owner.GATHERED_WEIGHTS: 1 * GIB, **OWNERS})),
+    defaults=replace(DEFAULTS, processes=4, sharding="ddp"),
+    levers=(),
+    attempts=(
+        attempt(replace(IN_SHARDS, per_device_train_batch_size=8, gradient_accumulation_steps=1), 14.2),
+        attempt(IN_SHARDS, 9.6, tokens_per_second=1_240.0),
+        attempt(replace(WHOLE_MODEL, gradient_checkpointing=True), 13.1),
+    ),
+    alternatives=(),
+)
+"""Four cards that share a model."""

@@ -14,9 +14,10 @@ from test_contract import SLOW_TO_IMPORT, loaded_by
 
 from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Owner, Plan, codec
 from autotrain_mem.spec.plan_file import PLAN_NAME
-from autotrain_mem.units import GIB
+from autotrain_mem.units import GIB, format_bytes
 
 
 def text_of(plan: Plan) -> str:
@@ -113,6 +114,26 @@ def test_shares_of_a_step_sum_to_the_whole() -> None:
     shares = assumed.split("the time of a step, by the rates of a100-80gb\n")[1].split("\n\n")[0]
     assert "%" in shares
     assert not re.search(r"\d m?s ", shares)
+
+
+def test_each_way_of_sharing_stands_with_its_bytes_and_speed() -> None:
+    text = text_of(examples.SHARED_PLAN)
+    block = text.split("how the GPUs share the model, for each of them\n")[1].split("\n\n")[0]
+    weights = memory().owners_at_peak[Owner.WEIGHTS]
+    ddp, no_reshard, full, offloaded = block.splitlines()[1:5]
+    assert re.match(rf"\s+DDP +~{format_bytes(4 * weights)} .* 13.1 GiB +too much", ddp)
+    assert re.match(rf"\s+FSDP2, no reshard +~{format_bytes(weights)} .* not rehearsed", no_reshard)
+    assert re.match(rf"\s+> FSDP2, full shard +{format_bytes(weights)} .* 9.60 GiB +1,240 tokens/s", full)
+    assert re.match(r"\s+FSDP2, offloaded +~0 B +~0 B +~0 B", offloaded)
+    assert "gathered weights 1.00 GiB at the peak" in block
+    assert "how the GPUs share" not in text_of(examples.PLAN)
+
+
+def test_the_batch_of_several_gpus_is_told_with_them() -> None:
+    text = rendered(plan_view(examples.SHARED_PLAN), 120)
+    assert "32 = 2 x 4 x 4 GPUs  (rows at once x accumulation x devices)" in text
+    assert "4 GPUs (FSDP2, full shard), a process on each: bytes are those of one" in text
+    assert "and only autofit has --gpus 4 --sharding fsdp2" in text
 
 
 def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
