@@ -45,7 +45,7 @@ class Case:
 
 def flags(sharding: str) -> list[str]:
     """Of a short run: 12 steps of 8 rows, a checkpoint every 4."""
-    kind = f"--dataset short_text.jsonl --effective_batch_size 8 --bf16 false --ddp_timeout {WAITED_SECONDS}"
+    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --ddp_timeout {WAITED_SECONDS}"
     return f"{faults.SHARED} {kind} --gpus 2 --sharding {sharding}".split()
 
 

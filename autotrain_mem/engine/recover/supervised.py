@@ -159,7 +159,10 @@ class SupervisedRun:
         shortage = codec.from_json(Shortage, error.details)
         with Workers() as workers:
             nearest = smallest_change(replace(self.rehearsals, workers=workers), self.plan.estimate, shortage)
-        return explained(shortage, self.plan, nearest)
+        error = explained(shortage, self.plan, nearest)
+        if ending.rank is not None:
+            error.message = f"Rank {ending.rank}: {error.message}"
+        return error
 
     # -- what the processes report -------------------------------------------------------------------------------------
 
