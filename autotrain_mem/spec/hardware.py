@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotrain_mem.spec.topology import Topology
@@ -70,6 +70,11 @@ class Hardware:
     """Where the figures come from."""
     topology: Topology = field(default_factory=Topology)
     """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
+
+    def with_communicators(self, count: int) -> Hardware:
+        """Returns the card of a process that holds so many communicators, in one figure with all else outside torch."""
+        held_bytes = self.non_torch_bytes + count * self.communicator_bytes
+        return replace(self, non_torch_bytes=held_bytes, communicator_bytes=0)
 
     def default_headroom_bytes(self) -> int:
         """Returns 4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""

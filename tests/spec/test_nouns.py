@@ -18,6 +18,7 @@ from autotrain_mem.spec import (
     codec,
 )
 from autotrain_mem.spec.job import read_length, wished_share, without_wish
+from autotrain_mem.spec.knobs import Sharding
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
 from tests.report import report_examples
@@ -52,6 +53,23 @@ def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch(
     assert codec.to_json(ESTIMATE)["required_bytes"] == ESTIMATE.required_bytes
     shared = dataclasses.replace(ESTIMATE, vllm_share_bytes=7 * GIB)
     assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
+
+
+@pytest.mark.parametrize(
+    ("processes", "sharding", "communicators"), [(1, None, 0), (4, "ddp", 1), (4, "fsdp2", 1), (16, "hsdp", 3)]
+)
+def test_what_nccl_holds_lies_outside_torch_once_for_each_communicator(
+    processes: int, sharding: Sharding | None, communicators: int
+) -> None:
+    card = dataclasses.replace(HARDWARE, communicator_bytes=700 * MIB)
+    knobs = dataclasses.replace(KNOBS, processes=processes, sharding=sharding)
+    one = dataclasses.replace(ESTIMATE, hardware=card, knobs=knobs)
+    assert one.communicators_bytes == communicators * 700 * MIB
+    assert one.required_bytes == ESTIMATE.required_bytes + one.communicators_bytes
+    assert codec.to_json(one)["communicators_bytes"] == one.communicators_bytes
+    # A simulated card, and one whose processes were measured, have it in one figure with the rest.
+    measured = dataclasses.replace(one, hardware=card.with_communicators(knobs.communicators))
+    assert (measured.communicators_bytes, measured.required_bytes) == (0, one.required_bytes)
 
 
 def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:

@@ -166,8 +166,10 @@ def device_of(request: Request) -> Iterator[Device]:
     # As the training process of a real card would be given them.
     settings = settings_of({**os.environ, **request.job.environment})
     settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
-    simulated = SimulatedGpu(request.hardware, settings)
-    watch = Watch(simulated, request.hardware.compute_capability or ASSUMED_CAPABILITY, request.knobs)
+    # gloo holds nothing of a card; NCCL would.
+    hardware = request.hardware.with_communicators(request.knobs.communicators)
+    simulated = SimulatedGpu(hardware, settings)
+    watch = Watch(simulated, hardware.compute_capability or ASSUMED_CAPABILITY, request.knobs)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
     faults = beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
@@ -175,7 +177,7 @@ def device_of(request: Request) -> Iterator[Device]:
         until_trained.enter_context(faults)
         peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
         peaks.listen(watch.recorder)
-        device = Device(hardware=request.hardware, simulated=simulated, watch=watch, peaks=peaks)
+        device = Device(hardware=hardware, simulated=simulated, watch=watch, peaks=peaks)
         yield replace(device, end_faults=until_trained.close)
 
 
