@@ -70,7 +70,8 @@ def _climb(space: Space, memo: Memo) -> Found | None:
             floor = memo.known([least_demanding(space, level)])  # none where no rehearsal was needed to know
             passed |= {level.name: floor[0]} if floor and not floor[0].fits else {}
             continue
-        following = _next_level(space, every[number + 1 :], memo)
+        compares = level.offloads or space.base.processes == 1
+        following = _next_level(space, every[number + 1 :], memo) if compares else {}
         if all(slowdown(best, other) <= space.max_slowdown for other in following.values()):
             return _found(space, memo, (level.name, best), passed, following)
         passed[level.name] = best
@@ -109,7 +110,11 @@ def slowdown(one: Estimate, other: Estimate) -> float:
 
 
 def _next_level(space: Space, further: tuple[Level, ...], memo: Memo) -> dict[str, Estimate]:
-    """The fastest plan of the next level that gives up more, if there is one. Rows are never cut for speed's sake."""
+    """The fastest plan of the next level that gives up more, if there is one. Rows are never cut for speed's sake.
+
+    It is asked of several processes only where the host is waited for: nothing else is passed over for its speed there,
+    since what shards cost is less, and each rehearsal takes longer.
+    """
     for level in further:
         if level.harm is Harm.DATA:
             return {}

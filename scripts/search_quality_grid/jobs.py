@@ -1,4 +1,4 @@
-"""The jobs: six models, each with a trainer, a length and an effective batch, on five cards each."""
+"""The jobs: six models, each with a trainer, a length and an effective batch, on five cards each; ten on several."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ class Question:
     max_length: int
     effective_batch_size: int
     card: str
+    gpus: int = 1
+    use_peft: bool = False
 
     def __str__(self) -> str:
         model = self.model.rsplit("/", 1)[-1]
-        return f"{model} {self.method} {self.effective_batch_size} x {self.max_length}, {self.card}"
+        of = f"{model}{' LoRA' if self.use_peft else ''} {self.method} {self.effective_batch_size} x {self.max_length}"
+        return f"{of}, {'' if self.gpus == 1 else f'{self.gpus} x '}{self.card}"
 
     def job(self, models: pathlib.Path) -> Job:
         """As a command would make it of ``--max_length`` and ``--effective_batch_size``."""
@@ -29,7 +32,7 @@ class Question:
             method=self.method,
             model=str(models / self.model),
             dataset=None,
-            arguments={"max_length": self.max_length},
+            arguments={"max_length": self.max_length} | ({"use_peft": True} if self.use_peft else {}),
             effective_batch_size=self.effective_batch_size,
         )
 
@@ -48,6 +51,33 @@ CARDS = ("rtx3060", "rtx4090", "l40s", "a100-80gb", "h200")
 """12 to 140 GiB. The first three share their rehearsals."""
 
 
+def _several(model: str, gpus: int, card: str, effective: int, *, use_peft: bool = False) -> Question:
+    return Question(
+        model=model,
+        method="sft",
+        max_length=2048,
+        effective_batch_size=effective,
+        card=card,
+        gpus=gpus,
+        use_peft=use_peft,
+    )
+
+
+SEVERAL_GPUS = (
+    _several("Qwen/Qwen2.5-0.5B", 4, "rtx4090", 32),
+    _several("Qwen/Qwen2.5-0.5B", 8, "a100-80gb", 256),
+    _several("Qwen/Qwen2.5-0.5B", 4, "rtx4090", 32, use_peft=True),
+    _several("meta-llama/Llama-3.2-1B", 2, "rtx4090", 16),
+    _several("meta-llama/Llama-3.2-1B", 4, "l40s", 64),
+    _several("meta-llama/Llama-3.2-3B", 4, "rtx4090", 32),
+    _several("meta-llama/Llama-3.2-3B", 8, "a100-80gb", 64),
+    _several("meta-llama/Llama-3.1-8B", 8, "a100-80gb", 64),
+    _several("meta-llama/Llama-3.1-8B", 2, "h200", 16),
+    _several("meta-llama/Llama-3.1-8B", 4, "rtx4090", 32, use_peft=True),
+)
+"""From where all ways of sharing fit to where whole models do not; on a slow link and a fast one."""
+
+
 def questions() -> Iterator[Question]:
     """All of them; those that share rehearsals follow each other."""
     for model, method, max_length, effective_batch_size in MODELS:
@@ -59,3 +89,4 @@ def questions() -> Iterator[Question]:
                 effective_batch_size=effective_batch_size,
                 card=card,
             )
+    yield from SEVERAL_GPUS
