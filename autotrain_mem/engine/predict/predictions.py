@@ -50,6 +50,7 @@ class Predictions:
         self._lengths = lengths
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
+        self._has_shared = False
         self._copies = Copies(rehearsals.workers, self._trace, has_chunks=rehearsals.job.method_facts.has_chunked_loss)
         self._kernels = kernel_class(rehearsals.compute_capability)
 
@@ -84,10 +85,11 @@ class Predictions:
 
     def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
         """The next larger cards of the catalog, and more of this one."""
-        return would_fit(self._rehearsals, estimate, self._shared)
+        return would_fit(self._rehearsals, estimate, None if self._has_shared else self._shared)
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
         """Returns what settings need where so many of these cards share the model; None where that is refused."""
+        self._has_shared = True  # one rehearsal is told apart; a plan does not wait for more of them
         hardware = self._rehearsals.hardware
         try:
             there = self._rehearsals.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))

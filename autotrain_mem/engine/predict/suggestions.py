@@ -17,12 +17,15 @@ from autotrain_mem.planner.levers import pulled
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.precision import lacks_bf16
 from autotrain_mem.planner.space import Space, make_space, with_rows
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs
+from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Owner
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import format_bytes
 
 CARDS_NAMED = 2
 """How many larger cards are named: the next one, and one more for those who cannot get it."""
+
+SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+"""What FSDP divides among its cards."""
 
 MORE = (2, 4, 8)
 """Times as many cards as are looked at; a machine holds up to eight."""
@@ -32,10 +35,13 @@ Shared = Callable[[Knobs, int], Estimate | None]
 """What settings need on so many cards, which share the model; None where that cannot be rehearsed."""
 
 
-def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tuple[str, ...]:
+def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
     """Names what a run that does not fit here would fit: the next larger cards, and more of this one.
 
     On another card by what this one's rehearsal reserves; cards with other kernels may need a few percent more or less.
+
+    Args:
+        shared: Rehearses settings on more cards; None for arithmetic alone.
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
@@ -43,8 +49,9 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> tup
     return (*ways, *_more_of_these(rehearsals, estimate, shared))
 
 
-def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -> Iterator[str]:
-    """Finds the fewest that hold it under FSDP2, each by a rehearsal; not tried is what a part of all would not fit."""
+def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> Iterator[str]:
+    """Finds the fewest that hold it under FSDP2: where what is divided leaves room for all else, confirmed by a
+    rehearsal."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
     # What waits on the host to save bytes need not, where shards save them.
@@ -54,12 +61,16 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared) -
     needs_whole = len(let_go) < len(whole)
     if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
         return
-    rows, outside_bytes = knobs.effective_batch_size, estimate.outside_bytes
+    rows, owners = knobs.effective_batch_size, estimate.memory.owners_at_peak
+    divided = sum(owners.get(owner, 0) for owner in SHARDED)
     counts = [topology.devices * times for times in MORE if topology.devices * times <= MOST_CARDS]
     for count in (each for each in counts if rows % each == 0):
-        least = outside_bytes + estimate.reserved.peak_reserved_bytes * knobs.shards // count
-        if least > estimate.budget_bytes:
+        each_bytes = estimate.required_bytes - divided + divided * knobs.shards // count
+        if each_bytes > estimate.budget_bytes:
             continue
+        if shared is None:
+            yield f"{count} of these (--gpus {count}), about {format_bytes(each_bytes)} each"
+            return
         split = replace(knobs, processes=count, sharding="fsdp2", **let_go)
         there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
         if there is not None and there.fits:
