@@ -27,6 +27,7 @@ ROWS = 4
 """Of a step, of all processes."""
 
 
+@pytest.mark.slow
 def test_ranks_that_hold_shards_end_after_the_same_step_go_on_and_train_as_one_process_does(
     qwen: Path, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
