@@ -97,7 +97,7 @@ def _marks(plan: Plan) -> list[_Mark]:
 
 
 def _legend(plan: Plan, marks: list[_Mark]) -> list[RenderableType]:
-    varying = formatting.BATCHES | {mark.name for mark in marks}
+    varying = formatting.BATCHES | {mark.name for mark in marks} | {"sharding"}
     shared = [field.name for field in fields(Knobs) if field.name not in varying]
     chosen = [Text(f"{CHOSEN:14}chosen")] if _chosen(plan) is not None else []
     layers = {attempt.rehearsed_layers for attempt in plan.attempts} - {None}

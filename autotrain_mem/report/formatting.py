@@ -180,12 +180,12 @@ def _at_once(done: str, rows: int | None) -> str:
 def difference(knobs: Knobs, asked: Knobs) -> str:
     """Names what an attempt has that the first had not, short enough for a column: ``4-bit LoRA, activations on host``.
 
-    Batches and checkpointing are said elsewhere.
+    Batches and checkpointing are said elsewhere; how processes share the model is nobody's wish, and always said.
     """
     offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
     base, generated = _base(knobs), knobs.local_rollout_forward_batch_size
     parts = [
-        sharing(knobs) if knobs.sharding != asked.sharding else "",
+        sharing(knobs),
         base if base != _base(asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",

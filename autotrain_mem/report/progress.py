@@ -161,7 +161,7 @@ class SearchProgress(Redrawn[Live]):
         whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
         # Micro-batch and checkpointing, and whatever else this attempt changes against the first.
         changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
-        more = formatting.settings(attempt.knobs, ["gradient_checkpointing", *changed])
+        more = formatting.settings(attempt.knobs, ["gradient_checkpointing", "sharding", *changed])
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
         if self._line is None:
             say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")

@@ -127,6 +127,9 @@ def test_each_way_of_sharing_stands_with_its_bytes_and_speed() -> None:
     assert re.match(r"\s+FSDP2, offloaded +~0 B +~0 B +~0 B", offloaded)
     assert "gathered weights 1.00 GiB at the peak" in block
     assert "how the GPUs share" not in text_of(examples.PLAN)
+    tried = text.split("tried; needs")[1]
+    assert re.search(r"2 x 4 x 4 +DDP +13.10", tried)
+    assert "as asked for  max_length 1024, full fine-tuning" in tried
 
 
 def test_the_batch_of_several_gpus_is_told_with_them() -> None:
