@@ -176,6 +176,7 @@ def _settings(space: Space, knobs: Knobs) -> str:
         rows = f"{batch} {noun}, {limit}"
     settings = [
         rows,
+        *([f"{knobs.processes} GPUs ({knobs.sharding})"] if knobs.processes > 1 else []),
         f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
         *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
         *(knobs.dtype, knobs.optim),
