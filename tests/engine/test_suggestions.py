@@ -76,6 +76,21 @@ def test_more_of_the_card_are_named_where_shards_fit_them_as_rehearsed(
     assert {each.knobs.effective_batch_size for each in worker.asked} == {words.get("per_device_train_batch_size", 8)}
 
 
+def test_only_one_level_waits_for_a_rehearsal_of_more_cards() -> None:
+    """Weights of 12 GiB, and a fourth of that in 4 bits: all levels but the last need more than the card."""
+
+    def sizes(job: Job, knobs: Knobs) -> list[int]:
+        return [(4 if knobs.load_in_4bit else 12 if knobs.dtype == "float32" else 10) * GIB // knobs.shards, 0]
+
+    worker = FakeWorker(sizes)
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 64})
+    plan = api.plan(rehearsals(worker, job, CARD, TRL_DEFAULTS))
+    more = [way for each in plan.alternatives for way in each.would_fit if "of these" in way]
+    assert more[0] == "2 of these (--gpus 2), 6.00 GiB each"
+    assert {*more[1:]} == {"2 of these (--gpus 2), about 5.00 GiB each"}
+    assert sum(each.knobs.processes > 1 for each in worker.asked) == 1
+
+
 def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_least() -> None:
     worker = fake_worker()
     failing_plan(worker, ppo_job(response_length=77, gradient_accumulation_steps=3, learning_rate=1e-6))
