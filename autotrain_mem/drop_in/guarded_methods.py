@@ -142,9 +142,10 @@ def _owners(trainer: Any) -> list[Any]:
 
 
 def _report(trainer: Any, incident: Incident, learned: Learned) -> None:
-    """Once for each: on stderr, by transformers' logger, and in the plan."""
+    """Once for each: on stderr, by transformers' logger, and in the plan; of several ranks it says which."""
     _note(trainer, incident, learned)
-    _warn(f"{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
+    rank = f"rank {trainer.args.process_index}: " if ranks.processes() > 1 else ""
+    _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
 
 def _note(trainer: Any, incident: Incident | None = None, learned: Learned | None = None) -> None:

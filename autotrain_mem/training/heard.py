@@ -34,8 +34,8 @@ class WaitedFor(Exception):
 class Heard:
     """What the ranks of one training send, as one process would.
 
-    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents
-    and notes, each once. ``step`` events have the most of what any rank has measured.
+    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents,
+    notes and signs of the watch, each once. ``step`` events have the most of what any rank has measured.
 
     Args:
         silent_seconds: How long nothing may move before the rank is named that is waited for.
@@ -101,7 +101,7 @@ class Heard:
                 return None
             case "probe":
                 return {**event, "rank": rank}
-            case "incident" | "note":
+            case "incident" | "note" | "sign":
                 return self._once(rank, event)
             case "step" if event["memory"] is not None:
                 self._readings[rank] = codec.from_json(MemoryReading, event["memory"])
@@ -113,8 +113,9 @@ class Heard:
     def _once(self, rank: int, event: Event) -> Event | None:
         """Ranks that agree on what to do tell of it all at once."""
         incident = event.get("incident", event)
-        key = "|".join(str(incident.get(name)) for name in ("event", "step", "phase", "remedy") if name in incident)
-        key += "" if "incident" in event else event["message"]
+        names = ("event", "step", "phase", "remedy", "kind")
+        key = "|".join(str(incident[name]) for name in names if name in incident)
+        key += "" if {"incident", "kind"} & event.keys() else event["message"]
         if key in self._seen:
             return None
         self._seen.add(key)

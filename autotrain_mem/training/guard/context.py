@@ -167,8 +167,7 @@ class GuardContext:
     ) -> None:
         """Report a shortage that was met, and save what it taught."""
         step = self.trainer.state.global_step
-        message = self._of_this_rank(full.message)
-        incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=message)
+        incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
         self.save()
         self._on_incident(incident, self.learned)
 
@@ -185,11 +184,8 @@ class GuardContext:
             torch.OutOfMemoryError: always, whichever library was out of memory.
         """
         where = phase.value.replace("_", " ")
-        message = f"{self._of_this_rank(full.message)}\nNot repeated in smaller parts ({where}): {reason}."
+        message = f"{full.message}\nNot repeated in smaller parts ({where}): {reason}."
         raise torch.OutOfMemoryError(message) from full.error
-
-    def _of_this_rank(self, message: str) -> str:
-        return message if self.ranks.count == 1 else f"rank {self.ranks.number}: {message}"
 
 
 def keep_rng_state() -> Callable[[], None]:

@@ -115,7 +115,7 @@ class Safeguards:
             phases=device.phase_peaks,
             predicted=request.predicted,
             total_bytes=request.hardware.total_bytes,
-            on_sign=lambda sign: send({"event": "sign", "message": sign.message}),
+            on_sign=lambda sign: send({"event": "sign", "kind": sign.kind, "step": sign.step, "message": sign.message}),
         )
         trainer.add_callback(watch)
 

@@ -67,7 +67,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         phases: Tells the measured peak of each phase so far, where somebody measures them (``training.process.build``
             does, by resetting the peaks; ``read`` must then be of the same).
         file: Of the record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
-        on_sign: Gets each sign; by default transformers' logger warns of it.
+        on_sign: Gets each sign; by default transformers' logger warns of it. Each rank has those of its own device,
+            and the first one those of the host.
         host: Reads the host's memory.
     """
 
@@ -87,7 +88,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._total_bytes = total_bytes
         self._phases = phases or dict
         self._file = file
-        self._on_sign = on_sign or (lambda sign: logger.warning(sign.message))
+        self._on_sign = on_sign or self._warn
+        self._rank = 0
         self._host = host
         self._host_memory: HostMemory | None = None
         self._host_read_at = 0.0
@@ -111,7 +113,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
             self._rows.follow(model)
         path = pathlib.Path(args.output_dir) / self._file
-        rank = f".rank{args.process_index}" if args.process_index else ""
+        self._rank = args.process_index
+        rank = f".rank{self._rank}" if self._rank else ""
         self._record = Record(path.with_name(f"{path.stem}{rank}{path.suffix}"))
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
@@ -147,7 +150,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._write("sample", **codec.to_json(sample), phases=_wire(peaks))
         for sign in self._lookout.see(sample):
             self._write("sign", **codec.to_json(sign))
-            if state.is_world_process_zero:
+            if state.is_world_process_zero or sign.kind != "host":
                 self._on_sign(sign)
 
     @_harmless
@@ -197,6 +200,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
             yield "memory/tokens_per_second", round(sample.tokens_per_second, 1)
         if sample.host_available_bytes is not None:
             yield "memory/host_available_gib", _gib(sample.host_available_bytes)
+
+    def _warn(self, sign: Sign) -> None:
+        logger.warning(f"rank {self._rank}: {sign.message}" if self._rank else sign.message)
 
     def _write(self, event: str, **fields: Any) -> None:
         if self._record is None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ppo_runs
 import torch
 from guarded import Faults, Told, blocks
 from peft import LoraConfig
@@ -136,6 +135,8 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": len(steps)}
     sizes |= {"learning_rate": 1e-5}
     if method == "ppo":
+        import ppo_runs  # of another folder, which only the rank's own process finds
+
         made = ppo_runs.trainer(model, ppo_runs.config(folder / "out", **sizes), ppo_runs.prompts(32))
     else:
         evaluated = rows(method) if "eval_strategy" in changes else None
@@ -194,7 +195,7 @@ def main() -> None:
                 "error": list(errors(callback.gradients, expected.gradients))[number],
                 "logged": logged[number:last][: None if last is None else 1],
                 "incidents": [
-                    f"{each.phase}: {each.remedy} ({each.message[:6]})"
+                    f"{each.phase}: {each.remedy}"
                     for each in told.incidents
                     if each.step == number + (name == "evaluation")
                 ],

@@ -17,36 +17,36 @@ TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 BOUND_SECONDS = 120
 """Far more than it takes: a rank that waits for another for ever is a failure."""
-OF_ONE = "{}: split into 2 + 2 {} (rank {})"
+OF_ONE = "{}: split into 2 + 2 {}"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
-    "sft: forward of the first micro-step": ([], [OF_ONE.format("forward", "rows", 1)]),
-    "sft: backward of the first micro-step": ([OF_ONE.format("backward", "rows", 0)], []),
-    "sft: forward of the last micro-step": ([OF_ONE.format("forward", "rows", 0)], []),
+    "sft: forward of the first micro-step": ([], [OF_ONE.format("forward", "rows")]),
+    "sft: backward of the first micro-step": ([OF_ONE.format("backward", "rows")], []),
+    "sft: forward of the last micro-step": ([OF_ONE.format("forward", "rows")], []),
     "sft: backward of the last micro-step and of its part": (
         [],
-        [OF_ONE.format("backward", "rows", 1), "backward: split into 1 + 1 rows (rank 1)"],
+        [OF_ONE.format("backward", "rows"), "backward: split into 1 + 1 rows"],
     ),
     "sft: both ranks in different places": (
-        [OF_ONE.format("backward", "rows", 0)],
+        [OF_ONE.format("backward", "rows")],
         [
-            OF_ONE.format("forward", "rows", 1),
-            "forward: split into 1 + 1 rows (rank 1)",
-            "forward: repeated with what backward needs waiting on the host (rank 1)",
+            OF_ONE.format("forward", "rows"),
+            "forward: split into 1 + 1 rows",
+            "forward: repeated with what backward needs waiting on the host",
         ],
     ),
-    "sft: between two metrics": ([], [OF_ONE.format("forward", "rows", 1)]),
+    "sft: between two metrics": ([], [OF_ONE.format("forward", "rows")]),
     "sft: learned before": ([], []),
-    "sft: evaluation": (["evaluate: split into 4 + 4 rows (rank 0)"], []),
+    "sft: evaluation": (["evaluate: split into 4 + 4 rows"], []),
     "dpo: adapters that are switched off and on": (
-        [OF_ONE.format("forward", "pairs", 0)],
-        [OF_ONE.format("backward", "pairs", 1)],
+        [OF_ONE.format("forward", "pairs")],
+        [OF_ONE.format("backward", "pairs")],
     ),
-    "reward: a parameter that no rank uses": ([], [OF_ONE.format("backward", "pairs", 1)]),
-    "grpo: metrics of many kinds": ([], [OF_ONE.format("forward", "rows", 1)]),
+    "reward: a parameter that no rank uses": ([], [OF_ONE.format("backward", "pairs")]),
+    "grpo: metrics of many kinds": ([], [OF_ONE.format("forward", "rows")]),
     "ppo: the cut at the models' outputs": (
-        [OF_ONE.format("forward", "rows", 0)],
-        [OF_ONE.format("backward", "rows", 1)],
+        [OF_ONE.format("forward", "rows")],
+        [OF_ONE.format("backward", "rows")],
     ),
 }
 

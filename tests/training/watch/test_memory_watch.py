@@ -150,16 +150,21 @@ def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_non
     assert len(whole) == len(record.read_text().splitlines()) - 1 == 10
 
 
-def test_other_ranks_write_files_of_their_own_and_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["host", "full"])
+def test_other_ranks_write_files_of_their_own_and_tell_of_their_own_device(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Sign] = []
     made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
+    sign: Any = Sign(kind=kind, step=1, seen="Seen.", advice="Do.", severity=1)  # type: ignore[arg-type]
+    monkeypatch.setattr(module.Lookout, "see", lambda *_: [sign])
     monkeypatch.setattr(TrainingArguments, "process_index", 3)
     state = TrainerState(global_step=1, is_world_process_zero=False)
     made.on_train_begin(args, state, TrainerControl(), model=Toy())
     made.on_log(args, state, TrainerControl(), logs={})
     assert [line["event"] for line in lines(tmp_path, "memory.rank3.jsonl")] == ["start", "sample", "sign"]
-    assert not told
+    assert told == ([sign] if kind == "full" else [])
 
 
 def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: Path, tracker: Tracker) -> None:
