@@ -164,9 +164,13 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
 def _link_rates(topology: Topology, kinds: set[Kind]) -> tuple[float, float, list[str]]:
     """Returns what joins devices and nodes, and what of both had to be assumed for this work."""
     link, network = topology.link_bytes_per_second, topology.network_bytes_per_second
+    spans_nodes = topology.nodes > 1 and Kind.NETWORK_COLLECTIVE not in kinds
+    if spans_nodes:  # no group of processes stays within a node
+        kinds = kinds - {Kind.COLLECTIVE} | ({Kind.NETWORK_COLLECTIVE} if Kind.COLLECTIVE in kinds else set())
     assumed = [_REFERENCE_LINK] if link is None and Kind.COLLECTIVE in kinds else []
     assumed += [_REFERENCE_NETWORK] if network is None and Kind.NETWORK_COLLECTIVE in kinds else []
-    return float(link or _REFERENCE_LINK_RATE), float(network or _REFERENCE_NETWORK_RATE), assumed
+    between = float(network or _REFERENCE_NETWORK_RATE)
+    return between if spans_nodes else float(link or _REFERENCE_LINK_RATE), between, assumed
 
 
 def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, tuple[float, int]]:

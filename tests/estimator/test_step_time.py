@@ -45,7 +45,7 @@ def seconds(
     return step_time(load(*works, **counts), hardware, **options).step_seconds
 
 
-LINKED = Topology(devices=4, link="toy", link_bytes_per_second=10**10, nodes=2, network_bytes_per_second=10**9)
+LINKED = Topology(devices=4, link="toy", link_bytes_per_second=10**10, network_bytes_per_second=10**9)
 SEVERAL = replace(CARD, topology=LINKED)
 SECOND_OF_COLLECTIVE = round(10**10 * module.COLLECTIVE_EFFICIENCY)
 
@@ -155,6 +155,12 @@ def test_collectives_take_what_they_cannot_hide(
 ) -> None:
     computing = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL)
     assert seconds(computing, *works, hardware=SEVERAL, **options) == pytest.approx(expected)
+
+
+def test_groups_of_all_processes_go_through_the_network_where_there_are_several_nodes() -> None:
+    of_two_nodes = replace(SEVERAL, topology=replace(SEVERAL.topology, nodes=2))
+    calls = collective(4, 1.0)
+    assert seconds(calls, hardware=of_two_nodes) == pytest.approx(10 * seconds(calls, hardware=SEVERAL))
 
 
 def test_what_was_rehearsed_in_two_micro_steps_is_computed_twice_and_reduced_once() -> None:

@@ -32,7 +32,7 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
-from survival_cases import against, command, faults, jobs, material
+from survival_cases import against, command, faults, jobs, material, together
 
 from autotrain_mem.recipe_files import recipe
 from autotrain_mem.rehearsal.rehearse import rehearse
@@ -378,6 +378,7 @@ def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("faults", "rot:save", "survived"),
         ("against", "sft, from the start, TRL", "OutOfMemoryError"),
+        ("together", "sft LoRA fsdp2", "finished"),
     ],
 )
 def test_survival(
@@ -394,6 +395,7 @@ def test_survival(
     monkeypatch.setattr(material, "SHORT_ROWS", 16)
     monkeypatch.setattr(jobs, "ROWS_PER_STEP", 8)
     monkeypatch.setattr(against, "MICRO_BATCH", 4)
+    monkeypatch.setattr(together, "STEPS", 2)
     monkeypatch.setattr(faults, "FAULTS", {"rot:save": ("sft",), "oom:evaluate": ()})
     monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
     monkeypatch.setattr(faults, "MOMENTS", 1)

@@ -56,7 +56,9 @@ def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int
     """
     if knobs.processes == 1:
         return None
-    return RehearsedRank(knobs=knobs, config=accelerate_config(knobs) if accelerate is None else accelerate, rank=rank)
+    # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
+    config = accelerate_config(knobs, nodes=knobs.dp_replicate_size or 1) if accelerate is None else accelerate
+    return RehearsedRank(knobs=knobs, config=config, rank=rank)
 
 
 @contextmanager
