@@ -15,7 +15,7 @@ from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, s
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.knobs import OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
 
@@ -217,7 +217,8 @@ def _settings_table(plan: Plan) -> Table:
         if chosen == default:
             add(grid, f"  {name}", formatting.value(chosen))
         else:
-            known = "TRL has none of its own" if name in OWN_KNOBS else f"TRL's default is {formatting.value(default)}"
+            is_ours = name in (*OWN_KNOBS, *LAUNCH_KNOBS)
+            known = "TRL has none of its own" if is_ours else f"TRL's default is {formatting.value(default)}"
             add(grid, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
     return grid
 
