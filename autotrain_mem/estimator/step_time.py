@@ -170,7 +170,9 @@ def _link_rates(topology: Topology, kinds: set[Kind]) -> tuple[float, float, lis
     assumed = [_REFERENCE_LINK] if link is None and Kind.COLLECTIVE in kinds else []
     assumed += [_REFERENCE_NETWORK] if network is None and Kind.NETWORK_COLLECTIVE in kinds else []
     between = float(network or _REFERENCE_NETWORK_RATE)
-    return between if spans_nodes else float(link or _REFERENCE_LINK_RATE), between, assumed
+    within = float(link or _REFERENCE_LINK_RATE)
+    # Rings of all processes leave a node through the ports of all its devices.
+    return min(within, between * topology.devices) if spans_nodes else within, between, assumed
 
 
 def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, tuple[float, int]]:
