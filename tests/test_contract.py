@@ -75,7 +75,7 @@ LAYERS = {
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,
-        "columns errors host methods.facts methods.table spec trainers",
+        "columns errors host methods.facts methods.table parallel spec trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(

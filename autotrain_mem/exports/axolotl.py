@@ -24,6 +24,7 @@ from autotrain_mem.exports.part import (
     whole_logits,
 )
 from autotrain_mem.methods.facts import AxolotlFacts
+from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.environment import fsdp_settings
 from autotrain_mem.spec import Job, Plan
 
@@ -187,10 +188,11 @@ def _adapter(case: Case) -> Part:
     if not knobs.use_peft:
         return Part(answered=_OF_ADAPTER)
     lora = {_LORA[name]: case.get(name) for name in _LORA if name in LORA_DEFAULTS or case.get(name)}
+    storage = sharding_arguments(knobs).get("bnb_4bit_quant_storage", "uint8")
     four_bits = {
         "bnb_4bit_quant_type": case.get("bnb_4bit_quant_type", "nf4"),
         "bnb_4bit_use_double_quant": knobs.use_bnb_nested_quant,
-        "bnb_4bit_quant_storage": case.get("bnb_4bit_quant_storage", "uint8"),
+        "bnb_4bit_quant_storage": case.get("bnb_4bit_quant_storage", storage),
     }
     targets = _targets(case)
     return Part(

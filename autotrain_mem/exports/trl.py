@@ -9,6 +9,7 @@ from __future__ import annotations
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
+from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Plan
 
 DATA_NAMES = ("dataset_name", "datasets")
@@ -23,8 +24,8 @@ def trl(plan: Plan, job: Job) -> str:
         trains_with_trl=True,
     )
     settings = case.settings  # everything as it is: nothing but optimizer offload is ours alone
-    first = {"model_name_or_path": job.model, **_data(case)}
-    rest = {name: value for name, value in settings.items() if name not in DATA_NAMES and name not in first}
+    first = {"model_name_or_path": job.model, **_data(case), **sharding_arguments(case.knobs)}
+    rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}
     environment = {"env": case.environment} if case.environment else {}
     offload = host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it")
     launched = launch_note(case) if job.method_facts.has_trl_command else Part()

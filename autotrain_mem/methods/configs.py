@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.job import without_wish
 
@@ -152,23 +153,6 @@ def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
 
 
-def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
-    """Say what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over it.
-
-    FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
-    as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
-    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
-    reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
-    than its shards of all else, and more with fewer rows at once.
-    """
-    if not knobs.is_sharded:
-        return {}
-    reduced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
-    if not knobs.load_in_4bit:
-        return reduced
-    return {**reduced, "bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}
-
-
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
 
@@ -191,8 +175,11 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
     """
     asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
+    ours = (
+        {} if job.python_call is not None else sharding_arguments(knobs)
+    )  # a script's trainer is as the script has it
     return {
-        **on_cpu({**sharding_arguments(knobs), **asked, **codec.to_json(knobs)}),
+        **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
         "output_dir": output_dir,
         "max_steps": REHEARSED_STEPS,

@@ -69,3 +69,20 @@ def _fsdp(knobs: Knobs) -> dict[str, Any]:
         # The model's own recomputes: transformers refuses both (``trainer.py: create_accelerator_and_postprocess``).
         "fsdp_activation_checkpointing": False,
     }
+
+
+def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
+    """Say what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over it.
+
+    FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
+    as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
+    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
+    reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
+    than its shards of all else, and more with fewer rows at once.
+    """
+    if not knobs.is_sharded:
+        return {}
+    reduced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    if not knobs.load_in_4bit:
+        return reduced
+    return {**reduced, "bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}

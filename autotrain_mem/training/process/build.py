@@ -20,8 +20,9 @@ from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.methods.configs import on_cpu, on_host, sharding_arguments
+from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
