@@ -93,7 +93,11 @@ class ModelFacts:
     """The modules that LoRA adapts where none are named; None where that was not asked."""
 
     def depths_for(self, knobs: Knobs) -> Depths | None:
-        """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed."""
-        if self.pattern is None:
+        """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed.
+
+        Of several processes it is the whole: DDP's buckets hold layers together as it comes, and what FSDP gathers ahead
+        has no plain continuation in more layers.
+        """
+        if self.pattern is None or knobs.processes > 1:
             return None
         return self.pattern.depths(held_back=LAYERS_HELD_BACK if knobs.activation_offloading else 0)
