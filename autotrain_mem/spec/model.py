@@ -95,8 +95,8 @@ class ModelFacts:
     def depths_for(self, knobs: Knobs) -> Depths | None:
         """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed.
 
-        Of several processes it is the whole: DDP's buckets hold layers together as it comes, and what FSDP gathers ahead
-        has no plain continuation in more layers.
+        Of several processes it is the whole: DDP's buckets hold layers together as it comes, and what FSDP gathers
+        ahead has no plain continuation in more layers.
         """
         if self.pattern is None or knobs.processes > 1:
             return None
