@@ -18,6 +18,7 @@ _PLACES = (Path(__file__).parent / "recipes", Path(__file__).parent.parent / "re
 """Of an installed package, and of a checkout (pyproject.toml: tool.hatch.build.targets.wheel.force-include)."""
 
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
+_GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,8 @@ class Recipe:
     """Of the file, without ``.yaml``: ``reward-gemma3-1b-lora-8k``."""
     card: str
     """The card that its header speaks of, by its name in the catalog. It is planned for the one that is there."""
+    gpus: int
+    """How many of them."""
     what: str
     """In one line."""
     path: Path
@@ -51,7 +54,9 @@ def read_recipe(path: Path) -> Recipe:
     card = _CARD.search(text)
     if not text.startswith("# ") or card is None:
         raise ValueError(f"{path} does not open with what it is and its card")
-    return Recipe(name=path.stem, card=card[1], what=text.splitlines()[0].removeprefix("# "), path=path)
+    gpus = _GPUS.search(text)
+    count = 1 if gpus is None else int(gpus[1])
+    return Recipe(name=path.stem, card=card[1], gpus=count, what=text.splitlines()[0].removeprefix("# "), path=path)
 
 
 def recipe(name: str) -> Recipe:

@@ -70,7 +70,7 @@ def _climb(space: Space, memo: Memo) -> Found | None:
             floor = memo.known([least_demanding(space, level)])  # none where no rehearsal was needed to know
             passed |= {level.name: floor[0]} if floor and not floor[0].fits else {}
             continue
-        compares = level.offloads or space.base.processes == 1
+        compares = level.offloads or space.base.processes == 1 or best.knobs.is_sharded
         following = _next_level(space, every[number + 1 :], memo) if compares else {}
         if all(slowdown(best, other) <= space.max_slowdown for other in following.values()):
             return _found(space, memo, (level.name, best), passed, following)
@@ -112,8 +112,8 @@ def slowdown(one: Estimate, other: Estimate) -> float:
 def _next_level(space: Space, further: tuple[Level, ...], memo: Memo) -> dict[str, Estimate]:
     """The fastest plan of the next level that gives up more, if there is one. Rows are never cut for speed's sake.
 
-    It is asked of several processes only where the host is waited for: nothing else is passed over for its speed there,
-    since what shards cost is less, and each rehearsal takes longer.
+    Where each of several processes has the whole model it is not asked: nothing is passed over for its speed there. Of
+    shards it is: they are gathered for each layer, and where completions are sampled for each of their tokens.
     """
     for level in further:
         if level.harm is Harm.DATA:

@@ -46,7 +46,7 @@ The card is the one that its header speaks of: --gpu CARD --plan_only shows that
 _RECIPE_COLUMNS: tuple[Column[Recipe], ...] = (
     Column("name", lambda recipe: recipe.name),
     Column("method", lambda recipe: recipe.method),
-    Column("card", lambda recipe: recipe.card),
+    Column("card", lambda recipe: recipe.card if recipe.gpus == 1 else f"{recipe.gpus}x{recipe.card}"),
     Column("what it is", lambda recipe: recipe.what),
 )
 

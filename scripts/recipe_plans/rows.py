@@ -33,9 +33,9 @@ SAME_SIZES = {
 _MODELS = ("model_name_or_path", "reward_model_path", "reward_model_name_or_path")
 
 
-def cards(recipe: Recipe) -> tuple[str, str]:
-    """Its own, and another."""
-    return recipe.card, OTHER_CARD[recipe.name]
+def cards(recipe: Recipe) -> tuple[str, ...]:
+    """Its own, and another, unless it is for several."""
+    return (recipe.card,) if recipe.gpus > 1 else (recipe.card, OTHER_CARD[recipe.name])
 
 
 def all_rows() -> Iterator[tuple[Recipe, str]]:

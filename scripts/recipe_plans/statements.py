@@ -30,6 +30,7 @@ def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]
     )
     return [
         *_labelled("card", recipe.card),
+        *(_labelled("gpus", str(recipe.gpus)) if recipe.gpus > 1 else ()),
         *_labelled("versions", ", ".join(f"{name} {versions[name]}" for name in VERSIONED)),
         *_labelled("peak", f"{allocated} allocated; it needs {needed} of a budget of {budget}"),
         *_labelled("level", plan.level),
