@@ -70,6 +70,8 @@ def _climb(space: Space, memo: Memo) -> Found | None:
             floor = memo.known([least_demanding(space, level)])  # none where no rehearsal was needed to know
             passed |= {level.name: floor[0]} if floor and not floor[0].fits else {}
             continue
+        if again := _faster_by_now(space, every[:number], best, memo, passed):
+            return _found(space, memo, again, {name: each for name, each in passed.items() if name != again[0]}, {})
         compares = level.offloads or space.base.processes == 1 or best.knobs.is_sharded
         following = _next_level(space, every[number + 1 :], memo) if compares else {}
         if all(slowdown(best, other) <= space.max_slowdown for other in following.values()):
@@ -80,6 +82,21 @@ def _climb(space: Space, memo: Memo) -> Found | None:
         return None
     chosen = (fitting[-1], passed.pop(fitting[-1]))
     return _found(space, memo, chosen, passed, {})
+
+
+def _faster_by_now(
+    space: Space, before: tuple[Level, ...], best: Estimate, memo: Memo, passed: Mapping[str, Estimate]
+) -> tuple[str, Estimate] | None:
+    """Finds the plan of a level that was passed over for its speed, where what was rehearsed since shows a faster one.
+
+    Of several processes the search of a later level meets points of the earlier ones that looked worse from there.
+    """
+    for level in before:
+        if level.name in passed and passed[level.name].fits:
+            again = best_of(space, level, memo)
+            if again is not None and slowdown(again, best) <= space.max_slowdown:
+                return level.name, again
+    return None
 
 
 def _found(

@@ -138,7 +138,7 @@ def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("sft-lama", "sft-llama3.1-8b-full or sft-llama3.1-8b-lora-8bit"),
+        ("sft-lama", "sft-llama3.1-8b-full-2x80gb or sft-llama3.1-8b-full-4x24gb"),
         ("qlora.yaml", "grpo-qwen3-8b-qlora"),
         ("dpo-qwen2.5-7b-lroa", "dpo-qwen2.5-7b-lora"),
         ("mnist", ""),
@@ -158,12 +158,13 @@ def test_the_list_is_a_table_of_all_of_them_or_json_and_one_that_is_named_is_pri
     lines = capsys.readouterr().out.splitlines()
     for each in recipes():
         (line,) = [line for line in lines if line.startswith(f"{each.name} ")]
-        assert line.split()[1:3] == [each.method, each.card]
+        number = f"{each.gpus}x" if each.gpus > 1 else ""
+        assert line.split()[1:3] == [each.method, f"{number}{each.card}"]
         assert line.endswith(each.what)
     assert main.run(["recipes", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    named = [(each["name"], each["method"], each["card"], each["what"]) for each in told["recipes"]]
-    assert named == [(each.name, each.method, each.card, each.what) for each in recipes()]
+    named = [tuple(each[name] for name in ("name", "method", "card", "gpus", "what")) for each in told["recipes"]]
+    assert named == [(each.name, each.method, each.card, each.gpus, each.what) for each in recipes()]
     assert all(pathlib.Path(each["path"]).is_file() for each in told["recipes"])
     assert main.run(["recipes", NAME]) == 0
     assert capsys.readouterr().out == recipe(NAME).path.read_text()
