@@ -1,4 +1,7 @@
-"""A rehearsed process of several is the real one that talks to others through gloo, and is checked."""
+"""A rehearsed process of several is the real one that talks to others through gloo, and is checked.
+
+``scripts/rank_parity`` compares many more, all methods among them.
+"""
 
 import pathlib
 from collections.abc import Callable
@@ -20,7 +23,6 @@ RANKS = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
     ("sft", {"sharding": "fsdp2", "fsdp_offload_params": True}),
     ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
-    ("dpo", {"sharding": "fsdp2"}),
 ]
 
 
