@@ -33,8 +33,32 @@ __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan"
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
 __all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "Incident", "Job", "Knobs"]
-__all__ += ["Learned", "Lever", "MemoryEstimate", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan", "Probe"]
-__all__ += ["Proposal", "Report", "ReservedByMode", "ReservedEstimate", "Restart", "StepTime", "Topology"]
+__all__ += [
+    "Learned",
+    "Lever",
+    "MemoryEstimate",
+    "MixedLengths",
+    "Most",
+    "OtherProcess",
+    "Owner",
+    "Phase",
+    "PhasePeak",
+    "Plan",
+]
+__all__ += [
+    "Price",
+    "Probe",
+    "Proposal",
+    "Report",
+    "ReservedByMode",
+    "ReservedByOrder",
+    "ReservedEstimate",
+    "ReservedOverSteps",
+    "Restart",
+    "StepTime",
+    "Topology",
+    "Trained",
+]
 
 _NAMES = {
     "drop_in.ppo": "PPOTrainer",
@@ -42,11 +66,13 @@ _NAMES = {
     "errors": "AutofitError DoesNotFitError UsageError",
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
-        "MemoryEstimate OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedEstimate Restart StepTime Topology"
+        "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
+        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained"
     ),
     "spec.autofit": "AutoFit",
     "spec.gpu_comparison": "CardVerdict Cards",
+    "spec.most": "Most",
+    "spec.price": "Price",
     "spec.report": "MemoryReading",
     "training.watch.callback": "MemoryWatch",
     "training.watch.diagnose": "Sign",
@@ -79,6 +105,7 @@ if TYPE_CHECKING:
         Learned,
         Lever,
         MemoryEstimate,
+        MixedLengths,
         OtherProcess,
         Owner,
         Phase,
@@ -88,26 +115,27 @@ if TYPE_CHECKING:
         Proposal,
         Report,
         ReservedByMode,
+        ReservedByOrder,
         ReservedEstimate,
+        ReservedOverSteps,
         Restart,
         StepTime,
         Topology,
+        Trained,
     )
     from autotrain_mem.spec.autofit import AutoFit
     from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict
+    from autotrain_mem.spec.most import Most
+    from autotrain_mem.spec.price import Price
     from autotrain_mem.spec.report import MemoryReading
     from autotrain_mem.training.watch.callback import MemoryWatch
     from autotrain_mem.training.watch.diagnose import Sign
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan
 else:  # hidden from type checkers, to whom it would say that there is every name
+    from autotrain_mem.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:
-        import importlib
-
-        for module, names in _NAMES.items():
-            if name in names.split():
-                return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return lazily_imported(__name__, _NAMES, name)
 
 
 def __dir__() -> list[str]:

@@ -14,24 +14,28 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.engine.accelerate_config import with_accelerate
-from autotrain_mem.engine.output_dir import check_output, check_weights, output_dir, resumes, resumes_in_folder
+from autotrain_mem.engine.early import check_to_train, opened
+from autotrain_mem.engine.output_dir import output_dir, resumes, resumes_in_folder
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
+from autotrain_mem.engine.predict.frontier import frontier_of
+from autotrain_mem.engine.predict.mixed_lengths import with_reason
+from autotrain_mem.engine.predict.most import settled
 from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched
-from autotrain_mem.engine.predict.predictions import judge_trace
+from autotrain_mem.engine.predict.predictions import Predictions, judge_trace
 from autotrain_mem.engine.predict.preflight import check_preflight, check_room, examine
 from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
 from autotrain_mem.engine.probe.confirm import Ways, confirmed, is_probed
 from autotrain_mem.engine.recover.supervised import SupervisedRun
-from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset
-from autotrain_mem.engine.request import PlanHints, Wish, check_launch, rehearsals_for, resumed, with_plan
+from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
+from autotrain_mem.engine.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
+from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import UsageError
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
-from autotrain_mem.machine.detect import VISIBLE
+from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.fault_syntax import check_mishaps
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
@@ -39,9 +43,10 @@ from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.job import MOST, RESTARTS
+from autotrain_mem.spec.most import Frontier
 from autotrain_mem.training.environment import environment_setting, process_environment
 from autotrain_mem.training.run_folder import RunFolder, hold_folder
-from autotrain_mem.training.supervisor import RESTARTS
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
@@ -58,8 +63,8 @@ __all__ += [
     "check_size",
     "choose",
 ]
-__all__ += ["combinations", "estimate_all", "example_dataset", "output_dir", "plan_as_given", "reads_dataset"]
-__all__ += ["compared", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
+__all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
+__all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -97,15 +102,7 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
                     "counts what one process allocates, so batches are made there."
                 )
         workers.first.check_can_train(job)
-        if not job.names_data:
-            example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
-            raise UsageError(
-                "No --dataset is given, and training needs one.",
-                hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
-            )
-        for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
-            check_weights(pathlib.Path(name))
-        check_output(job, overwrite=wish.overwrite_output_dir)
+        check_to_train(job, wish)
     return rehearsals
 
 
@@ -141,6 +138,11 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
         checks: Look at model and tokenizer first, which takes half a second.
     """
     job = rehearsals.job
+    if job.maximized is not None:
+        raise UsageError(
+            f"--{job.maximized} {MOST} asks how much fits, and an estimate is of what is given.",
+            hint=f"autofit plan {job.method} ... --{job.maximized} {MOST} finds it; give a number here.",
+        )
     if snapshot is not None and not rehearsals.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
@@ -154,6 +156,10 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     limit = lengths.longest or (None if job.is_online else facts.context_length)
     trace = rehearsals.rehearse(space.base, replace(lengths, longest=limit))
     estimated = judge_trace(rehearsals, space.base, trace, lengths)
+    named = rehearsals.named_lengths(replace(lengths, longest=limit))
+    predictions = Predictions(rehearsals, facts, named)
+    predictions.remember(space.base, row_length(job, space.base, limit), trace)
+    estimated = with_reason(predictions.over_steps(estimated), rehearsals, named)
     if snapshot is not None:
         expandable = estimated.knobs.expandable_segments
         setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
@@ -195,6 +201,19 @@ def plan(
         chosen = make_plan(rehearsals, best, facts, lengths, seconds=time.perf_counter() - started)
     warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
+
+
+def frontier(
+    rehearsals: Rehearsals,
+    on_attempt: OnAttempt = lambda attempt: None,
+    on_counting: OnCounting = lambda counting: None,
+) -> Frontier:
+    """How much fits, at each level of harm, of what the job asks for as ``max``."""
+    job = rehearsals.job
+    check_forbid(job.forbid)
+    facts = rehearsals.describe()
+    _, lengths = examine(rehearsals, on_counting)
+    return frontier_of(rehearsals, facts, lengths, str(job.maximized), on_attempt)
 
 
 def cards(
@@ -254,6 +273,7 @@ def fit(
         folder: The output folder, where somebody holds it already.
     """
     device = _training_device(rehearsals, simulate=simulate)
+    rehearsals = replace(rehearsals, job=settled(rehearsals.job, chosen.knobs))
     with _folder(rehearsals, on_event) if folder is None else contextlib.nullcontext(folder) as held:
         run = SupervisedRun(
             rehearsals=rehearsals,

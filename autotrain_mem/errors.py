@@ -25,7 +25,8 @@
     ├── PlanError
     │   ├── BatchSplitError         40   the effective batch does not divide
     │   ├── DoesNotFitError         41   nothing allowed fits the budget
-    │   └── PlanFileError           42   a plan to explain that is not there, or is none
+    │   ├── PlanFileError           42   a plan to explain that is not there, or is none
+    │   └── LimitError              43   what fits takes longer than --within, or costs more than --budget
     ├── RehearsalError              50   the installed trainer raised while being rehearsed
     │   ├── WorkerDiedError         51   the rehearsal's process ended
     │   └── WorkerTimeoutError      52   the rehearsal took longer than its limit
@@ -191,6 +192,10 @@ class DoesNotFitError(PlanError):
 
 class PlanFileError(PlanError):
     exit_code = 42
+
+
+class LimitError(PlanError):
+    exit_code = 43
 
 
 class RehearsalError(AutofitError):

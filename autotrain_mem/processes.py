@@ -21,14 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from autotrain_mem.ending_signals import ENDING_SIGNALS
 from autotrain_mem.lossy_stream import LossyStream
 
 LOG_TAIL_CHARACTERS = 2000
 _HAS_GROUPS = hasattr(os, "killpg")
 """Windows has no process groups of this kind."""
-ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
-"""What ends a run beside Ctrl-C and SIGTERM: a terminal that closes, and Slurm's warning that the time is up
-(sbatch(1), ``--signal``), which reaches all processes of a step. Windows has neither."""
 GRACE_SECONDS = 10.0
 """How long a child may take to end after it was told to, before it is killed."""
 
@@ -230,6 +228,11 @@ class Channel:
         self._on_message, self._on_close = on_message, on_close
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an object waits to be received."""
+        return not self._requests.empty()
 
     def receive(self) -> dict[str, Any]:
         """The parent's next object. The process ends, here or anywhere, when the parent closes its end."""

@@ -18,8 +18,6 @@ import hashlib
 import json
 import os
 import pathlib
-import random
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -70,7 +68,7 @@ class Store:
         folder: Where the files are; made when first needed. None keeps nothing.
         on_damage: Is called, once for each, with what to say of a damaged file and of a folder that cannot be written.
         limit_bytes: What the folder may hold.
-        draw: Uniform in [0, 1): decides which put looks for files to drop.
+        draw: Uniform in [0, 1): decides which put looks for files to drop; None for a random number.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Store:
         *,
         on_damage: Callable[[str], None] = lambda message: None,
         limit_bytes: int = LIMIT_BYTES,
-        draw: Callable[[], float] = random.random,
+        draw: Callable[[], float] | None = None,
     ) -> None:
         self._folder = folder
         self._on_damage = on_damage
@@ -117,13 +115,19 @@ class Store:
             self._writable = False
             self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
             return
-        if self._draw() < _pages(len(content)) / LOOK_EVERY_BYTES:
+        if (self._draw or _random)() < _pages(len(content)) / LOOK_EVERY_BYTES:
             drop_oldest(self._folder, self._limit_bytes)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
             self._on_damage(message)
+
+
+def _random() -> float:
+    import random  # an early refusal puts nothing
+
+    return random.random()
 
 
 # -- one file --------------------------------------------------------------------------------------------------------
@@ -166,7 +170,7 @@ def _value(content: bytes, kind: str, key: Mapping[str, Any]) -> Any:
 def _write(path: pathlib.Path, content: bytes) -> None:
     """Whole or not at all: the folder must be on one file system, and is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{secrets.token_hex(8)}{_PARTIAL}")  # threads and processes each their own
+    partial = path.with_suffix(f".{os.urandom(8).hex()}{_PARTIAL}")  # threads and processes each their own
     try:
         with open(partial, "xb") as file:
             file.write(content)

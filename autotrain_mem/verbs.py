@@ -56,7 +56,9 @@ def estimate(
         environment: Variables for the processes that load the model, such as ``PYTORCH_ALLOC_CONF``.
         **arguments: TRL's own, by name, with values as in Python or as in flags: ``learning_rate=1e-4``,
             ``dtype="bfloat16"``, ``use_peft=True``, ``lora_target_modules=["q_proj"]``. ``max_length`` also takes
-            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows keep within.
+            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows keep within; in ``plan``,
+            ``fit`` and ``cards`` also ``"max"``, as much as fits, as do ``per_device_train_batch_size``, ``lora_r``,
+            ``num_generations`` and ``max_completion_length``, one at a time.
 
     Returns:
         Peaks in bytes by phase and by owner, the budget in bytes, seconds of one optimizer step.
@@ -72,7 +74,7 @@ def estimate(
     with python_errors():
         wish = _wish("estimate", method, model, dataset, autofit, environment, arguments)
         _refuse_plan(wish, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
-        with api.Workers(1) as workers:
+        with api.opened(wish, to_train=False, reads_data=False, count=1) as workers:
             return api.estimate(api.rehearsals_for(workers, wish, _warn))
 
 
@@ -112,7 +114,7 @@ def plan(
     with python_errors():
         wish = _wish("plan", method, model, dataset, autofit, environment, arguments)
         wish = api.with_plan(wish, _HINTS, _warn, to_train=False)
-        with api.Workers() as workers:
+        with api.opened(wish, to_train=False) as workers:
             return api.plan(api.begin(workers, wish, _warn, to_train=False), earlier=wish.plan)
 
 
@@ -185,7 +187,7 @@ def fit(
         wish = replace(wish, simulate=simulate, max_restarts=max_restarts, probe=probe)
         wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir), _warn)
         wish = api.with_plan(wish, _HINTS, _warn, to_train=True)
-        with api.Workers() as workers:
+        with api.opened(wish, to_train=True) as workers:
             rehearsals = api.begin(workers, wish, _warn, to_train=True)
             chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=wish.plan)
         return api.train(rehearsals, chosen, wish, on_event)
@@ -225,7 +227,7 @@ def cards(
         (count,) = wish.autofit.gpu_counts[:1] or (1,)
         devices = api.compared(wish.autofit) or (api.choose(wish.autofit.gpu, use_cpu=False, gpus=count),)
         first = replace(wish, autofit=replace(wish.autofit, gpu=devices[0].name, gpus=devices[0].topology.devices))
-        with api.Workers() as workers:
+        with api.opened(first, to_train=False) as workers:
             return api.cards(api.rehearsals_for(workers, first, _warn), devices)
 
 

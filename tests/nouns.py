@@ -11,5 +11,6 @@ TRL_DEFAULTS = Knobs(
     use_peft=False,
     dtype="float32",
     optim="adamw_torch_fused",
+    learning_rate=2e-5,
 )
 """The defaults of TRL 1.12's SFTConfig and ModelConfig."""

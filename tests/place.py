@@ -11,6 +11,7 @@ import pytest
 from autotrain_mem import api
 from autotrain_mem.machine import choose
 from autotrain_mem.quickstart import data
+from autotrain_mem.worker import pool
 from tests.forked import Forge
 
 
@@ -43,13 +44,19 @@ def write_rows(folder: Path) -> None:
     data.write_rows(folder / "prompts.jsonl", data.questions(40, seed=0))
 
 
+def _cache(folder: Path) -> str:
+    return str(folder.with_name(f"{folder.name}-cache"))
+
+
 @contextmanager
 def started_in(folder: Path, forge: Forge) -> Iterator[SharedWorkers]:
     """Where relative paths lead, as for a user who is there; one, since the suite runs in two processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("AUTOFIT_CACHE", _cache(folder))
         with forge.children():
             shared = SharedWorkers(1)
+            shared.first.flags()
     yield shared
     shared.end()
 
@@ -62,8 +69,9 @@ def a_user_in(folder: Path, workers: SharedWorkers, forge: Forge) -> Iterator[No
         patch.chdir(folder)
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
             patch.delenv(name, raising=False)
-        patch.setenv("AUTOFIT_CACHE", str(folder.with_name(f"{folder.name}-cache")))
-        patch.setattr(api, "Workers", lambda count=None: workers)
+        patch.setenv("AUTOFIT_CACHE", _cache(folder))
+        for module in (api, pool):
+            patch.setattr(module, "Workers", lambda count=None: workers)
         patch.setattr(choose, "detect", lambda *_: ())
         yield
     for each, handler in before.items():

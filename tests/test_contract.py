@@ -48,34 +48,39 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
 LAYERS = {
-    "__init__": part(0, "drop_in errors spec training verbs"),
+    "__init__": part(0, "drop_in errors lazy_names spec training verbs"),
     "columns": part(0),
     "errors": part(0, "printable"),
+    "ending_signals": part(0),
     "host": part(0, "", "psutil"),
     "printable": part(0),
+    "lazy_names": part(0),
     "lossy_stream": part(0),
-    "processes": part(1, "lossy_stream"),
+    "processes": part(1, "ending_signals lossy_stream"),
     "units": part(0),
     "versions": part(0),
     "methods.facts": part(0),
+    "methods.parameter_count": part(0),
     "methods.table": part(1, "methods.facts"),
     "allocator": part(1, "units"),
     "files": part(1, "errors"),
+    "local_files": part(1, "errors"),
     "quickstart": part(1, "errors", "tokenizers torch transformers"),
     "recipe_files": part(1, "errors"),
     "store": part(1, "units", "platformdirs"),
     "yaml_files": part(1, "errors units", "yaml"),
-    "spec": part(2, "errors files methods.facts methods.table units"),
+    "spec": part(2, "errors files lazy_names methods.facts methods.table units"),
+    "methods.flags": part(3, "errors spec"),
     "estimator": part(3, "allocator spec"),
     "parallel": part(3, "errors spec"),
     "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
-    "machine": part(3, "allocator errors host processes spec store units versions", "bitsandbytes pynvml torch"),
+    "machine": part(3, "allocator errors files host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,
-        "columns errors host methods.facts methods.table parallel spec trainers",
+        "columns errors host methods.facts methods.flags methods.table parallel spec trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
@@ -84,11 +89,13 @@ LAYERS = {
         "accelerate bitsandbytes dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
-        6, "errors methods methods.table planner rehearsal spec versions", "datasets huggingface_hub transformers trl"
+        6,
+        "errors local_files methods methods.table planner rehearsal spec versions",
+        "datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,
-        "data errors methods methods.facts methods.table planner rehearsal spec trainers",
+        "data errors local_files methods methods.facts methods.flags methods.table planner rehearsal spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
@@ -97,17 +104,27 @@ LAYERS = {
         "units",
         "accelerate torch transformers trl",
     ),
-    "worker": part(8, "checks data errors host methods processes rehearsal spec trainers units", "torch trl"),
+    "worker": part(
+        8,
+        "checks data errors host methods methods.parameter_count processes rehearsal spec store trainers units "
+        "versions",
+        "torch trl",
+    ),
     "engine": part(
         9,
-        "allocator errors estimator files machine methods.table parallel planner rehearsal report spec store training "
-        "units versions worker yaml_files",
+        "allocator errors estimator files local_files machine methods.flags methods.parameter_count methods.table "
+        "parallel planner rehearsal report spec store training units versions worker yaml_files",
+    ),
+    "errands": part(
+        7,
+        "data errors files host methods.facts methods.table processes spec units",
+        "huggingface_hub peft torch transformers",
     ),
     "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
     "cli": part(
         11,
-        "__init__ api errors exports methods.table printable processes quickstart recipe_files report spec "
-        "units yaml_files",
+        "__init__ api ending_signals engine errands errors exports files methods.table printable quickstart "
+        "recipe_files report spec store units worker yaml_files",
         "rich",
     ),
     "drop_in": part(
@@ -123,7 +140,7 @@ LAYERS = {
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
     *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
-    *("drop_in.trainers", "drop_in.ppo"),
+    *("drop_in.trainers", "drop_in.ppo", "errands.process"),
 )
 """They are imported in the worker, in the training process or in a user's script alone."""
 

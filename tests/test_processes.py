@@ -19,8 +19,9 @@ import pytest
 from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
+from autotrain_mem.ending_signals import ENDING_SIGNALS
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
-from autotrain_mem.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
+from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Counting, Job
 from autotrain_mem.worker.client import Worker
 
@@ -335,6 +336,7 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
         import pathlib, tempfile, time
         from autotrain_mem.worker.client import Worker
         worker = Worker()
+        worker.start()
         call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
         call.write_text("rows")
         worker._child.send({"operation": "describe", "job": {"python_call": {"path": str(call)}}})

@@ -18,6 +18,7 @@ from autotrain_mem.allocator.blocks import Block, Pool, merge, shown_segments
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
 from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by, segment_size
 from autotrain_mem.allocator.state import AllocatorState
+from autotrain_mem.allocator.tally import ReservedTally
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 
@@ -137,6 +138,14 @@ class CachingAllocator(AllocatorState):
         """Lists the blocks that are allocated, or still in use by another stream."""
         pending = {id(block): block for queue in self._pending.values() for _, block in queue}
         return (*self._allocated.values(), *pending.values())
+
+    def free_blocks(self) -> list[Block]:
+        """Lists what is cached: the blocks that lie free in segments."""
+        return [*self.small.free_blocks(), *self.large.free_blocks()]
+
+    def count_reserved_only(self) -> None:
+        """Leaves out all statistics but those of segments, from here on: a third of a simulation's time."""
+        self.all, self.small.tally, self.large.tally = ReservedTally(), ReservedTally(), ReservedTally()
 
     # -- a new block -----------------------------------------------------------------------------------------------
 

@@ -137,3 +137,18 @@ class Tally:
             "requested_bytes": Stat(self.requested_bytes, self.peak_requested_bytes, self.total_requested_bytes),
         }
         return {key: value for name, stat in stats.items() for key, value in stat.named(f"{name}.{pool}").items()}
+
+
+class ReservedTally(Tally):
+    """Counts segments and what is reserved, and nothing of what happens within."""
+
+    __slots__ = ()
+
+    def allocate(self, size: int, requested: int) -> None:
+        """Counts nothing."""
+
+    def release(self, size: int, requested: int) -> None:
+        """Counts nothing."""
+
+    def change_inactive(self, blocks: int, size: int) -> None:
+        """Counts nothing."""

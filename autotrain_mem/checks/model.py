@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.local_files import check_model_folder, saved_model
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
@@ -84,49 +86,22 @@ def config_digest(job: Job, config: Any) -> str:
 def _load(model: str, flag: str, **options: Any) -> Any:
     from huggingface_hub.errors import StrictDataclassError
 
-    _check_folder(pathlib.Path(model), flag)
+    if (written := check_model_folder(model, flag)) is not None:
+        _check_type(str(pathlib.Path(model)), written)
     try:
         return load_config(model, **options)
     except StrictDataclassError as error:
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"
-        raise ModelConfigError(message, hint=_saved(flag)) from error
+        raise ModelConfigError(message, hint=saved_model(flag)) from error
 
 
-def _saved(flag: str) -> str:
-    return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
-
-
-def _check_folder(path: pathlib.Path, flag: str) -> None:
+def _check_type(model: str, config: Mapping[str, Any]) -> None:
     import transformers
 
-    if path.is_file():
-        raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
-    if not path.is_dir():
-        return  # a hub id, as far as one can tell from here
-    file = path / "config.json"
-    if not file.is_file() and (path / "adapter_config.json").is_file():
-        raise ModelNotFoundError(
-            f"{path} holds a LoRA adapter and not the model that it belongs to.",
-            hint=f"Merge it into its base first, and give {flag} the result: peft's AutoPeftModelForCausalLM (a reward "
-            "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
-        )
-    if not file.is_file():
-        raise ModelNotFoundError(f"{path} holds no config.json.", hint=_saved(flag))
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelConfigError(
-            f"{file} is not JSON: line {error.lineno}, column {error.colno} ({error.msg}).",
-            hint="Download or save the model again: the file is probably cut short.",
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=_saved(flag))
     if config["model_type"] not in transformers.CONFIG_MAPPING and "auto_map" not in config:
         raise UnsupportedModelError(
-            f"transformers {transformers.__version__} knows no model_type {config['model_type']!r} ({path}).",
+            f"transformers {transformers.__version__} knows no model_type {config['model_type']!r} ({model}).",
             hint="Update transformers, or take a model that the installed one knows.",
         )
 
@@ -176,47 +151,6 @@ def _check_classifier(model: str, config: Any) -> None:
             f"transformers has no sequence classifier of type {config.model_type!r} ({model}): a reward model is one.",
             hint="Take a model of another architecture, such as Qwen2, Llama or Gemma 3.",
         )
-
-
-# -- weights on this disk ----------------------------------------------------------------------------------------------
-
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
-
-
-def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> int | None:
-    """Counts a model's parameters by the size of its weights' files and the config's dtype.
-
-    None where no whole set of files is on this disk, and for a quantized checkpoint, whose bytes say little of its
-    parameters.
-    """
-    item_bytes = getattr(getattr(config, "dtype", None), "itemsize", 4)  # transformers writes the dtype that it saves
-    if getattr(config, "quantization_config", None) is not None:
-        return None
-    if pathlib.Path(model).is_dir():
-        size_bytes = sum(file.stat().st_size for file in pathlib.Path(model).glob("*.safetensors"))
-    else:
-        size_bytes = _cached_bytes(model, revision)
-    return size_bytes // item_bytes if size_bytes else None
-
-
-def _cached_bytes(model: str, revision: str | None) -> int:
-    """Reads the size of a hub model's weights from its index, else from its one file.
-
-    0 when it was not downloaded, or is no hub id at all.
-    """
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        index = try_to_load_from_cache(model, INDEX, revision=revision)
-        weights = try_to_load_from_cache(model, WEIGHTS, revision=revision)
-    except HFValidationError:
-        return 0
-    if isinstance(index, str):
-        written = json.loads(pathlib.Path(index).read_text(encoding="utf-8"))
-        return int(written.get("metadata", {}).get("total_size", 0))
-    return pathlib.Path(weights).stat().st_size if isinstance(weights, str) else 0
 
 
 def model_without_weights(job: Job) -> Any:

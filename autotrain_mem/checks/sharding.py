@@ -1,6 +1,6 @@
 """Checks what is asked for beside shards of the model (FSDP): what the libraries refuse, and what is not rehearsed.
 
-The search combines none of these either (``planner.levers``: what a lever ``needs``).
+The search combines none of these either; why a lever does not go with shards stands in its row (``planner.levers``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planner.levers import LADDER
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")
@@ -29,10 +30,10 @@ class Refused:
 
 
 REFUSED = (
-    Refused(  # bitsandbytes/nn/modules.py: Linear8bitLt.init_8bit_state reads weight.CB and weight.SCB
-        name="load_in_8bit",
-        reason="bitsandbytes keeps the scales of 8-bit weights beside the parameter, which FSDP replaces",
-        cure="--load_in_4bit can be sharded; or --sharding ddp keeps 8 bits.",
+    *(
+        Refused(name=row.knobs[0], reason=row.not_sharded[0], cure=row.not_sharded[1])
+        for row in LADDER
+        if row.not_sharded
     ),
     Refused(  # its kernels are custom operators on pointers (bitsandbytes/backends/cuda/ops.py), unknown to DTensor
         name="optim",
@@ -41,20 +42,10 @@ REFUSED = (
         reason="bitsandbytes' kernels do not know FSDP2's tensors",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU; or --sharding fsdp1, or ddp.",
     ),
-    Refused(  # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
-        name="optimizer_offload",
-        reason="it holds copies of whole parameters on the host",
-        cure="--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
-    ),
     Refused(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
         name="save_only_model",
         reason="transformers writes checkpoints of shards with the optimizer's state, or none",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
-    ),
-    Refused(
-        name="activation_offloading",
-        reason="what TRL's offloading makes of FSDP's gathered weights is not rehearsed yet",
-        cure="Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
     ),
     Refused(
         name="use_vllm",

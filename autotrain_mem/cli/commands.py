@@ -21,6 +21,7 @@ from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line
+from autotrain_mem.report.frontier import frontier_view
 from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress, TrainingProgress
@@ -28,26 +29,22 @@ from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
 from autotrain_mem.report.terminal import Console, lasting_console, whole_lines
 from autotrain_mem.spec import Hardware, Plan, codec
+from autotrain_mem.spec.job import MOST
 from autotrain_mem.spec.report import REWARD_NAMES
 from autotrain_mem.spec.sweep import Sweep, SweepPoint
 
 
-def estimate(method: str, argv: Sequence[str]) -> int:
+def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
-    prog = f"autofit estimate {method}"
-    wish, output = flags.read(prog, argv)
-    if output.help:
-        return _help(method, prog)
-    axes = sweep.read_axes(output, argv)
+    axes = sweep.read_axes(output)
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
-    with api.Workers(None if axes else 1) as workers:
-        if axes:
-            points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
-        else:
-            estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
-            points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
+    if axes:
+        points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
+    else:
+        estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
+        points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
     if output.json:
         _print_json(codec.to_json(points if axes else estimated))
     elif output.csv:
@@ -61,20 +58,17 @@ def estimate(method: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def plan(method: str, argv: Sequence[str]) -> int:
+def plan(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     """``autofit plan METHOD``: the best configuration that fits."""
-    prog = f"autofit plan {method}"
-    wish, output = flags.read(prog, argv)
-    if output.help:
-        return _help(method, prog)
     wish = _checked(wish, output, to_train=False)
-    with api.Workers() as workers:
-        if cards := api.compared(wish.autofit):
-            return _compare(workers, wish, output, cards)
-        rehearsals = api.begin(workers, wish, warn, to_train=False)
-        chosen = _decide(rehearsals, wish, output, to_train=False)
-        if export.stops(output):
-            return export.write(rehearsals, chosen, wish, output)
+    if output.frontier is not None:
+        return _frontier(workers, wish, output, output.frontier)
+    if cards := api.compared(wish.autofit):
+        return _compare(workers, wish, output, cards)
+    rehearsals = api.begin(workers, wish, warn, to_train=False)
+    chosen = _decide(rehearsals, wish, output, to_train=False)
+    if output.stops:
+        return export.write(rehearsals, chosen, wish, output)
     return _print_plan(chosen, as_json=output.json)
 
 
@@ -115,19 +109,39 @@ def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: 
     return 0
 
 
-def train(method: str, argv: Sequence[str]) -> int:
+def _frontier(workers: api.Workers, wish: api.Wish, output: flags.Output, name: str) -> int:
+    """``autofit plan METHOD --frontier NAME``: how much of it fits at each level of harm."""
+    plan_files.check_one_card("--frontier is about", wish)
+    if wish.names(name):
+        raise UsageError(
+            f"--frontier {name} finds how much of it fits, and --{name} says how much.",
+            hint=f"Remove --{name} for the frontier, or --frontier for a plan.",
+        )
+    if output.stops or output.out is not None or wish.plan is not None:
+        raise UsageError(
+            "--frontier makes no plan, and follows none.",
+            hint=f"Remove it, and give --{name} {MOST} for the plan with as much as fits.",
+        )
+    rehearsals = api.begin(workers, replace(wish, argv=(*wish.argv, f"--{name}={MOST}")), warn, to_train=False)
+    console = Console(stderr=True)
+    _say_example(console, rehearsals, to_train=False)
+    with SearchProgress(console) as progress:
+        found = api.frontier(rehearsals, progress.tried, progress.counting)
+    if output.json:
+        return _print_json(codec.to_json(found))
+    whole_lines().print(frontier_view(found))
+    return 0
+
+
+def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
-    prog = f"autofit {method}"
-    wish, output = flags.read(prog, argv)
-    if output.help:
-        return _help(method, prog)
     wish = api.resumed(wish, warn, lambda folder: warn(f"going on with the run in {folder}, with its plan"))
-    to_train = not (wish.plan_only or export.stops(output))
+    to_train = not (wish.plan_only or output.stops)
     wish = _checked(wish, output, to_train=to_train)
-    with api.Workers() as workers:
+    with workers:  # they end before the training begins
         rehearsals = api.begin(workers, wish, warn, to_train=to_train)
         chosen = _decide(rehearsals, wish, output, to_train=to_train)
-        if export.stops(output):
+        if output.stops:
             return export.write(rehearsals, chosen, wish, output)
     if wish.plan_only:
         return _print_plan(chosen, as_json=output.json)
@@ -206,14 +220,6 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 console.print(Text(line), soft_wrap=True)
 
         yield on_event
-
-
-def _help(method: str, prog: str) -> int:
-    with api.Workers(1) as workers:
-        trls = workers.first.help_text(method)
-    sys.stdout.write(flags.make_parser(prog).format_help())
-    sys.stdout.write(f"\nTRL's own flags; what cannot be rehearsed is refused, with what to do instead:\n\n{trls}")
-    return 0
 
 
 def _print_json(payload: Mapping[str, Any]) -> int:

@@ -20,18 +20,13 @@ from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.plan import as_recorded
 
 
-def stops(output: Output) -> bool:
-    """Whether a file is asked for, after which nothing is trained."""
-    return output.dry_run or output.export is not None
-
-
 def check(wish: api.Wish, output: Output) -> None:
     """Refuse before minutes of planning what no file can be written for.
 
     Raises:
         UsageError: a method that the tool does not have; many cards; two things for stdout.
     """
-    if not stops(output):
+    if not output.stops:
         return
     asked = "--dry_run" if output.export is None else f"--export {output.export}"
     check_one_card(f"{asked} writes", wish)

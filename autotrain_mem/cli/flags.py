@@ -6,15 +6,15 @@ import argparse
 import difflib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.api import RESTARTS, Wish, with_accelerate
-from autotrain_mem.cli.recipes import config_file
+from autotrain_mem.engine.accelerate_config import with_accelerate
+from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.job import FITS
+from autotrain_mem.spec.job import FITS, MAXIMIZED, RESTARTS
 from autotrain_mem.spec.knobs import OWN_SWITCHES, SHARDINGS
 from autotrain_mem.yaml_files import read_yaml
 
@@ -23,6 +23,8 @@ from autotrain_mem.yaml_files import read_yaml
 class Output:
     """Holds what a command prints and writes beside what the wish asks for."""
 
+    typed: tuple[str, ...] = field(default=(), compare=False)
+    """Every word after the method."""
     help: bool = False
     json: bool = False
     csv: bool = False
@@ -33,11 +35,22 @@ class Output:
     out: str | None = None
     """The file to write the plan to."""
     dry_run: bool = False
+    frontier: str | None = None
+    """The setting of which each level of harm tells how much fits."""
     export: str | None = None
     """The tool whose file is written, by its name in ``exports.tools``."""
 
+    @property
+    def stops(self) -> bool:
+        """Whether a file is asked for, after which nothing is trained."""
+        return self.dry_run or self.export is not None
+
 
 _SLOWDOWN = "take the next level where a plan is more than X times slower than its best (default 4)"
+_WITHIN = "the gentlest plan by which the whole training is done in TIME: 8h, 90min, 2d; or what it would take"
+_BUDGET = "the gentlest plan by which it costs AMOUNT or less at the card's rental price; or what it would take"
+_PRICES = "a CSV file of rental prices (gpu,per_hour,currency,...) in place of the table that comes along"
+_FRONTIER = f"in place of a plan: how much of this fits at each level of harm, and how fast ({', '.join(MAXIMIZED)})"
 _SNAPSHOT = (
     "write the predicted history of the allocator, for https://pytorch.org/memory_viz: what "
     "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten"
@@ -80,6 +93,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--fit", choices=FITS, help="stop before rounding changes (lossless), before LoRA (rounding)")
     search.add_argument("--forbid", metavar="LIST", help="levers never to pull, such as lora,bf16_weights")
     search.add_argument("--max_slowdown", type=float, metavar="X", help=_SLOWDOWN)
+    if not estimates:
+        search.add_argument("--within", metavar="TIME", help=_WITHIN)
+        search.add_argument("--budget", type=float, metavar="AMOUNT", help=_BUDGET)
+        search.add_argument("--prices", metavar="FILE", help=_PRICES)
     search.add_argument("--optimizer_offload", action="store_true", help="optimizer state and step on the host")
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     search.add_argument("--sharding", choices=SHARDINGS, help=_SHARDING)
@@ -94,6 +111,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         output.add_argument("--no_probe", action="store_true", help=_NO_PROBE)
         output.add_argument("--dry_run", action="store_true", help=_DRY_RUN)
         output.add_argument("--export", choices=tuple(EXPORTERS), help=_EXPORT)
+    if prog.startswith("autofit plan"):
+        output.add_argument("--frontier", choices=MAXIMIZED, metavar="NAME", help=_FRONTIER)
     if estimates:
         output.add_argument("--snapshot", metavar="FILE", help=_SNAPSHOT)
         output.add_argument("--sweep", metavar="NAME=A,B,...", action="append", help=_SWEEP)
@@ -151,7 +170,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
             why, instead = _NOT_HERE[flag]
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
-    file = config_file(prog, flags)
+    file = _config_file(prog, flags)
     config = (
         {} if file is None else {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
     )
@@ -182,7 +201,16 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         also_known=own_names(),
         probe="no_probe" not in ours,
     )
-    return with_accelerate(wish), Output(**_fields_of(Output, ours))
+    return with_accelerate(wish), Output(**_fields_of(Output, ours), typed=tuple(argv))
+
+
+def _config_file(prog: str, flags: dict[str, Any]) -> str | None:
+    if "recipe" not in flags:
+        file: str | None = flags.pop("config", None)
+        return file
+    from autotrain_mem.cli.recipes import config_file  # few commands name one
+
+    return config_file(prog, flags)
 
 
 def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +227,10 @@ _NOT_HERE = {
         "it finds the values itself.",
         "autofit estimate METHOD ... --sweep max_length=512,1024 shows what each value needs.",
     ),
+    "--frontier": (
+        "it compares levels of harm, and trains nothing.",
+        "autofit plan METHOD ... --frontier max_length shows them.",
+    ),
     "--csv": (
         "a table of figures is what estimate prints.",
         "autofit estimate METHOD ... --sweep max_length=512,1024 --csv, or --json here.",
@@ -209,6 +241,9 @@ _NOT_HERE = {
     ),
     "--dry_run": ("it trains nothing.", "autofit METHOD ... --dry_run tells what would run, with the plan's settings."),
     "--export": ("it makes no plan.", "autofit plan METHOD ... --export TOOL writes one in another tool's keys."),
+    "--within": ("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest that keeps it."),
+    "--budget": ("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest that keeps it."),
+    "--prices": ("it tells no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
     "--out": ("it makes no plan.", "autofit plan METHOD ... --out FILE writes one; --json prints an estimate."),
 }
 """Flags that only estimate has, or it alone has not: why a command does not take them, and what to type instead."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from autotrain_mem import __version__
+from autotrain_mem.ending_signals import ENDING_SIGNALS
 from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.printable import printable
-from autotrain_mem.processes import ENDING_SIGNALS
 
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
@@ -29,12 +29,19 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit METHOD --plan FILE                         trains with it, here or on another machine
   autofit plan METHOD ... --export TOOL              the plan in the keys of trl, accelerate, axolotl or llamafactory
   autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too
+  autofit plan METHOD ... --max_length max           as much as fits, and the plan with it
+  autofit plan METHOD ... --frontier max_length      how much fits at each level of harm, and how fast
+  autofit plan METHOD ... --within 8h --budget 20    the gentlest plan that is done by then, or costs no more
   autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder
   autofit METHOD --recipe NAME                       plan and train with settings that come along
   autofit recipes [NAME]                             the recipes that come along with their cards, or the text of one
   autofit gpus                                       the cards known by name
+  autofit init                                       writes a config of ten lines: looks at data and card, or asks
+  autofit chat RUN                                   a few words with the model that a run trained
+  autofit merge RUN                                  its adapter, written into the base model, as a new folder
+  autofit push RUN --to ORG/NAME                     uploads the model with its card to the Hugging Face Hub
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
 METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
@@ -46,7 +53,10 @@ underscores. A flag that you give is kept; what you do not give may be tuned; wh
 """
 
 
-_WITHOUT_METHOD = {"explain": "explain", "recipes": "recipes", "gpus": "commands", "quickstart": "quickstart"}
+_WITHOUT_METHOD = {
+    **{name: name for name in ("init", "explain", "recipes", "quickstart", "chat", "merge", "push")},
+    "gpus": "commands",
+}
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""
 
 
@@ -114,17 +124,16 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         module = importlib.import_module(f"autotrain_mem.cli.{_WITHOUT_METHOD[name]}")
         return functools.partial(getattr(module, name), rest)
     if name in METHODS:
-        from autotrain_mem.cli.commands import train
+        from autotrain_mem.cli.asked import run as run_asked
 
-        return lambda: train(name, rest)
+        return lambda: run_asked("train", name, rest)
     if name in ("plan", "estimate"):
-        from autotrain_mem.cli.commands import estimate, plan
+        from autotrain_mem.cli.asked import run as run_asked
 
         if rest and rest[0] in ("--help", "-h"):
             return lambda: _say(HELP)
         method = _method(name, rest)
-        chosen = plan if name == "plan" else estimate
-        return lambda: chosen(method, rest[1:])
+        return lambda: run_asked(name, method, rest[1:])
     meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *_WITHOUT_METHOD))
     raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
@@ -153,11 +162,10 @@ def _say(text: str) -> int:
 def _report(error: AutofitError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
         sys.stderr.write(printable("".join(traceback.format_exception(error))))
-    from autotrain_mem.report.console import error_view
-    from autotrain_mem.report.terminal import whole_lines
+    from autotrain_mem.report.error import print_error
 
     with contextlib.suppress(OSError):  # the terminal may be closed
-        whole_lines(stderr=True).print(error_view(error))
+        print_error(error, sys.stderr)
     return error.exit_code
 
 

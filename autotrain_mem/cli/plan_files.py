@@ -94,6 +94,9 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
         "prompt_length": job.prompt_length,
         "fit": None if job.fit == "all" else job.fit,
         "forbid": ",".join(sorted(job.forbid)) or None,
+        "within": autofit.within,
+        "budget": autofit.budget,
+        "prices": None if autofit.prices is None else str(autofit.prices),
         "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
     }
     own, unsaid = autofit.accelerate_config, ["model_name_or_path", "dp_replicate_size"]

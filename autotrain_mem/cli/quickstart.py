@@ -46,6 +46,7 @@ def quickstart(argv: Sequence[str]) -> int:
     api.check_launch()
     started = time.monotonic()
     with api.Workers() as workers:
+        workers.start()
         _chapter(console, "1. A tiny model, a tokenizer and 600 word problems, made here and now")
         _make(folder)
         rows = f"{ROWS} rows, one in a hundred about ten times as long as the rest"

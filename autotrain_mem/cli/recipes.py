@@ -10,8 +10,6 @@ from typing import Any
 from autotrain_mem import recipe_files
 from autotrain_mem.errors import UsageError
 from autotrain_mem.recipe_files import recipe
-from autotrain_mem.report.console import recipes_view
-from autotrain_mem.report.terminal import whole_lines
 from autotrain_mem.spec import codec
 
 HELP = """\
@@ -45,12 +43,17 @@ def recipes(argv: Sequence[str]) -> int:
         listed = [{**codec.to_json(each), "method": each.method} for each in recipe_files.recipes()]
         sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
+        from autotrain_mem.report.console import (
+            recipes_view,  # rich takes a tenth of a second, and every command reads recipes
+        )
+        from autotrain_mem.report.terminal import whole_lines
+
         whole_lines().print(recipes_view(recipe_files.recipes()))
     return 0
 
 
-def config_file(prog: str, flags: dict[str, Any]) -> str | None:
-    """Take ``--config`` and ``--recipe`` out of the flags: the YAML file that either names, None where neither is.
+def config_file(prog: str, flags: dict[str, Any]) -> str:
+    """Takes ``--recipe`` out of the flags: the YAML file of that name.
 
     Args:
         prog: The command, whose last word is the method: ``"autofit plan sft"``.
@@ -58,11 +61,8 @@ def config_file(prog: str, flags: dict[str, Any]) -> str | None:
     Raises:
         UsageError: both are given; no such recipe; a recipe of another method, with the command that takes it.
     """
-    file: str | None = flags.pop("config", None)
-    name: str | None = flags.pop("recipe", None)
-    if name is None:
-        return file
-    if file is not None:
+    name: str = flags.pop("recipe")
+    if "config" in flags:
         raise UsageError(
             "--recipe and --config exclude each other.",
             hint=f"To change a recipe, add flags, which win over it; or copy {recipe(name).path} and give --config.",

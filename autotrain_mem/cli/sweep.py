@@ -37,7 +37,7 @@ class WrittenAxis:
     texts: tuple[str, ...]
 
 
-def read_axes(output: Output, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
+def read_axes(output: Output) -> tuple[WrittenAxis, ...]:
     """The axes of the command line; no value is looked at yet.
 
     Raises:
@@ -52,7 +52,7 @@ def read_axes(output: Output, argv: Sequence[str]) -> tuple[WrittenAxis, ...]:
         )
     axes = tuple(map(_written, output.sweep))
     of_each_name = {_canonical(axis.name): axis for axis in axes}
-    _raise_together([wrong for each in of_each_name.values() for wrong in _wrong(each, axes, argv)])
+    _raise_together([wrong for each in of_each_name.values() for wrong in _wrong(each, axes, output.typed)])
     if axes:
         api.check_size([len(axis.texts) for axis in axes])
     return axes

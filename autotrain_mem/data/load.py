@@ -15,12 +15,11 @@ from autotrain_mem.errors import (
     MalformedDatasetError,
     UsageError,
 )
+from autotrain_mem.local_files import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import keyword_of, splits_of
 from autotrain_mem.spec.job import Job
-
-FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 _HOW_TO_MEND = {
     ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
@@ -28,10 +27,7 @@ _HOW_TO_MEND = {
     ".csv": "The first line names the columns; a value with commas, quotes or line breaks stands in quotes.",
     ".parquet": "The file is cut short or is no parquet file: write or download it again.",
 }
-_WHAT_IS_READ = (
-    "Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached from here."
-)
-_ONE_ROW = "Give --dataset a file with at least one row."
+_FILES_LISTED = 5
 _NO_ROWS = "corresponds to no data"
 """In the message of the ValueError by which datasets says that a file has no rows (datasets/arrow_reader.py)."""
 
@@ -56,7 +52,7 @@ def load(job: Job, filled: Configs) -> Any:
     elif filled.dataset.datasets and job.dataset is None:
         splits = get_dataset(filled.dataset)
     else:
-        splits = _load_named(dataset_name(job), filled.script.dataset_config)
+        splits = load_named(dataset_name(job), filled.script.dataset_config)
     _check(splits, filled, job)
     return splits
 
@@ -82,22 +78,22 @@ def rows_name(job: Job, filled: Configs, split: str) -> str:
     return dataset_name(job) if job.python_call is None or split == filled.script.dataset_train_split else split
 
 
-def _load_named(name: str, config_name: str | None) -> Any:
+def load_named(name: str, config_name: str | None) -> Any:
+    """Load a file, a folder or a hub id, as its splits. Raises as :func:`load`."""
     import datasets
 
     path = pathlib.Path(name)
-    if path.suffix.lower() in FILE_KINDS and not path.is_dir():
-        return _load_file(path)
+    check_data_path(name)
     if path.is_file():
-        raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=_WHAT_IS_READ)
-    if name.startswith(("/", "./", "../", "~")) and not path.exists():
-        raise DatasetNotFoundError(f"No file or folder {name}.", hint="Check the path that --dataset gives.")
+        return _load_file(path)
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(name)
             return loaded if isinstance(loaded, dict) else {"train": loaded}
         return datasets.load_dataset(name, name=config_name)
     except datasets.exceptions.DatasetGenerationError as error:
+        if path.is_dir() and isinstance(error.__cause__, datasets.table.CastError):
+            raise _different_columns(path) from error
         for file in sorted(path.rglob("*.json*")):  # none, where it is a hub id
             if where := _unreadable(file):
                 message = f"{file} cannot be read: {where}."
@@ -107,26 +103,33 @@ def _load_named(name: str, config_name: str | None) -> Any:
         ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         if _NO_ROWS in str(error):
-            raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW) from error
+            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW) from error
         kind = "folder" if path.is_dir() else "hub id"
         raise DatasetNotFoundError(
-            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=_WHAT_IS_READ
+            f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=WHAT_IS_READ
         ) from error
+
+
+def _different_columns(folder: pathlib.Path) -> MalformedDatasetError:
+    """The datasets library reads a folder as one table (``datasets/table.py: table_cast``)."""
+    files = [str(file) for file in sorted(folder.rglob("*")) if file.suffix.lower() in DATA_KINDS]
+    listed = "\n".join(f"  --dataset {file}" for file in files[:_FILES_LISTED])
+    more = f"\n  and {len(files) - _FILES_LISTED} more" if len(files) > _FILES_LISTED else ""
+    return MalformedDatasetError(
+        f"The files in {folder} do not have the same columns, and a folder is read as one table.",
+        hint=f"Give one file, or put files of the same columns in a folder of their own:\n{listed}{more}",
+    )
 
 
 def _load_file(path: pathlib.Path) -> Any:
     import datasets
 
-    if not path.is_file():
-        raise DatasetNotFoundError(f"No file {path}.", hint="Check the path that --dataset gives.")
-    if path.stat().st_size == 0:
-        raise EmptyDatasetError(f"{path} is empty.", hint=_ONE_ROW)
     suffix = path.suffix.lower()
     try:
-        return datasets.load_dataset(FILE_KINDS[suffix], data_files=str(path))
+        return datasets.load_dataset(DATA_KINDS[suffix], data_files=str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         if _NO_ROWS in str(error):
-            raise EmptyDatasetError(f"{path} has no rows.", hint=_ONE_ROW) from error
+            raise EmptyDatasetError(f"{path} has no rows.", hint=ONE_ROW) from error
         reason = _unreadable(path) or _first_line(error)
         raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
 
@@ -216,7 +219,7 @@ def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
 
 def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
     if len(split) == 0:
-        raise EmptyDatasetError(f"{name} has no rows.", hint=_ONE_ROW)
+        raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
     columns = split.column_names
     _check_text_alone(columns, job, name)
     if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:

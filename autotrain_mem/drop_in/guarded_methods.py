@@ -90,7 +90,7 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
             on_notice=_warn,
         )
         if name == "train":
-            _run_longest_first(trainer)
+            _run_longest_first(trainer, attached)
         yield getattr(trainer, name)
     finally:
         if attached is not None:
@@ -167,9 +167,10 @@ def _warn(message: str) -> None:
 # -- the longest rows first --------------------------------------------------------------------------------------------
 
 
-def _run_longest_first(trainer: Any) -> None:
+def _run_longest_first(trainer: Any, guard: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
-    from autotrain_mem.training.longest_batch.run import attach_longest_batch, run_longest_batch
+    from autotrain_mem.trainers.kept_cache import keep_cache_in_evaluation
+    from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying, run_longest_batch
     from autotrain_mem.training.out_of_memory import is_out_of_memory
 
     if _runs_own_code(trainer):
@@ -177,12 +178,15 @@ def _run_longest_first(trainer: Any) -> None:
     if hasattr(trainer, "value_model"):
         attach_longest_batch(trainer, lambda batch: None)
         return
+    keep_cache_in_evaluation(trainer)
     step = trainer.training_step
 
     def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer.training_step = step
         try:
-            run_longest_batch(trainer, model, step)
+            batch = run_longest_batch(trainer, model, step)
+            if cost := cost_of_emptying(trainer, batch):
+                guard.context.notice(cost)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

@@ -19,15 +19,17 @@ from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.engine.output_dir import check_saves_over_no_model
 from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
-from autotrain_mem.engine.request import Wish, read_plan
+from autotrain_mem.engine.request import read_plan
+from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import EmptyDatasetError, UsageError
+from autotrain_mem.machine.prices import prices
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import ROWS, STEPS
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.rehearsal.python_call.keywords import quantization_of
-from autotrain_mem.rehearsal.python_call.supported_models import check_model_object
+from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.report.terminal import Console
@@ -105,6 +107,7 @@ def _model_names(asked: Asked) -> Iterator[str]:
 def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
+        workers.start()
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
             reports = (progress.tried, progress.counting)
@@ -162,6 +165,7 @@ def _rehearsals(
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
+        prices=prices(None if autofit.prices is None else str(autofit.prices)),
     )
 
 
@@ -272,6 +276,7 @@ def _check_keywords(asked: Asked) -> None:
             f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",
             hint="\n".join(f"{name}: {reason}; remove it, or take trl's own class" for name, reason in why.items()),
         )
+    check_loading(getattr(keywords.get("args"), "model_init_kwargs", None))
     adapts = keywords.get("peft_config") is not None
     for name, value in keywords.items():
         if isinstance(value, torch.nn.Module):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.parallel.user_config import Launch, read_launch
 from autotrain_mem.yaml_files import read_yaml
 
 if TYPE_CHECKING:
-    from autotrain_mem.engine.request import Wish
+    from autotrain_mem.engine.wish import Wish
+    from autotrain_mem.parallel.user_config import Launch
 
 FLAG = "--accelerate_config"
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
@@ -30,6 +30,8 @@ def with_accelerate(wish: Wish) -> Wish:
     content, name = _content(wish)
     if content is None:
         return wish
+    from autotrain_mem.parallel.user_config import read_launch  # most have no such config
+
     launch = read_launch(content, name)
     if problems := [*_contradictions(wish, launch, name)]:
         reasons, cures = zip(*problems, strict=True)
@@ -49,7 +51,11 @@ def with_accelerate(wish: Wish) -> Wish:
 
 def launch_warnings(wish: Wish) -> tuple[str, ...]:
     """Lists what to know of the wish's config of accelerate."""
-    return () if wish.accelerate is None else read_launch(wish.accelerate, FLAG).warnings
+    if wish.accelerate is None:
+        return ()
+    from autotrain_mem.parallel.user_config import read_launch
+
+    return read_launch(wish.accelerate, FLAG).warnings
 
 
 def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from autotrain_mem.errors import ModelNotFoundError, OutputFolderError, UsageError
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.spec import Job
-from autotrain_mem.training import run_folder
 
 RESUME = "resume_from_checkpoint"
 
@@ -54,7 +53,9 @@ def check_output(job: Job, *, overwrite: bool) -> None:
     check_apart(folder, [job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS)], _datasets(job))
     if overwrite:
         _check_moves_nothing_read(folder, job)
-    run_folder.check_folder(folder, resuming=resumes_in_folder(job) or overwrite)
+    from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
+
+    check_folder(folder, resuming=resumes_in_folder(job) or overwrite)
 
 
 def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
-from autotrain_mem.errors import ModelNotFoundError, UsageError
+from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
 from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.estimator.replay import Room
+from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
@@ -19,6 +21,7 @@ from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
+from autotrain_mem.spec.price import Price
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
@@ -61,6 +64,8 @@ class Rehearsals:
     """What is left free on the device; None for the default."""
     store: Store = NOWHERE
     """Where rehearsals and token counts are kept for the next run."""
+    prices: Prices = field(default_factory=listed_prices)
+    """What cards are rented for."""
     correction: Correction = field(default_factory=Correction)
     """By what probes measured; what is kept is as it was rehearsed."""
 
@@ -69,6 +74,11 @@ class Rehearsals:
         alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
+
+    @property
+    def price(self) -> Price | None:
+        """Looks up what one of the devices is rented for; None where no price is known."""
+        return price_of(self.hardware, self.prices)
 
     @property
     def budget_bytes(self) -> int:
@@ -125,7 +135,13 @@ class Rehearsals:
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
-        return self.workers.first.describe(self.job, self.compute_capability)
+        capability = self.compute_capability
+        words = {"compute_capability": capability}
+
+        def ask() -> ModelFacts:
+            return self.workers.first.describe(self.job, capability)
+
+        return answered(self.store, self.job, "model", words, ModelFacts, ask)
 
     def rehearse(self, knobs: Knobs, lengths: Lengths) -> Trace:
         """Everything that one configuration allocates and frees on the whole model, in order."""
@@ -155,13 +171,26 @@ class Rehearsals:
             counts = job.prompt_length is None and example_dataset(job) is None
         return self.lengths() if counts else Lengths(longest=job.prompt_length)
 
+    def named_lengths(self, lengths: Lengths) -> Lengths:
+        """Adds the token lengths of data that the job names, where these were not read yet and can be."""
+        if lengths.profile is not None or not self.job.names_data or not self.caches:
+            return lengths
+        try:
+            return replace(lengths, profile=self._profile(lambda counting: None))
+        except AutofitError as error:  # an estimate does without
+            return replace(lengths, why_not=error.message)
+
     def _profile(self, on_counting: OnCounting) -> DataProfile:
-        worker = self.workers.first
-        key = {"fingerprint": worker.fingerprint(self.job), "versions": versions_key()}
+
+        def ask() -> str:
+            return self.workers.first.fingerprint(self.job)
+
+        digest = answered(self.store, self.job, "data", {}, str, ask, reads_data=True)
+        key = {"fingerprint": digest, "versions": versions_key()}
         kept = self.store.get("profile", key)
         if kept is not None:
             return codec.from_json(DataProfile, kept)
-        profile = worker.profile(self.job, on_counting)
+        profile = self.workers.first.profile(self.job, on_counting)
         self.store.put("profile", key, codec.to_json(profile))
         return profile
 
@@ -171,7 +200,14 @@ class Rehearsals:
         wished = None if profile is None else profile.asked_length(wished_share(self.job.arguments.get(MAX_LENGTH)))
         shortest = None if profile is None else profile.shortest
         space = make_space(
-            self.defaults, self.job, facts, longest=lengths.longest, shortest=shortest, asked_length=wished
+            self.defaults,
+            self.job,
+            facts,
+            longest=lengths.longest,
+            shortest=shortest,
+            asked_length=wished,
+            tokens=None if profile is None else profile.kept_tokens(None),
+            rows=None if profile is None else profile.rows,
         )
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
         space = replace(space, base=base, nodes=self.hardware.topology.nodes)

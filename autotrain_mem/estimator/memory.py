@@ -51,14 +51,19 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         ),
         not_counted=trace.not_counted,
         rehearsal_seconds=round(trace.seconds, 3),
+        pinned_host_bytes=trace.pinned_bytes,
+        saved_model_bytes=trace.saved_model_bytes,
+        saved_state_bytes=trace.saved_state_bytes,
+        unquantized_bytes=trace.unquantized_bytes,
+        trained=trace.trained,
     )
 
 
 def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
     """Returns (peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
 
-    A phase begins with what the one before left, whatever dies first. The index counts births and deaths, as
-    ``Trace.walk`` yields them.
+    A phase begins with what the one before left, whatever dies first; the last has that where nothing is allocated in
+    it. The index counts births and deaths, as ``Trace.walk`` yields them.
     """
     current = peak = peak_event = 0
     peak_phase = Phase.LOAD
@@ -69,6 +74,8 @@ def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
         phases[phase] = max(phases.get(phase, before), current)
         if current > peak:
             peak, peak_event, peak_phase = current, index, phase
+    if trace.phase_starts:
+        phases.setdefault(trace.phase_starts[-1][1], current)
     return peak, peak_event, peak_phase, phases
 
 

@@ -70,7 +70,7 @@ class _Rates:
     network: float = 0.0
 
     def flops(self, dtype: str) -> float:
-        """Of products in this dtype; int8 runs at least as fast as fp16 on every card that has it."""
+        """FLOPs per second of products in this dtype; int8 is at least as fast as fp16 on every card that has it."""
         return {"bfloat16": self.bf16, "float16": self.fp16, "int8": self.fp16}.get(dtype, self.fp32)
 
 

@@ -263,7 +263,10 @@ def _checkpointing(case: Case) -> Part:
 
 
 def _launcher(case: Case) -> str:
-    """What follows ``--`` goes to ``accelerate launch`` (``cli/args.py``, ``cli/utils/train.py``)."""
+    """Writes how processes start.
+
+    ``accelerate launch`` gets what follows ``--`` (``cli/args.py``, ``cli/utils/train.py``).
+    """
     count, nodes = case.knobs.processes, case.nodes
     if count == 1:
         return ""

@@ -74,8 +74,9 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
-        knobs = {name: getattr(self.knobs, name) for name in knob_names(self.job.method, self.knobs)}
-        merged = {**without_wish(self.job.arguments), **knobs}
+        knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.job.method, self.knobs)}
+        decided = {name: value for name, value in knobs.items() if value is not None or name == MAX_LENGTH}
+        merged = {**without_wish(self.job.arguments), **decided}
         public = {name: value for name, value in merged.items() if name not in (*OWN_KNOBS, *LAUNCH_KNOBS)}
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
@@ -148,6 +149,11 @@ class Case:
         if "expandable_segments:True" not in settings:
             settings.append("expandable_segments:True")
         return {**given, variable: ",".join(settings)}
+
+
+def _listed(value: Any) -> Any:
+    """Writes a tuple as YAML has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def case_of(plan: Plan, job: Job) -> Case:

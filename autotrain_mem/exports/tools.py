@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.exports import accelerate, axolotl, llamafactory, trl
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Job, Plan
+
+if TYPE_CHECKING:  # every command reads the tools' names
+    from autotrain_mem.spec import Job, Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,26 +20,28 @@ class Exporter:
 
     methods: Collection[str]
     """Those that the tool can train."""
-    write: Callable[[Plan, Job], str]
+    write: str
+    """Names the function of a plan and its job that returns the text, ``module:function``: each is imported when it is
+    asked for, since the names of the tools stand in every help."""
     lacks: str
     """What is said of a method that it has not."""
 
 
 EXPORTERS = {
-    "trl": Exporter(methods=METHODS, write=trl.trl, lacks=""),
+    "trl": Exporter(methods=METHODS, write="autotrain_mem.exports.trl:trl", lacks=""),
     "accelerate": Exporter(
         methods=[name for name, method in METHODS.items() if method.has_trl_command],
-        write=accelerate.accelerate,
+        write="autotrain_mem.exports.accelerate:accelerate",
         lacks="accelerate launches TRL's scripts, and TRL has none for",
     ),
     "axolotl": Exporter(
         methods=[name for name, method in METHODS.items() if method.axolotl is not None],
-        write=axolotl.axolotl,
+        write="autotrain_mem.exports.axolotl:axolotl",
         lacks="No file for Axolotl is written yet for",
     ),
     "llamafactory": Exporter(
         methods=[name for name, method in METHODS.items() if method.llamafactory is not None],
-        write=llamafactory.llamafactory,
+        write="autotrain_mem.exports.llamafactory:llamafactory",
         lacks="No file for LLaMA-Factory is written yet for",
     ),
 }
@@ -73,4 +78,4 @@ def export(name: str, plan: Plan, job: Job) -> str:
         UsageError: the tool has no such method.
     """
     check_method(name, job.method)
-    return EXPORTERS[name].write(plan, job)
+    return str(resolve_name(EXPORTERS[name].write)(plan, job))

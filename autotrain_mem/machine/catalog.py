@@ -179,7 +179,7 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
 
 
 def joined_by(card: Hardware) -> tuple[str, int] | None:
-    """What usually joins several of a card (``machine.links``), and its lanes of PCI Express; None if unknown."""
+    """Names what usually joins several of a card (``machine.links``), and its lanes of PCI Express; None if unknown."""
     found = _recognised(card.name, card.total_bytes)
     return None if found is None or not found.link else (found.link, found.lanes)
 

@@ -12,7 +12,6 @@ from autotrain_mem.errors import NoGpuError, UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
-from autotrain_mem.machine.measure import measured
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.units import format_bytes
@@ -68,18 +67,45 @@ def choose(
     if use_cpu:
         return host()
     if name is not None:
-        if several(name):
-            raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
-        card = named(name)
+        card = _named(name)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
+    used = _detected(gpus, environment, warn)
+    for note in _differences(used):
+        warn(note)
+    from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
+
+    card = measured(least(used), store or Store(cache_folder()), environment=environment)
+    return _together(card, used, nodes=nodes, link=link)
+
+
+def check_device(
+    name: str | None, *, gpus: int | None = None, link: str | None = None, environment: Mapping[str, str] = _NOTHING
+) -> Hardware | None:
+    """Refuses as :func:`choose` what the names alone, or the GPUs that are here, tell: in milliseconds.
+
+    Returns the card that is named; None where those that are here are taken.
+    """
+    named_links(link)
+    if name is not None:
+        return _named(name)
+    _detected(gpus, environment)
+    return None
+
+
+def _named(name: str) -> Hardware:
+    if several(name):
+        raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
+    return named(name)
+
+
+def _detected(
+    gpus: int | None, environment: Mapping[str, str], warn: Callable[[str], None] = lambda message: None
+) -> Sequence[Hardware]:
+    """The GPUs that are here, as many as are asked for; never none."""
     detected = detect(environment, warn)
     if not detected:
         raise _no_gpu({**os.environ, **environment}.get(VISIBLE))
-    used = _first(detected, gpus, environment)
-    for note in _differences(used):
-        warn(note)
-    card = measured(least(used), store or Store(cache_folder()), environment=environment)
-    return _together(card, used, nodes=nodes, link=link)
+    return _first(detected, gpus, environment)
 
 
 def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:

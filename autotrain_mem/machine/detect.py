@@ -31,7 +31,6 @@ from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.host import host_memory
 from autotrain_mem.machine.catalog import catalog, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
-from autotrain_mem.machine.torch_child import NoAnswer, torch_child
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB
 
@@ -299,6 +298,8 @@ def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, in
     ``cudaMemGetInfo`` leaves out what the kernel can take back from files, ``MemAvailable`` counts it (NVIDIA DGX Spark
     User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
     """
+    from autotrain_mem.machine.torch_child import NoAnswer, torch_child  # few cards need the process
+
     try:
         with torch_child(uuid, environment) as (_, torch):
             total_bytes, free_bytes = torch.total_bytes, torch.free_bytes

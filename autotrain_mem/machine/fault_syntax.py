@@ -1,4 +1,4 @@
-"""What may be made to go wrong on a simulated card, and how it is written (``machine.fault_injection`` does it)."""
+"""Reads what is to go wrong on a simulated card, as it is written (``machine.fault_injection`` does it)."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotrain_mem.errors import HostMemoryError, OutputFolderError
+from autotrain_mem.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
-from autotrain_mem.spec import Job
+from autotrain_mem.spec import Job, MemoryEstimate
 from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.spec.preflight import Download, Finding
 from autotrain_mem.units import format_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -31,7 +31,8 @@ MASTER_BYTES = 4
 """Of a trained parameter under FSDP with mixed precision: accelerate makes it float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 TWINS = 2
-"""A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _twin``)."""
+"""A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _Twin``). Before a plan says it
+to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.pinned``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,12 @@ class Load:
     """Of this machine."""
     held_bytes: int | None = None
     """What each process allocates at its peak, as predicted; None before there is a plan."""
+    memory: MemoryEstimate | None = None
+    """What was rehearsed of host memory and of what is saved; None before there is a plan."""
+    offloads: tuple[str, ...] = ()
+    """Switches that move activations or the optimizer to the host, as asked for or planned."""
+    download: Download | None = None
+    """Weights that are not here yet; None where they are."""
 
     @property
     def is_sharded(self) -> bool:
@@ -93,20 +100,29 @@ class Load:
 
     @property
     def model_bytes(self) -> int:
-        """The trained model on disk; an adapter's few MiB are not counted."""
+        """The trained model, or the adapter, on disk; before there is a plan, only what is sure to be saved whole."""
+        if self.memory is not None and self.memory.saved_model_bytes:
+            return self.memory.saved_model_bytes
         return self.parameters * self.item_bytes if self.trains_all else 0
 
     @property
     def checkpoint_bytes(self) -> int:
         """Weights, and the optimizer's state unless only the model is saved (``transformers/trainer.py:
         _save_checkpoint``)."""
-        states = 0 if self.job.arguments.get("save_only_model") else self._states
-        return self.model_bytes * (1 + states)
+        if self.job.arguments.get("save_only_model"):
+            return self.model_bytes
+        if self.memory is not None and self.memory.saved_model_bytes:
+            return self.model_bytes + self.memory.saved_state_bytes
+        return self.model_bytes * (1 + self._states)
 
     @property
     def offloaded_bytes(self) -> int:
-        """Pinned copies and optimizer state on the host."""
-        offloads = self.job.arguments.get("optimizer_offload") and self.trains_all
+        """Activations, copies of weights and the optimizer's state that wait on the host, of all processes."""
+        offloads = bool(self.job.arguments.get("optimizer_offload"))
+        if self.memory is not None:
+            state_bytes = self.memory.saved_state_bytes if offloads else 0
+            return (self.memory.pinned_host_bytes + state_bytes) * self.processes
+        offloads = offloads and self.trains_all
         return self.parameters * self.item_bytes * (TWINS + self._states) * self.processes if offloads else 0
 
     @property
@@ -133,11 +149,38 @@ def room_findings(
         memory: This machine's; read here by default.
         free_disk_bytes: Of the disk of the output folder; read here by default.
     """
-    folder = load.output_dir.absolute()  # which may yet have to be made
-    if free_disk_bytes is None:
-        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        free_disk_bytes = shutil.disk_usage(existing).free
-    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes))
+    if free_disk_bytes is None:  # of a folder that may yet have to be made
+        free_disk_bytes = shutil.disk_usage(_existing(load.output_dir.absolute())).free
+    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
+
+
+def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
+    return Finding(kind="error", error=error.__name__, message=message, cure=cure)
+
+
+def _download(load: Load) -> Iterator[Finding]:
+    """Weights go to the hub's cache; where this is on the disk of the output folder, both must find room there."""
+    if load.download is None:
+        return
+    folder = _existing(pathlib.Path(load.download.folder))
+    free_bytes = shutil.disk_usage(folder).free
+    needed, beside = load.download.size_bytes, ""
+    if folder.stat().st_dev == _existing(load.output_dir.absolute()).stat().st_dev and load.model_bytes:
+        needed += load.model_bytes
+        beside = f", and the trained model {format_bytes(load.model_bytes)} on the same disk"
+    if needed <= free_bytes:
+        return
+    yield _refusal(
+        ModelNotFoundError,
+        message=f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take "
+        f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
+        cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
+    )
+
+
+def _existing(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder, or the nearest one above it that is there."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
@@ -147,17 +190,15 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
     loaded_bytes = load.loaded_bytes * load.loaders
     each = f" in each of {load.processes} processes" if load.loaders > 1 else ""
     if load.on_cpu and loaded_bytes > memory.available_bytes:
-        yield Finding(
-            kind="error",
-            error=HostMemoryError.__name__,
+        yield _refusal(
+            HostMemoryError,
             message=f"The weights of {load.job.model}{each} alone take {format_bytes(loaded_bytes)} of host memory, "
             f"and {available}: loading them would end the process.",
             cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
         )
     elif load.on_cpu and load.processes > 1 and _simulated(load) > memory.available_bytes:
-        yield Finding(
-            kind="error",
-            error=HostMemoryError.__name__,
+        yield _refusal(
+            HostMemoryError,
             message=f"{load.processes} simulated cards hold {format_bytes(_simulated(load))} in host memory, and "
             f"{available}: the kernel would end a process.",
             cure="Give fewer --gpus, a smaller model or shorter rows; --plan_only plans without a run.",
@@ -172,21 +213,25 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             "copy of the file's pages.",
         )
     if not load.on_cpu and load.offloaded_shards_bytes > memory.available_bytes:
-        yield Finding(
-            kind="error",
-            error=HostMemoryError.__name__,
+        yield _refusal(
+            HostMemoryError,
             message=f"--fsdp_offload_params takes {format_bytes(load.offloaded_shards_bytes)} of host memory (pinned "
             f"shards of all processes), and {available}.",
             cure="Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft.",
         )
     if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
-        yield Finding(
-            kind="error",
-            error=HostMemoryError.__name__,
-            message=f"--optimizer_offload takes {format_bytes(load.offloaded_bytes)} of host memory (pinned weights "
-            f"and gradients, optimizer state), and {available}.",
-            cure="Remove --optimizer_offload, or give --optim adamw_8bit instead: its state is on the card, in a "
-            "quarter of the bytes.",
+        flags = " and ".join(f"--{name}" for name in load.offloads)
+        of_optimizer = "weights, gradients and the optimizer's state"
+        held = [of_optimizer] if load.job.arguments.get("optimizer_offload") else []
+        held += ["activations"] if len(load.offloads) > len(held) else []
+        smaller = "fewer rows at once or a shorter --max_length hold fewer activations"
+        if held[0] is of_optimizer:
+            smaller = "--optim adamw_8bit has its state on the card, in a quarter of the bytes"
+        yield _refusal(
+            HostMemoryError,
+            message=f"{flags} {'take' if len(load.offloads) > 1 else 'takes'} {format_bytes(load.offloaded_bytes)} of "
+            f"host memory ({' and '.join(held)}, in pinned blocks), and {available}.",
+            cure=f"Plan without: --forbid {','.join(load.offloads)}; or {smaller}.",
         )
 
 
@@ -210,7 +255,7 @@ def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
         cure = f"--save_only_model true keeps no optimizer state, {alone}"
     needed = one + load.model_bytes if load.model_bytes <= free_bytes else load.model_bytes
     message = f"{free}, and {what} takes {format_bytes(needed)}."
-    yield Finding(kind="error", error=OutputFolderError.__name__, message=message, cure=cure)
+    yield _refusal(OutputFolderError, message=message, cure=cure)
 
 
 def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What joins the GPUs of a machine, and machines: by name, as a card usually has it, or as NVML finds it here.
+"""Tells what joins the GPUs of a machine, and machines: by name, as a card usually has it, or as NVML finds it here.
 
 The rows are in ``links.csv``: bytes that a collective moves for each device and second, in and out each, in GB of 10**9
 (the bus bandwidth of nccl-tests, ``doc/PERFORMANCE.md``, for messages of many MiB). A ``derived`` row was not found

@@ -133,12 +133,12 @@ def default_targets(config: Any) -> str | list[str]:
     if config.model_type in KNOWN:
         return list(KNOWN[config.model_type])
     has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
-    return _ATTENTION if has_experts else "all-linear"
+    return ATTENTION if has_experts else "all-linear"
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What transformers' configs of mixtures call the number of their experts."""
-_ATTENTION = r".*\.self_attn\.\w*proj\w*"
+ATTENTION = r".*\.self_attn\.\w*proj\w*"
 
 
 DIVIDED = (

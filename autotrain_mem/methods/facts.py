@@ -106,6 +106,8 @@ class MethodFacts:
     has_chunked_loss: bool = False
     """The loss is next-token cross-entropy, which TRL computes some tokens at a time (``loss_type`` None or
     chunked_nll) instead of from all logits at once."""
+    learns_tokens: bool = False
+    """The loss asks for every token of an answer, which tells about a bit each; elsewhere a row tells about one."""
     has_activation_offload: bool = False
     """TRL's config has the argument for it."""
     makes_optimizer_early: bool = False

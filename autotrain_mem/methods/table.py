@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from autotrain_mem.methods.facts import AxolotlFacts, LlamaFactoryFacts, MethodFacts
@@ -27,6 +27,7 @@ SFT = MethodFacts(
     is_packable=True,
     reads_images=True,
     has_chunked_loss=True,
+    learns_tokens=True,
     has_activation_offload=True,
     takes_transformers_arguments=True,
     axolotl=AxolotlFacts(
@@ -219,3 +220,23 @@ REWARD_MODEL_ARGUMENTS = tuple(
 def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     """Name the methods of which something holds."""
     return frozenset(name for name, row in METHODS.items() if holds(row))
+
+
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, PPO)
+"""Of two that read the same columns, which is asked for more."""
+TEXT_COLUMN = "text"
+"""TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
+
+
+def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
+    """Name the methods that train on rows with these columns, the most likely first: the one that reads most of them.
+
+    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, ppo.
+    """
+    read = {row.name: max(map(len, _formats_in(row, {*columns})), default=0) for row in _BY_USE}
+    return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))
+
+
+def _formats_in(row: MethodFacts, columns: set[str]) -> list[tuple[str, ...]]:
+    text = ((TEXT_COLUMN,),) if row.has_text_column else ()
+    return [names for names in (*row.formats, *text) if columns.issuperset(names)]

@@ -285,7 +285,7 @@ def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     if policy is not None and str(policy).upper() not in _WRAPS:
         yield f"fsdp_auto_wrap_policy {policy} is unknown", f"fsdp_auto_wrap_policy takes {', '.join(_WRAPS)}."
     if _is_true(settings.get("activation_checkpointing_offload")):
-        cure = "Remove it; --activation_offloading without fsdp_activation_checkpointing keeps activations on the host."
+        cure = "Remove it: fsdp_activation_checkpointing alone is rehearsed."
         yield "fsdp_activation_checkpointing_offload is not rehearsed", cure
     if _is_true(settings.get("cpu_ram_efficient_loading", True)) and not _is_true(
         settings.get("sync_module_states", True)

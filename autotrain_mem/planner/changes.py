@@ -1,4 +1,7 @@
-"""Says what a plan changes against the settings asked for, and why, with the numbers that decided it."""
+"""Says what a plan changes against the settings asked for, and why, with the numbers that decided it.
+
+A reason is measured: it tells what was rehearsed with just that change taken back, or with more saved elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,25 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.ladder import lever_name
+from autotrain_mem.planner.adapter import ADAPTED
+from autotrain_mem.planner.explore import TIE
+from autotrain_mem.planner.ladder import harm_of, lever_name
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.levers import (
     BATCHES,
     EXPANDABLE,
+    HALF_WEIGHTS,
     LADDER,
     LEVERS,
     MICRO_BATCH,
     OFFLOADING,
     SHARDING,
     LeverRow,
+    taken_back,
 )
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.precision import half_of
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.units import format_bytes
@@ -36,16 +44,54 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
     """
     moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs)]
-    return tuple(
+    levers = [
         Lever(
             name=lever_name(row),
             before=_value(row, space.base),
             after=_value(row, knobs),
-            harm=Harm.NONE if _is_let_go(row, space.base, knobs) else row.harm,
+            harm=_harm(row, space, knobs),
             why=_why(row, space, knobs, memo, too_slow),
         )
         for row in moved
-    )
+    ]
+    cut = [lever for lever in levers if lever.harm is Harm.DATA]
+    return (*(lever for lever in levers if lever not in cut), *_of_adapter(space, knobs, memo), *cut)
+
+
+def _harm(row: LeverRow, space: Space, knobs: Knobs) -> Harm:
+    if _is_let_go(row, space.base, knobs) or _rounds_nothing(row, space, knobs):
+        return Harm.NONE
+    return harm_of(row, space)
+
+
+def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
+    """Whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
+    return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
+
+
+def _of_adapter(space: Space, knobs: Knobs, memo: Memo) -> list[Lever]:
+    """Lists the settings of the adapter that the plan turns on, as far as they are not TRL's."""
+    adapter, base = space.adapter, space.base
+    if adapter is None or not knobs.use_peft:
+        return []
+    why = dict(adapter.why)
+    if knobs.lora_r < adapter.lora_r:
+        why["lora_r"] = _why_smaller(knobs, adapter.lora_r, memo)
+    return [
+        Lever(name=name, before=before, after=after, harm=Harm.WHAT_IS_TRAINED, why=why[name])
+        for name in ADAPTED
+        if (before := getattr(base, name)) != (after := getattr(knobs, name))
+    ]
+
+
+def _why_smaller(knobs: Knobs, wanted: int, memo: Memo) -> str:
+    larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == wanted]
+    alike = [each for each in larger if _otherwise(each.knobs, knobs)]
+    reason = "the data ask for more, and there is no memory for it"
+    if not alike:
+        return reason
+    least = min(alike, key=lambda each: each.required_bytes)
+    return f"rank {wanted} needs at least {against(least.required_bytes, least.budget_bytes)}: {reason}"
 
 
 def _value(row: LeverRow, knobs: Knobs) -> Any:
@@ -69,20 +115,56 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
         native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
-        needed = f"with segments of fixed size it needs {against(native.required_bytes, native.budget_bytes)}"
-    elif row.name in OFFLOADING:
-        needed = _needed_on_the_device(row, space, knobs, memo)
-    elif row.without:
-        needed = _needed_without(row, space, knobs, memo, too_slow)
+        hours = (
+            ", over hours with rows of every length,"
+            if native.reserved_bytes > native.reserved.peak_reserved_bytes
+            else ""
+        )
+        needed = f"with segments of fixed size{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
+    elif row.name == MICRO_BATCH:
+        needed = _next_that_failed(space, knobs, memo)
     else:
-        needed = _next_that_failed(space, knobs, memo) if row.name == MICRO_BATCH else ""
-    drops = METHODS[space.method].drops_long_rows and row.name == "max_length"
-    reason = "pairs with a side of more tokens are dropped" if drops else row.reason
+        needed = _taken_back(row, space, knobs, memo) or _otherwise_needed(row, space, knobs, memo, too_slow)
+    reason = row.reason
+    if _rounds_nothing(row, space, knobs):
+        reason = SAVED_SO
+    elif row.name == HALF_WEIGHTS and knobs.use_peft:
+        reason = ROUNDED_ONCE
+    elif METHODS[space.method].drops_long_rows and row.name == "max_length":
+        reason = "pairs with a side of more tokens are dropped"
     return f"{needed}: {reason}" if needed else reason
 
 
+SAVED_SO = (
+    "the base model is frozen, and saved in this precision: no weight loses anything; what passes from layer to layer "
+    "is in it too, as the model was trained"
+)
+
+
+ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
+
+
+def _otherwise_needed(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+    if harm_of(row, space) <= Harm.TIME:
+        return _needed_on_the_device(row, space, knobs, memo)
+    return _needed_without(row, space, knobs, memo, too_slow) if row.without else ""
+
+
+def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """Says what the plan would need, or how fast it would be, with just this change taken back; empty where that was
+    not rehearsed."""
+    without = taken_back(row, knobs, space.base)
+    found = next(iter(memo.known([without])), None) if without is not None else None
+    if found is None:
+        return ""
+    if not found.fits:
+        return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
+    ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found.tokens_per_second else 1.0
+    return f"without it the same fits at {ratio:.2f} x the speed" if ratio < 1 - TIE else ""
+
+
 def _why_shared(knobs: Knobs, memo: Memo) -> str:
-    """What each GPU holds of the model, and what is the matter with holding all of it."""
+    """Says what each GPU holds of the model, and what is the matter with holding all of it."""
     shards, resharded = knobs.shards, knobs.sharding != "fsdp2-no-reshard"
     kept = "as it computes" if resharded else "once and kept from its forward to its backward pass"
     reason = (
@@ -118,9 +200,21 @@ def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
         and each.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
     ]
     if not failed:
-        return ""
+        return _larger_but_slower(space, knobs, memo)
     least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
     return f"{_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+
+
+def _larger_but_slower(space: Space, knobs: Knobs, memo: Memo) -> str:
+    """The next larger micro-batch, where it was rehearsed, fits and is no faster."""
+    rows = knobs.per_device_train_batch_size
+    larger = [each for each in memo.estimates if each.knobs.per_device_train_batch_size > rows]
+    fitting = [each for each in larger if each.fits and _alike(each.knobs, knobs, but=())]
+    if not fitting:
+        return ""
+    least = min(fitting, key=lambda each: each.knobs.per_device_train_batch_size)
+    count = METHODS[space.method].rows(least.knobs.per_device_train_batch_size)
+    return f"{count} at once fit and are no faster"
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
@@ -139,7 +233,7 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     """Says what every level without this lever needs at least, of those rehearsed before this one was reached."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
-        return "the base model is frozen and loses no update to rounding"
+        return "" if _rounds_nothing(row, space, knobs) else "the base model is frozen and loses no update to rounding"
     asked = _value(row, space.base)
     if passed := [estimate for estimate in too_slow if _value(row, estimate.knobs) == asked]:
         ratio = memo(knobs).tokens_per_second / max(estimate.tokens_per_second for estimate in passed)
@@ -156,15 +250,20 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
 
 
 def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """The least that the same settings needed without the lever, or without others of time too, if that was seen."""
+    """Says what settings needed that lack this lever alone: no more rows, and all the others of time, or more."""
     without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
-    time = (*OFFLOADING, "gradient_checkpointing")
-    alike = [each for each in without if _alike(each.knobs, knobs, but=time) and _pulled(each.knobs) < _pulled(knobs)]
+    time, others = (*OFFLOADING, "gradient_checkpointing"), _pulled(knobs) - {row.knobs[0]}
+    alike = [
+        each
+        for each in without
+        if _alike(each.knobs, knobs, but=time)
+        and _pulled(each.knobs) >= others
+        and each.knobs.per_device_train_batch_size <= knobs.per_device_train_batch_size
+    ]
     if not alike:
         return ""
     least = min(alike, key=lambda estimate: estimate.required_bytes)
-    what = "it" if _pulled(least.knobs).intersection(OFFLOADING) else "offloading"
-    return f"without {what} {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+    return f"without it {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
 
 
 def _pulled(knobs: Knobs) -> frozenset[str]:

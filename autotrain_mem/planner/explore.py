@@ -7,15 +7,16 @@ that a whole grid would find, but for what a guess at the border takes for too l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotrain_mem.planner.guess import LEEWAY, Sight, between, promise, sights
+from autotrain_mem.planner.guess import LEEWAY, Sight, between, may_fit, promise, sights
 from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.levers import LADDER, taken_back
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line, at, eased, least_demanding, length_line, lines, most_demanding
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs
+from autotrain_mem.spec import Estimate, Knobs, Owner
 
 TIE = 0.005
 """Speeds closer than this share are the same: the prediction knows no better, and more headroom is worth more."""
@@ -34,21 +35,83 @@ EASING_TURNS = 2
 """Guesses at the rows that are generated at once, after the fewest and those asked for."""
 
 
-def best_of(space: Space, level: Level, memo: Memo, *, confirmed: bool = True) -> Estimate | None:
+def best_of(
+    space: Space,
+    level: Level,
+    memo: Memo,
+    *,
+    confirmed: bool = True,
+    meanwhile: Callable[[Estimate], object] = lambda choice: None,
+) -> Estimate | None:
     """The plan of one level, or None where nothing on it fits.
 
-    A choice that the whole model overturns makes way for the next: each turn rehearses a point whole that was not.
+    A choice that the whole model overturns, or rows of every length over a run, makes way for the next: each turn
+    rehearses a point whole that was not.
+    Where an adapter that the level turns on is too large, a smaller one is taken: the largest that should fit.
 
     Args:
-        confirmed: It is to be taken: rehearse the choice and its larger neighbour on the whole model.
+        confirmed: It is to be taken: rehearse the choice on the whole model, and what is beside it as far as few layers
+            may be wrong about it.
+        meanwhile: What else needs to be asked if the choice stays, while it is rehearsed.
     """
     found = _best(space, level, memo, confirmed=confirmed)
     while confirmed and found is not None:
-        memo.ask([found.knobs, *_neighbour(space, level, found.knobs)], whole=True)
+        memo.foresee(found.knobs)
+        around = [*_neighbour(space, level, found.knobs), *_simpler(space, level, memo, found.knobs)]
+        memo.ask(around)
+        meanwhile(found)
+        memo.ask([found.knobs, *(each for each in around if _nearly_fits(memo(each)))], whole=True)
+        memo.over_steps(found.knobs)
         before, found = found, _best(space, level, memo, confirmed=True)
         if found is not None and found.knobs == before.knobs:
             break
-    return found
+    smaller = _of_smaller_rank(space, level, memo) if found is None else None
+    return found if smaller is None else best_of(space, smaller, memo, confirmed=confirmed, meanwhile=meanwhile)
+
+
+def _nearly_fits(estimate: Estimate) -> bool:
+    """Whether copies with few layers may be wrong that a point does not fit."""
+    return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
+
+
+def _of_smaller_rank(space: Space, level: Level, memo: Memo) -> Level | None:
+    """The level with the largest adapter for which its least demanding point should fit; None where none is left.
+
+    Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
+    """
+    floor = next(iter(memo.known([least_demanding(space, level)])), None)
+    if not level.ranks or floor is None or floor.fits:
+        return None
+    excess, kept = floor.required_bytes - floor.budget_bytes, floor.reserved
+    adapter = adapter_bytes(floor) * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
+    saves = (rank for rank in level.ranks if adapter * (1 - rank / floor.knobs.lora_r) >= excess)
+    rank = next(saves, None)
+    return None if rank is None else level.of_rank(rank)
+
+
+def adapter_bytes(estimate: Estimate) -> int:
+    """Sums what the adapter takes of an estimate with LoRA: weights, as much of gradients, and optimizer state."""
+    trained = estimate.memory.trained
+    if trained is None:
+        return 0
+    item_bytes = 4 if trained.dtype == "float32" else 2
+    return 2 * item_bytes * trained.parameters + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
+
+
+def _simpler(space: Space, level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
+    """The points of the level that lack one of the levers of a choice, as far as they were not rehearsed and may fit.
+
+    Nothing that is left can be faster than the choice; one that is as fast takes its place.
+    """
+    every = tuple(lines(space, level))
+    simpler = [taken_back(row, knobs, space.base) for row in LADDER]
+    return [
+        each
+        for each in simpler
+        if each is not None
+        for line in every
+        if each in line and may_fit(memo, space, line, every, each)
+    ]
 
 
 def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
@@ -61,7 +124,8 @@ def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimat
 
 
 def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> bool:
-    """Whether the level's first or last point fits: those with most and with least demand.
+    """Whether the level's first or last point fits: those with most and with least demand. A plan that is only shown is
+    looked for by what is known of others.
 
     The last alone is asked first where that is likely to settle it: the level before tells what one that offloads needs
     at most, and once weights were beyond the card, others may be as well.
@@ -69,17 +133,17 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
     most, least = most_demanding(space, level), least_demanding(space, level)
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
     if level.lengths or level.offloads or likely_too_large:
-        return _surely_fits(memo, least)
-    memo.ask([most, least] if confirmed else [most])
-    return memo(most).fits or not confirmed or _surely_fits(memo, least)
+        return surely_fits(memo, least)
+    if not confirmed:
+        return True
+    memo.ask([most, least])
+    return memo(most).fits or surely_fits(memo, least)
 
 
-def _surely_fits(memo: Memo, knobs: Knobs) -> bool:
+def surely_fits(memo: Memo, knobs: Knobs) -> bool:
     """A level is not given up for a few bytes on a copy with few layers."""
-    estimate = memo(knobs)
-    if estimate.fits or estimate.required_bytes > estimate.budget_bytes * LEEWAY:
-        return estimate.fits
-    memo.ask([knobs], whole=True)
+    if _nearly_fits(memo(knobs)):
+        memo.ask([knobs], whole=True)
     return memo(knobs).fits
 
 

@@ -6,7 +6,7 @@ Guesses only steer the search: what is taken is always rehearsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -18,6 +18,7 @@ from autotrain_mem.planner.points import Line
 from autotrain_mem.planner.shardings import SAVES
 from autotrain_mem.planner.space import Space, with_rows
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
+from autotrain_mem.spec.knobs import BASE_BITS
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """Owners whose bytes do not grow with the rows of a micro-batch."""
@@ -25,6 +26,9 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 """Phases whose peaks do."""
 
 
+HALF_BITS = 16
+"""Of a weight of a base that is not quantized: half precision, or more."""
+NESTED = "use_bnb_nested_quant"
 LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
@@ -55,6 +59,8 @@ class Sight:
     """The same of each line with more of them, which needs less."""
     shared_harder: Sequence[Sequence[Estimate]]
     """The same of each line with more of them that shares the model in another way."""
+    heavier: Sequence[Sequence[Estimate]]
+    """What is known of each line with the same adapter on a base of more bits, which needs no less beside it."""
 
     @property
     def failed_rows(self) -> float:
@@ -77,6 +83,7 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sig
             shared_harder=[
                 known for other, known in rehearsed if _is_akin(line[0], other) and not _is_akin(other, line[0])
             ],
+            heavier=[known for other, known in rehearsed if _is_heavier(other, line[0])],
         )
         for line in lines
     ]
@@ -103,6 +110,14 @@ def _is_akin(one: Knobs, other: Knobs) -> bool:
     return _saving(one) <= _saving(other) and _differs(one, other)
 
 
+@lru_cache(maxsize=65536)
+def _is_heavier(one: Knobs, other: Knobs) -> bool:
+    """Whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
+    if not one.use_peft or other.base_bits is None or (one.base_bits or HALF_BITS) <= other.base_bits:
+        return False
+    return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED)}) == other
+
+
 def _differs(one: Knobs, other: Knobs) -> bool:
     """In such levers or in sharding, and in nothing else."""
     is_other = _saving(one) != _saving(other) or not _shares_alike(one, other)
@@ -116,7 +131,7 @@ def _shares_alike(one: Knobs, other: Knobs) -> bool:
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
     row = LEVERS[EIGHT_BIT]
     optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    return optim, knobs.use_peft, knobs.dtype, knobs.base_bits
+    return optim, knobs.use_peft, knobs.lora_r, knobs.dtype, knobs.base_bits
 
 
 def _saving(knobs: Knobs) -> frozenset[str]:
@@ -174,6 +189,12 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     return min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 
+def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
+    """Whether a point of a line was not rehearsed, and nothing that is known rules it out."""
+    (sight,) = sights(memo, (line,), among)
+    return knobs in _may_fit(space, sight)
+
+
 def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | None:
     """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
 
@@ -192,6 +213,7 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     if known := sight.known:
         most = known[0].budget_bytes * (LEEWAY_OF_ONE if len(known) == 1 else LEEWAY)
         return [each for each in points if required_bytes(space, known, each) <= most]
+    points = [each for each in points if all(_leaves_room(space, known, each) for known in sight.heavier)]
     if not sight.gentler and not sight.shared_harder:
         return points[-1:]
     return [
@@ -200,6 +222,12 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
         if all(_may_be_within(space, known, each) for known in sight.gentler)
         and all(_at_least(space, known, each) <= known[0].budget_bytes * LEEWAY for known in sight.shared_harder)
     ]
+
+
+def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
+    """Whether what points on a heavier base need beside its weights is within the budget."""
+    weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
+    return required_bytes(space, known, knobs) - weights <= known[0].budget_bytes * LEEWAY_OF_ONE
 
 
 def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
@@ -249,11 +277,24 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
     """
     start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
     share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
+    return _largest(_peaks(small, large, share), small, knobs) + _beside(small, large, share)
+
+
+def linear(small: Estimate, large: Estimate, share: float) -> float:
+    """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line."""
+    return max(_peaks(small, large, share).values()) + _beside(small, large, share)
+
+
+def _peaks(small: Estimate, large: Estimate, share: float) -> dict[Phase, float]:
     phases = small.memory.phases.keys() & large.memory.phases.keys()
     through = {phase: (small.memory.phases[phase], large.memory.phases[phase]) for phase in phases}
-    peaks = {phase: first + share * (last - first) for phase, (first, last) in through.items()}
+    return {phase: first + share * (last - first) for phase, (first, last) in through.items()}
+
+
+def _beside(small: Estimate, large: Estimate, share: float) -> float:
+    """Guesses what the allocator holds beside the peak, with what lies outside of it."""
     first, last = _beyond_peak(small), _beyond_peak(large)
-    return _largest(peaks, small, knobs) + first + share * (last - first)
+    return first + share * (last - first)
 
 
 def _scaled(

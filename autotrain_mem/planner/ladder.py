@@ -14,7 +14,7 @@ from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING, LeverRow
-from autotrain_mem.planner.precision import half_of
+from autotrain_mem.planner.precision import half_of, loses_nothing
 from autotrain_mem.planner.shardings import shardings
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Fit, Harm, Knobs
@@ -26,6 +26,14 @@ FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "
 def lever_name(row: LeverRow) -> str:
     """Names a lever as a plan calls it: by its knob, and by itself where it moves several (``micro_batch``)."""
     return row.name if row.name == MICRO_BATCH else row.knobs[0]
+
+
+def harm_of(row: LeverRow, space: Space) -> Harm:
+    """Returns the harm that a lever does in this job: none where it rounds weights that are frozen to the precision
+    that they are saved in."""
+    if row.name == HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
+        return Harm.NONE
+    return row.harm
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
@@ -58,7 +66,7 @@ def allowed(row: LeverRow, space: Space) -> bool:
         and all(_may_be_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid
         and not (space.is_quantized and row.quantizes)
-        and row.harm <= FURTHEST[space.fit]
+        and harm_of(row, space) <= FURTHEST[space.fit]
         and space.pinned.isdisjoint(row.knobs)
     )
 
@@ -74,24 +82,27 @@ def pull_all(space: Space, names: Iterable[str]) -> Knobs:
     for row in (LEVERS[name] for name in names):
         for name in row.along:
             if allowed(LEVERS[name], space):
-                knobs = _pull(LEVERS[name], knobs, space.pinned)
-        knobs = _pull(row, knobs, space.pinned)
+                knobs = _pull(LEVERS[name], knobs, space)
+        knobs = _pull(row, knobs, space)
     return knobs
 
 
 def moves(name: str, space: Space) -> bool:
     """Whether a lever may be pulled and would change anything."""
-    return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space.pinned) != space.base
+    return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space) != space.base
 
 
 def _may_be_pulled(row: LeverRow, space: Space) -> bool:
     """Whether the lever is pulled already, or may be."""
-    return _pull(row, space.base, space.pinned) == space.base or allowed(row, space)
+    return _pull(row, space.base, space) == space.base or allowed(row, space)
 
 
-def _pull(row: LeverRow, knobs: Knobs, pinned: frozenset[str]) -> Knobs:
+def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
     to: Any = half_of(knobs) if row.name == HALF_WEIGHTS else row.to
     moved = {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}
     if not moved:
         return knobs
-    return replace(knobs, **{name: value for name, value in row.also.items() if name not in pinned}, **moved)
+    also = {name: value for name, value in row.also.items() if name not in space.pinned}
+    if row.turns_on_adapter and space.adapter is not None:
+        also |= space.adapter.settings(space.pinned)
+    return replace(knobs, **also, **moved)

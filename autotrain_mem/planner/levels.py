@@ -7,10 +7,11 @@ since each gives up more of what is trained on than the one before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
-from autotrain_mem.planner.ladder import allowed, check_forbid, moves, pull_all
+from autotrain_mem.planner.adapter import smaller_ranks
+from autotrain_mem.planner.ladder import allowed, check_forbid, harm_of, moves, pull_all
 from autotrain_mem.planner.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
 from autotrain_mem.planner.precision import can_scale
 from autotrain_mem.planner.shardings import least_shared, shared
@@ -70,6 +71,8 @@ class Level:
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
+    ranks: tuple[int, ...] = ()
+    """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
 
     @property
     def gentlest(self) -> Knobs:
@@ -79,6 +82,11 @@ class Level:
     def strongest(self) -> Knobs:
         """The settings that need least memory."""
         return self.settings[-1]
+
+    def of_rank(self, rank: int) -> Level:
+        """Returns the level with an adapter of a smaller rank."""
+        settings = tuple(replace(setting, lora_r=rank) for setting in self.settings)
+        return replace(self, settings=settings, ranks=tuple(each for each in self.ranks if each < rank))
 
 
 def levels(space: Space) -> tuple[Level, ...]:
@@ -94,7 +102,9 @@ def levels(space: Space) -> tuple[Level, ...]:
         settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
         if settings:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
-            climbed.append(Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads)))
+            ranks = _ranks(space, settings[0])
+            level = Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads), ranks=ranks)
+            climbed.append(level)
     if lengths := _lengths(space):
         climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
     return tuple(climbed)
@@ -111,7 +121,11 @@ def _steps(space: Space) -> tuple[_Step, ...]:
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     """Every set of the level's levers with every set of offloading levers, fewest levers of time first."""
-    pulled = [chosen for chosen in _sets(step.own, space) if chosen or not step.own]
+    free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
+    own = tuple(name for name in step.own if name not in free)
+    pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
+    if free:  # only the job as asked for is offered without what costs nothing as well
+        pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
     offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # leaves least on the device
     for offloaded, chosen in product(offloads, pulled):
@@ -139,7 +153,14 @@ def _least(space: Space) -> Knobs:
         replaced = {other for each in names for other in LEVERS[each].instead_of if moves(each, space)}
         if name not in replaced and _keeps_shards(space, pull_all(space, (*moving, name))):
             moving.append(name)
-    return pull_all(space, moving)
+    least = pull_all(space, moving)
+    return replace(least, lora_r=min(_ranks(space, least), default=least.lora_r))
+
+
+def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
+    """Lists the smaller ranks of an adapter that a level turns on; none of one that the user asked for."""
+    is_fixed = space.adapter is None or not setting.use_peft or "lora_r" in space.pinned
+    return () if is_fixed else smaller_ranks(setting.lora_r)
 
 
 def _keeps_shards(space: Space, setting: Knobs) -> bool:

@@ -7,7 +7,7 @@ A lever moves one way: it takes bytes away and mostly costs something. To add on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.methods.table import METHODS, methods_where
@@ -59,6 +59,8 @@ class LeverRow:
     recomputed or offloaded."""
     reason: str
     """One line for the user."""
+    turns_on_adapter: bool = False
+    """The adapter's own settings come with it (``planner.adapter``)."""
     without: str = ""
     """What the least demanding point without the lever stands for, in the reason of one that is pulled."""
     let_go: str = ""
@@ -67,6 +69,8 @@ class LeverRow:
     """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
     brief: str = ""
     """The same in a column."""
+    not_sharded: tuple[str, ...] = ()
+    """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
     warning: str = ""
     """What a user must not overlook, of a lever that changes what is trained."""
     not_counted: tuple[str, ...] = ()
@@ -149,6 +153,10 @@ LADDER = (
         to=True,
         methods=methods_where(lambda method: method.has_activation_offload),
         needs={"sharding": UNSHARDED},
+        not_sharded=(
+            "what TRL's offloading makes of FSDP's gathered weights is not rehearsed yet",
+            "Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
+        ),
         reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
         words="activations offloaded",
         brief="activations on host",
@@ -174,6 +182,11 @@ LADDER = (
         needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
         | {"sharding": UNSHARDED},
         instead_of=("8bit_optimizer",),
+        not_sharded=(
+            # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
+            "it holds copies of whole parameters on the host",
+            "--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
+        ),
         reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
         words="optimizer offloaded",
         brief="optimizer on host",
@@ -229,6 +242,7 @@ LADDER = (
         moves_from=(False,),
         to=True,
         along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
+        turns_on_adapter=True,
         reason="a LoRA adapter is trained and the base model stays frozen",
         without="full fine-tuning needs",
         warning="trains an adapter (LoRA), not the whole model",
@@ -242,6 +256,11 @@ LADDER = (
         along=("bf16_weights", "lora"),
         needs={"load_in_4bit": (False,), "sharding": UNSHARDED},
         quantizes=True,
+        not_sharded=(
+            # bitsandbytes/nn/modules.py: Linear8bitLt.init_8bit_state reads weight.CB and weight.SCB
+            "bitsandbytes keeps the scales of 8-bit weights beside the parameter, which FSDP replaces",
+            "--load_in_4bit can be sharded; or --sharding ddp keeps 8 bits.",
+        ),
         reason="the frozen base model's linear weights take one byte each",
         without="LoRA on a base that is not quantized needs",
         words="8-bit base",
@@ -310,6 +329,16 @@ WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
 def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
     """Whether a point has what this lever sets; False of one that moves over a range."""
     return row.to is not None and getattr(knobs, row.knobs[0]) == row.to
+
+
+def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
+    """The same point without one lever, which the job did not ask for; None where it is not pulled, or goes with
+    others: what is trained, and the rows of a batch."""
+    is_alone = row.to is not None and row.name not in (EXPANDABLE, *FREE) and row.harm <= Harm.ROUNDING
+    values = {name: getattr(base, name) for name in row.knobs}
+    if not is_alone or all(getattr(knobs, name) == value for name, value in values.items()):
+        return None
+    return replace(knobs, **values)
 
 
 def pulled(knobs: Knobs) -> list[LeverRow]:

@@ -24,12 +24,25 @@ class Predictor(Protocol):
             whole: On the whole model, where the search may do with copies of it that have fewer layers.
         """
 
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Tells whether the number of parameters alone says that a point does not fit; False where it does not."""
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Says that a point is going to be asked for on the whole model: it may be begun while others are asked."""
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        """Adds what rows of every length make the allocator reserve over a run, where that is known; takes a second."""
+
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """The speed of a point that differs from a rehearsed one by its micro-batch, by levers that only slow it, or by
         how processes share the model."""
 
-    def would_fit(self, estimate: Estimate) -> Sequence[str]:
-        """Tells where a run that does not fit here would: other cards, each in a few words."""
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
+        """Tells where a run that does not fit here would: other cards, each in a few words.
+
+        Args:
+            rehearsed: Whether what several cards share is rehearsed, which takes seconds, or computed from this.
+        """
 
 
 class Memo:
@@ -68,6 +81,22 @@ class Memo:
             self._attempts.append(candidate(judged))
             self._on_attempt(self._attempts[-1])
 
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Whether the number of parameters alone says that a point does not fit."""
+        return self._predictor.exceeds(knobs)
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Let the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
+        native = _native(knobs) if self._may_expand else knobs
+        if not self._is_known(native, whole=True):
+            self._predictor.foresee(native)
+
+    def over_steps(self, knobs: Knobs) -> None:
+        """Look at a point that fits once more: over a whole run, with rows of every length."""
+        estimate = self(knobs)
+        if estimate.fits and estimate.memory.mixed_lengths is None:
+            self._estimates[_native(knobs)] = self._expanded(self._predictor.over_steps(estimate))
+
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
         """Returns what has been rehearsed of these."""
         return [self._estimates[native] for native in map(_native, points) if native in self._estimates]
@@ -79,9 +108,9 @@ class Memo:
             self._speeds[key] = self._predictor.tokens_per_second(known, knobs)
         return self._speeds[key]
 
-    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool = False) -> Sequence[str]:
         """Tells where a run that does not fit here would."""
-        return self._predictor.would_fit(estimate)
+        return self._predictor.would_fit(estimate, rehearsed=rehearsed)
 
     def weights_exceed(self, knobs: Knobs) -> bool:
         """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""

@@ -43,6 +43,16 @@ def half_of(knobs: Knobs) -> str:
     return "float16" if knobs.fp16 else "bfloat16"
 
 
+def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
+    """Whether half precision is what the weights are saved in, of a model that stays frozen: nothing of what is trained
+    is rounded.
+
+    PEFT keeps an adapter in float32 beside such a base (``peft/tuners/tuners_utils.py: cast_adapter_dtype``); TRL makes
+    that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
+    """
+    return base.use_peft and checkpoint_dtype == half_of(base)
+
+
 def can_scale(knobs: Knobs) -> bool:
     """Whether the scaler takes the gradients of what is trained: weights in half precision have such gradients, and it
     refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""

@@ -5,10 +5,12 @@ Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the eff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError
+from autotrain_mem.planner.adapter import Adapter, adapter_for
 from autotrain_mem.planner.division import (
     EVALUATED_ROWS,
     ROWS,
@@ -69,6 +71,10 @@ class Space:
     """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``)."""
     model: str = "the model"
     """Name for messages."""
+    adapter: Adapter | None = None
+    """What comes with LoRA where the plan turns it on; None where the user did."""
+    checkpoint_dtype: str | None = None
+    """The dtype of the saved weights; None where that is not known."""
 
     @property
     def share(self) -> int:
@@ -112,6 +118,8 @@ def make_space(
     longest: int | None,
     shortest: int | None = None,
     asked_length: int | None = None,
+    tokens: int | None = None,
+    rows: int | None = None,
 ) -> Space:
     """The space of one job.
 
@@ -123,6 +131,8 @@ def make_space(
         shortest: Of the shortest.
         asked_length: What the data answer to a ``max_length`` of ``p99`` (``DataProfile.asked_length``); None for the
             longest row.
+        tokens: Of all rows together; None when the dataset was not read.
+        rows: How many there are.
 
     Raises:
         UsageError: a number that is not a positive whole one; all of them in one message.
@@ -130,7 +140,7 @@ def make_space(
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
-    given = {name: value for name, value in without_wish(job.arguments).items() if name in names}
+    given = {name: _hashable(value) for name, value in without_wish(job.arguments).items() if name in names}
     _check_numbers(given, job.effective_batch_size)
     overlaid = replace(_applying(defaults, job), **given)
     if job.effective_batch_size is not None:
@@ -138,10 +148,7 @@ def make_space(
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
-        lengths = (asked_length, longest, defaults.max_length)
-        wanted = next((tokens for tokens in lengths if tokens is not None), None)
-        known = [tokens for tokens in (wanted, context_length) if tokens is not None]
-        overlaid = replace(overlaid, max_length=min(known, default=None))
+        overlaid = replace(overlaid, max_length=_length((asked_length, longest, defaults.max_length), context_length))
     _check_completion(overlaid, longest, context_length)
     allowed = rows_allowed(job, overlaid)
     if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
@@ -164,7 +171,19 @@ def make_space(
         may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
         method=job.method,
         model=job.model,
+        adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, tokens=tokens, rows=rows),
+        checkpoint_dtype=facts.checkpoint_dtype,
     )
+
+
+def _length(wanted: Sequence[int | None], context_length: int | None) -> int | None:
+    """Picks the first length that is known, within the model's context."""
+    first = next((tokens for tokens in wanted if tokens is not None), None)
+    return min((tokens for tokens in (first, context_length) if tokens is not None), default=None)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _applying(defaults: Knobs, job: Job) -> Knobs:

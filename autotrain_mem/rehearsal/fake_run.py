@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import Any
 from unittest.mock import patch
 
@@ -15,81 +15,28 @@ from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues, numbers
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.materialize import conversion_in_place
+from autotrain_mem.rehearsal.model.quantized import unquantized_bytes
 from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
+from autotrain_mem.rehearsal.saving import rehearse_saving
 from autotrain_mem.rehearsal.trace.ledger import Device
 from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Knobs, Phase, Trace
+from autotrain_mem.spec import Knobs, Phase, Trace, Trained
 
 Collate = Callable[[list[Any]], Any]
 EditRows = Callable[[list[Any]], list[Any]]
 
 
-_PLAIN = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
-_PURE_NAMESPACES = frozenset({"bitsandbytes"})
-"""Libraries whose operators' results follow from shapes and dtypes alone; torch caches only its own."""
-
-
-class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """FakeTensorMode for static shapes, whose cache is cheaper to ask: its keys took half of a rehearsal's time.
-
-    FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
-    _cached_dispatch_impl``) and gathers them through a dataclass, field by field. Here the same facts are read
-    directly. What is not an ordinary fake tensor or number goes the usual way, and a torch without these methods never
-    calls them.
-    """
-
-    def _prep_args_for_hash(self, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]) -> None:
-        if isinstance(args, dict):
-            for name, value in args.items():
-                result.append(name)
-                self._prep_args_for_hash(result, (value,), state, id_hashed_objects)
-            return
-        result.append(type(args))
-        result.append(len(args))
-        for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor and arg.fake_mode is self and arg.constant is None and arg.layout is torch.strided:
-                result += _facts(arg)
-            elif kind in _PLAIN:
-                result += (kind, arg)
-            elif kind is list or kind is tuple:
-                self._prep_args_for_hash(result, arg, state, id_hashed_objects)
-            else:
-                super()._prep_args_for_hash(result, (arg,), state, id_hashed_objects)
-
-    def _validate_cache_key(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func.namespace not in _PURE_NAMESPACES or func._schema.is_mutable:
-            super()._validate_cache_key(func, args, kwargs)
-
-
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """``TensorMetadata`` of a strided tensor, without what follows from the rest."""
-    return (
-        FakeTensor,
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.untyped_storage().nbytes(),
-        tensor.fake_device,
-        tensor.requires_grad,
-        tensor.is_inference(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor.is_quantized,
-    )
-
-
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
+def fake_tensors() -> Iterator[QuickFakeMode]:
     """Everything made inside has shape, dtype and device, and no bytes.
 
     transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
@@ -98,7 +45,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     """
 
     with (
-        QuickFakeMode(allow_non_fake_inputs=True) as mode,
+        QuickFakeMode() as mode,
         conversion_in_place(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
         patch.object(FakeTensor, "numpy", numbers),
@@ -121,6 +68,8 @@ class TrainerSpec:
     """How often a training step goes over its rows, each time with an optimizer step; a rehearsal does so once."""
     micro_steps_per_generation: int = 0
     """How many micro-steps train on what is generated at once, of which a rehearsal runs a few."""
+    saves: bool = True
+    """Whether what was trained is saved, at the end or in checkpoints."""
 
 
 def rehearse_trainer(
@@ -145,20 +94,43 @@ def rehearse_trainer(
         stack.enter_context(vllm_stand_in())
         if rank is not None:
             stack.enter_context(rank.rules(recorder))
-        train_on_fakes(spec, recorder, values)
+        trained = train_on_fakes(spec, recorder, values)
     trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
     work = replace(trace.work, passes=spec.passes, micro_steps_per_generation=spec.micro_steps_per_generation)
-    return replace(trace, work=work)
+    return replace(trace, work=work, trained=trained)
 
 
-def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> None:
-    """Build the trainer and train it under a fake mode and under the rules of CUDA."""
+def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> Trained:
+    """Build the trainer and train it under a fake mode and under the rules of CUDA; returns what it trains."""
     with generation_by_its_ends(recorder):
         trainer = spec.build()
+        trained = count_trained(trainer.model)
+        recorder.unquantized_bytes = unquantized_bytes(trainer.model)
         trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows, values.arrive, recorder)
         whole = trained_in_full(trainer) if isinstance(recorder, RankRecorder) else nullcontext()
         with spec.patches(trainer), whole:
-            _train(trainer, recorder)
+            follow(trainer, recorder)
+            with recorder.recording():
+                trainer.train()
+                if spec.saves:
+                    rehearse_saving(trainer, recorder)
+    return trained
+
+
+def count_trained(model: Any) -> Trained:
+    """Counts a model's parameters; a quantized weight has as many as the one that it was made of."""
+    counts: dict[torch.dtype, int] = {}
+    frozen = 0
+    for parameter in model.parameters():
+        quantized = getattr(parameter, "quant_state", None)
+        elements = parameter.numel() if quantized is None else math.prod(quantized.shape)
+        if parameter.requires_grad:
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + elements
+        else:
+            frozen += elements
+    most = max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
+    trained = sum(counts.values())
+    return Trained(parameters=trained, of_parameters=trained + frozen, dtype=str(most).removeprefix("torch."))
 
 
 class Watch:
@@ -200,13 +172,9 @@ class Watch:
             edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
         """
         trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, self.recorder)
-        _train(trainer, self.recorder, **options)
-
-
-def _train(trainer: Any, recorder: Recorder, **train: Any) -> None:
-    follow(trainer, recorder)
-    with recorder.recording():
-        trainer.train(**train)
+        follow(trainer, self.recorder)
+        with self.recorder.recording():
+            trainer.train(**options)
 
 
 def _host_collator(

@@ -26,6 +26,7 @@ from transformers.utils import ModelOutput
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors
+from autotrain_mem.rehearsal.model.truncated_depth import whole_depth
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
@@ -136,6 +137,7 @@ class _Ends:
         self._ids: torch.Tensor | None = None
         self._model_kwargs: dict[str, Any] = {}
         self._vocabulary = 0
+        self._layers = whole_depth(model_config)
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
     @contextmanager
@@ -177,7 +179,7 @@ class _Ends:
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
         if self._record is not None:
-            self._record.begin(self._states(), skip)
+            self._record.begin(self._states(), skip, self._layers)
         cache = self._model_kwargs.get("past_key_values")
         for layer in cache.layers if cache is not None else ():
             _grow(layer, skip)
@@ -254,14 +256,15 @@ class _Record:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._budget = Budget()
+        self._budget: Budget | None = None
         self._start = self._stop = 0
         self._blocks: dict[str, tuple[int | None, ...]] = {}
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._work: Mark = {}
 
-    def begin(self, states: dict[str, _Growing], steps: int) -> None:
-        """A jump of so many steps begins."""
+    def begin(self, states: dict[str, _Growing], steps: int, layers: int) -> None:
+        """A jump of so many steps begins, of a model that has so many layers when it is whole."""
+        self._budget = self._budget or Budget(layers=layers)
         self._start = len(self._recorder.ledger.events)
         self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
         self._lengths = {name: state.lengths(steps) for name, state in states.items()}
@@ -274,7 +277,7 @@ class _Record:
 
     def write(self, states: dict[str, _Growing]) -> None:
         """The last step has ended."""
-        if not self._lengths:
+        if not self._lengths or self._budget is None:
             return
         self._add(states)
         grown = tuple(

@@ -8,12 +8,15 @@ that keeps the run on its usual path (a bool is False: nothing is NaN) or its la
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
 """Beyond 1 Mi elements a known value is dropped. Ids, labels and padding masks are smaller (1 Mi is 256 rows of 4096
@@ -28,6 +31,12 @@ _INDEX = torch.ops.aten.index.Tensor
 _NONZERO = torch.ops.aten.nonzero.default
 _IS_NAN = torch.ops.aten.isnan.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
+
+
+@functools.cache
+def _traits(operator: Any) -> tuple[bool, bool]:
+    """Whether the sizes of an operator's result depend on values, and whether it writes in place."""
+    return torch.Tag.dynamic_output_shape in operator.tags, bool(operator._schema.is_mutable)
 
 
 class Known(NamedTuple):
@@ -90,7 +99,7 @@ def numbers(tensor: torch.Tensor, **_: Any) -> Any:
 class KnownValues:
     """Executes operators on fake tensors, with known values carried along. ``run`` is a recorder's ``execute``."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: QuickFakeMode) -> None:
         self._mode = mode
 
     def arrive(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -107,17 +116,22 @@ class KnownValues:
         if operator is _UNSAFE_VIEW:
             operator = _VIEW  # the same below autograd, and a fake mode does not cache the other
         known = self._is_known(operator, args, kwargs)
-        if torch.Tag.dynamic_output_shape in operator.tags:
+        is_dynamic, is_mutable = _traits(operator)
+        if is_dynamic:
             return self._dynamic(operator, args, kwargs, known)
-        out = operator(*args, **kwargs)
+        out = self._call(operator, args, kwargs)
         if known:
             self._compute_beside(operator, args, kwargs, out)
-        elif operator._schema.is_mutable:
+        elif is_mutable:
             self._forget(operator, args, kwargs)
         elif operator is _IS_NAN and out.numel() <= LARGEST_KNOWN_ELEMENTS:
             with real_tensors():  # nothing is NaN; so that what is selected by not being NaN is everything
                 know(out, torch.zeros(out.shape, dtype=torch.bool))
         return out
+
+    def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = self._mode.answer(operator, args, kwargs)
+        return operator(*args, **kwargs) if out is NotImplemented else out
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False

@@ -11,9 +11,10 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
-from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
+from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
+from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.spec import Job, Knobs, Trace
 
 EVALUATED_BATCHES = 2
@@ -37,12 +38,14 @@ def rehearse(
         output_dir: A scratch folder; nothing of worth is written there.
         compute_capability: Of the card, since kernels differ by it.
         layers: Of the model that is rehearsed in the place of the job's; None for all that it has.
-        chunks: Of a loss that goes over the tokens in many; None for all that it has.
+        chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
         rank: Which of several processes; shards are largest on the first.
     """
     process = rehearsed_rank(knobs, job.accelerate, rank)
     launched = nullcontext() if process is None else process.launched()
-    with launched, with_layers(job.model, layers), with_chunks(chunks) as cut:
+    has_chunks = job.method_facts.has_chunked_loss
+    shortened = with_chunks(chunks if has_chunks else None)
+    with launched, with_layers(models_in_step(job), layers), shortened as cut, marked_chunks(has_chunks):
         spec = trainer_spec(job, knobs, length, output_dir, layers)
         left = (*not_counted(job, knobs), *left_out(job))
         trace = rehearse_trainer(spec, compute_capability, left, process)
@@ -69,7 +72,8 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         if job.python_call is None:
             with method.without_precomputing():
                 return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
-        return finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
+        trainer = finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
+        return _keeping_cache(trainer)
 
     return TrainerSpec(
         build=build,
@@ -77,6 +81,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         patches=lambda trainer: method.training_patches(trainer, filled, knobs),
         passes=_passes(job, filled),
         micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
+        saves=job.python_call is None or str(job.arguments.get("save_strategy", "steps")) != "no",
     )
 
 
@@ -105,7 +110,14 @@ def build_trainer(
         stub: The tokenizer of a rehearsal; None in a real run.
     """
     trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
-    return finished(trainer, knobs)
+    return _keeping_cache(finished(trainer, knobs))
+
+
+def _keeping_cache(trainer: Any) -> Any:
+    from autotrain_mem.trainers.kept_cache import keep_cache_in_evaluation
+
+    keep_cache_in_evaluation(trainer)
+    return trainer
 
 
 def finished(trainer: Any, knobs: Knobs) -> Any:

@@ -1,4 +1,4 @@
-"""Shows the lists of cards and of recipes, what a run did, and errors. The caller owns the console."""
+"""Shows the lists of cards and of recipes, and what a run did. The caller owns the console."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, QUIET, Block, Column, add, columned, hanging, table
+from autotrain_mem.report.layout import BAD, QUIET, Block, Column, add, columned, table
 from autotrain_mem.spec import Hardware, Report
 from autotrain_mem.units import format_bytes
 
@@ -67,6 +66,8 @@ def report_view(report: Report) -> RenderableType:
         add(grid, "output folder", report.output_dir)
         headline = f"nothing was left to train: the run was finished at step {report.steps}"
         return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+    add(grid, "trained", formatting.trains(report.knobs, report.trained))
+    add(grid, "schedule", _schedule(report))
     add(grid, "loss", _loss(report))
     if report.first_reward is not None:
         add(grid, "reward", _moved(report.first_reward, report.last_reward))
@@ -86,6 +87,11 @@ def report_view(report: Report) -> RenderableType:
     since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
     headline = f"trained {steps} in {formatting.duration(report.seconds)}{since}"
     return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+
+
+def _schedule(report: Report) -> str:
+    steps = report.steps - report.began_at
+    return formatting.schedule(report.knobs, report.schedule, steps=steps, step_tokens=report.step_tokens)
 
 
 def _loss(report: Report) -> RenderableType:
@@ -122,12 +128,3 @@ def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | 
     """``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
     sentence = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
     return sentence if error is None else f"{sentence}: error {100 * error:+.1f} %"
-
-
-def error_view(error: AutofitError) -> RenderableType:
-    """Shows what is wrong after ``error:``, what to do about it indented below. For stderr."""
-    first, *rest = (error.message or type(error).__name__).splitlines()
-    lines: list[RenderableType] = [Text.assemble(("error: ", f"bold {BAD}"), first)]
-    lines += [hanging(line) for line in rest]
-    lines += [Block(hanging(line), 2) for line in error.hint.splitlines()]
-    return Block(Group(*lines))

@@ -12,6 +12,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.spec import Estimate, Hardware, Owner
+from autotrain_mem.spec.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
 from autotrain_mem.units import format_bytes
 
 LARGEST_MODULES = 5
@@ -42,10 +43,15 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         verdict(estimate),
         *_why_not(estimate),
         hanging(f"settings  {formatting.settings(estimate.knobs)}"),
+        hanging(f"trains    {formatting.trains(estimate.knobs, memory.trained)}"),
+        hanging(f"schedule  {formatting.schedule(estimate.knobs, step_tokens=estimate.time.tokens)}"),
         hanging(f"speed     {formatting.speed(estimate.time)}"),
+        *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
+        *_on_host(estimate),
         Text(),
         _sum_table(estimate, shown),
         *reserved_modes(estimate, shown),
+        *over_steps(estimate),
         *at_the_peak(estimate, shown),
         *not_counted(estimate),
     ]
@@ -77,6 +83,14 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
     """Shows what the figures leave out."""
     lines = [Block(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
     return section("not counted", *lines) if lines else []
+
+
+def _on_host(estimate: Estimate) -> list[RenderableType]:
+    """Shows what waits in host memory; nothing where nothing does."""
+    pinned_bytes = estimate.memory.pinned_host_bytes
+    each = " in each process" if estimate.knobs.processes > 1 else ""
+    words = "of pinned host memory, in blocks of powers of two"
+    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{each}")] if pinned_bytes else []
 
 
 def _why_not(estimate: Estimate) -> list[RenderableType]:
@@ -188,13 +202,49 @@ def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
     grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
     for expandable, mode in modes.items():
         chosen = expandable == estimate.knobs.expandable_segments
-        steps = shown.peak + shown.cached if chosen else scale.steps(mode.peak_reserved_bytes)
+        counted = chosen and estimate.reserved_bytes == mode.peak_reserved_bytes
+        steps = shown.peak + shown.cached if counted else scale.steps(mode.peak_reserved_bytes)
         cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
         refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
         cells += [str(mode.num_alloc_retries), refused] if stumbles else []
-        mark = Text("counted above" if chosen else "", style=f"not bold {QUIET}")
+        mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
         add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
     return grid
+
+
+def over_steps(estimate: Estimate) -> list[RenderableType]:
+    """Shows what rows of every length make the allocator reserve over hours, in both modes and both orders."""
+    mixed = estimate.memory.mixed_lengths
+    if mixed is None or not caches(estimate.hardware):
+        return []
+    retries = any(order.num_alloc_retries[-1] for _, _, order in _orders(mixed))
+    steps = [f"{count:,} steps" for count in STEPS]
+    headings = ("segments", "rows", *steps, *(("retries",) if retries else ()), "")
+    grid = table(*headings, right=tuple(range(2, len(headings) - 1)))
+    for expandable, first, order in _orders(mixed):
+        chosen = expandable == estimate.knobs.expandable_segments and first
+        counted = chosen and estimate.reserved_bytes == order.last_bytes != estimate.reserved.peak_reserved_bytes
+        cells = [format_bytes(size) for size in order.reserved_bytes]
+        cells += [str(order.num_alloc_retries[-1])] if retries else []
+        mark = Text("counted above" if counted else _too_much(estimate, order), style=f"not bold {QUIET}")
+        names = ("expandable" if expandable else "fixed size", "longest first" if first else "any order")
+        add(grid, *names, *cells, mark, style="bold" if chosen else "")
+    heading = "reserved over hours, with rows of every length; any order is how TRL trains by itself"
+    return section(heading, Block(grid, 2))
+
+
+def _orders(mixed: MixedLengths) -> list[tuple[bool, bool, ReservedOverSteps]]:
+    """Lists (expandable segments, longest rows first, what is reserved)."""
+    modes = [(expandable, mixed.of(expandable_segments=expandable)) for expandable in (False, True)]
+    return [
+        (expandable, first, mode.longest_first if first else mode.any_order)
+        for expandable, mode in modes
+        for first in (False, True)
+    ]
+
+
+def _too_much(estimate: Estimate, order: ReservedOverSteps) -> str:
+    return "more than there is" if order.last_bytes + estimate.outside_bytes > estimate.budget_bytes else ""
 
 
 def _phase_table(estimate: Estimate, shown: Sum) -> Table:

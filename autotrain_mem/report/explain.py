@@ -15,6 +15,7 @@ from autotrain_mem.report.estimate import (
     caches,
     not_counted,
     outside,
+    over_steps,
     reserved_modes,
     sum_of,
 )
@@ -48,6 +49,7 @@ def explain_view(plan: Plan) -> RenderableType:
         *at_the_peak(estimate, shown),
         *sharing_view(plan),
         *reserved_modes(estimate, shown),
+        *over_steps(estimate),
         *_time(plan),
         Text(),
         attempts_view(plan),
@@ -112,7 +114,7 @@ def _gentler(plan: Plan) -> str:
     if not before:
         return "no gentler level is left: forbidden, pinned away, or its weights alone are too much"
     nearest = before[-1]
-    if sentence := passed_over(nearest):
+    if sentence := passed_over(nearest, plan):
         return sentence
     reserved_for_others = plan.estimate.hardware.free_bytes - plan.estimate.budget_bytes
     free = format_bytes(nearest.required_bytes + reserved_for_others)

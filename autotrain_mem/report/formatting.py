@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled, pulled
-from autotrain_mem.spec import Harm, Knobs, Owner, Phase, StepTime
+from autotrain_mem.spec import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
@@ -77,9 +77,40 @@ FLAG_LINE_WIDTH = 74
 and can be copied whole."""
 
 
+_OFFLOADING = ", offloading"
+_SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit LoRA"}
+"""Levels in fewer letters, so that a line stays within 80 columns."""
+
+
+def short_level(level: str | None) -> str:
+    """``4-bit LoRA``; what offloads is told apart by a sign of its own."""
+    name = (level or "").removesuffix(_OFFLOADING)
+    return _SHORT.get(name, name)
+
+
+def device_count(card: Hardware) -> str:
+    """How many there are: ``8``, or ``2 x 8`` of two machines."""
+    devices, nodes = card.topology.devices, card.topology.nodes
+    return str(devices) if nodes == 1 else f"{nodes} x {devices}"
+
+
+def cards(card: Hardware) -> str:
+    """``rtx4090``, or ``4 x rtx4090`` of several."""
+    return card.name if card.topology.processes == 1 else f"{device_count(card)} x {card.name}"
+
+
 def counted(number: int, noun: str) -> str:
     """``1 row``, ``1,200 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def millions(number: int) -> str:
+    """``8.80 M``, ``7.62 B``, ``12,345``: three digits."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            scaled = number / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+    return f"{number:,}"
 
 
 def duration(seconds: float) -> str:
@@ -91,6 +122,16 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def amount(cost: float) -> str:
+    """``4.14``, ``0.0031``: two digits at least, behind the point as many as it takes."""
+    return f"{cost:,.2f}" if cost >= 0.1 else f"{cost:.2g}"
+
+
+def money(cost: float, currency: str) -> str:
+    """``4.14 USD``."""
+    return f"{amount(cost)} {currency}"
 
 
 def brief(seconds: float) -> str:
@@ -137,7 +178,9 @@ def segments(*, expandable: bool) -> str:
 
 
 def value(setting: Any) -> str:
-    """Writes a setting as TRL's command line reads it: ``true``, ``none``, ``1024``."""
+    """Writes a setting as TRL's command line reads it: ``true``, ``none``, ``1024``, ``q_proj v_proj``."""
+    if isinstance(setting, tuple | list):  # a list where the change of a plan was read from its file
+        return " ".join(setting)
     return str(setting).lower() if isinstance(setting, bool) or setting is None else str(setting)
 
 
@@ -166,6 +209,38 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         name = "max_completion_length" if knobs.max_completion_length else "response_length"
         parts["max_length"] = f"{name} {knobs.completion_length}"
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
+
+
+def trains(knobs: Knobs, trained: Trained | None) -> str:
+    """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``."""
+    what = "the whole model"
+    if knobs.use_peft:
+        what = f"LoRA of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs)}"
+    if trained is None:
+        return what
+    count = f"{millions(trained.parameters)} of {millions(trained.of_parameters)}"
+    return f"{what}: {count} parameters ({percent(trained.share)}), in {trained.dtype}"
+
+
+def _targets(knobs: Knobs) -> str:
+    targets = knobs.lora_target_modules
+    if targets is None:
+        return "the layers that PEFT names"
+    return "all linear layers" if targets == ("all-linear",) else value(targets)
+
+
+def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_rows: str = "", step_tokens: float) -> str:
+    """``learning rate 0.0002, linear; 1,403 steps of 8 rows, about 2,100 tokens each``.
+
+    Args:
+        name: The schedule's; empty where it is not known.
+        steps: Of the optimizer; None where they are not known.
+        step_rows: What a step takes, in words; by default its micro-batches, as :func:`rows` has them.
+    """
+    peak = "TRL's learning rate" if knobs.learning_rate is None else f"learning rate {knobs.learning_rate:g}"
+    rate = f"{peak}, {name}" if name else peak
+    count = "steps" if steps is None else counted(steps, "step")
+    return f"{rate}; {count} of {step_rows or rows(knobs)}, about {step_tokens:,.0f} tokens each"
 
 
 def sharing(knobs: Knobs) -> str:
@@ -222,7 +297,8 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
     """The settings as flags of TRL's own command, in lines that a shell joins again."""
     lines = [""]
     for name in knob_names(method, knobs):
-        if name in (*OWN_KNOBS, *LAUNCH_KNOBS):
+        is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's own, which no flag names
+        if is_peft or name in (*OWN_KNOBS, *LAUNCH_KNOBS):
             continue
         flag = f"--{name} {value(getattr(knobs, name))}"
         if lines[-1] and len(lines[-1]) + 1 + len(flag) > FLAG_LINE_WIDTH:

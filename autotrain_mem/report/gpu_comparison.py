@@ -10,26 +10,13 @@ from rich.text import Text
 
 from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
+from autotrain_mem.report.costs import costs
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, table, title
 from autotrain_mem.report.progress import Redrawn, is_live, say
 from autotrain_mem.spec import Candidate, Counting, Hardware, Knobs
-from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.gpu_comparison import BRIEF, OFFLOADING, Cards, CardVerdict
 
 SMALLEST = ">"
-
-OFFLOADING = ", offloading"
-_SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit LoRA"}
-"""Levels in fewer letters, so that a line stays within 80 columns."""
-
-
-def _count(card: Hardware) -> str:
-    """How many there are: ``8``, or ``2 x 8`` of two machines."""
-    devices, nodes = card.topology.devices, card.topology.nodes
-    return str(devices) if nodes == 1 else f"{nodes} x {devices}"
-
-
-def _named(card: Hardware) -> str:
-    return card.name if card.topology.processes == 1 else f"{_count(card)} x {card.name}"
 
 
 def _offloads(knobs: Knobs) -> bool:
@@ -70,7 +57,7 @@ class CardsProgress(Redrawn[Status]):
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
-        name = _named(card)
+        name = formatting.cards(card)
         is_new = name not in self._seen
         number = self._seen.setdefault(name, len(self._seen) + 1)
         line = f"card {number} of {self._count}: {name}"
@@ -83,7 +70,7 @@ class CardsProgress(Redrawn[Status]):
 def cards_view(cards: Cards) -> RenderableType:
     """A line for each card, smallest first."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
-    refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal != NOTHING_FITS)
+    refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal not in BRIEF)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}
     knobs = [each.estimate.knobs for each in cards.verdicts if each.estimate is not None]
     several = any(each.hardware.topology.processes > 1 for each in cards.verdicts)
@@ -97,7 +84,8 @@ def cards_view(cards: Cards) -> RenderableType:
         mark = Text(SMALLEST if verdict is smallest else "", style=GOOD)
         add(grid, mark, *rows.cells(verdict), style="bold" if verdict is smallest else "")
     heading = title(f"what fits on each card; memory and needs are in {scale.unit}{length}")
-    return Block(Group(heading, Text(), grid, Text(), *_legend(cards, knobs, reasons), Text(_NOTE, style=QUIET)))
+    legend = [*_legend(cards, knobs, reasons), Text(_NOTE, style=QUIET)]
+    return Block(Group(heading, Text(), grid, Text(), *legend, *costs(cards)))
 
 
 class _Rows:
@@ -114,18 +102,18 @@ class _Rows:
 
     def cells(self, verdict: CardVerdict) -> list[str | Text]:
         card = verdict.hardware
-        counts = [_count(card)] if self._several else []
+        counts = [formatting.device_count(card)] if self._several else []
         named: list[str | Text] = [card.name, *counts, self._size(card.total_bytes)]
         if verdict.estimate is None:
             mark = self._reasons.get(verdict.refusal or "")
             return [*named, Text(f"refused {mark}" if mark else verdict.refusal or "", style=BAD)]
         estimate, knobs = verdict.estimate, verdict.estimate.knobs
-        level = (verdict.level or "").removesuffix(OFFLOADING)  # which a sign beside the batch tells
         signs = "".join(sign for sign, (has, _) in _MARKS.items() if has(knobs))
         speed = formatting.rate(estimate.tokens_per_second) if formatting.has_speed(estimate.time) else "-"
         length = [_tokens(knobs)] if self.lengths else []
         batch = f"{formatting.batch(knobs)} {signs}".rstrip()
-        return [*named, _SHORT.get(level, level), batch, *length, self._size(estimate.required_bytes), speed]
+        level, needs = formatting.short_level(verdict.level), self._size(estimate.required_bytes)
+        return [*named, level, batch, *length, needs, speed]
 
     def _size(self, size_bytes: int) -> str:
         return self._scale.write(self._scale.steps(size_bytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from autotrain_mem.report.labels import label_of
 from autotrain_mem.units import format_bytes, parse_bytes
 
 Row = TypeVar("Row")
@@ -22,10 +22,6 @@ BAD = "red"
 LOUD = "bold yellow"
 QUIET = "dim"
 TITLE = "bold"
-
-_LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
-_LABEL_WIDTH = 32
-"""A label that takes more than two fifths of 80 columns leaves too little for what stands beside it."""
 
 
 class Block:
@@ -105,14 +101,8 @@ def section(heading: str, *content: RenderableType) -> list[RenderableType]:
 
 
 def hanging(line: str) -> RenderableType:
-    """A line that wraps below its text, not below its label: ``--plan_only  plans for that card ...``.
-
-    A label is what stands before two spaces or more, and the line's own indent.
-    """
-    match = _LABEL.match(line)
-    label = match[0] if match is not None else ""
-    if not label or len(label) > _LABEL_WIDTH:
-        label = line[: len(line) - len(line.lstrip())]
+    """A line that wraps below its text, not below its label: ``--plan_only  plans for that card ...``."""
+    label = label_of(line)
     if not label:
         return Text(line)
     grid = Table.grid()

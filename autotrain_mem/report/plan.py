@@ -8,14 +8,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotrain_mem.planner.changes import against
 from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
-from autotrain_mem.report.estimate import verdict
+from autotrain_mem.report.estimate import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
 from autotrain_mem.report.sharing import devices
-from autotrain_mem.spec import Candidate, DataSummary, Harm, Lever, Plan
+from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.spec.mixed_lengths import STEPS
+from autotrain_mem.spec.most import Most
+from autotrain_mem.spec.price import Price
 from autotrain_mem.units import format_bytes
 
 
@@ -36,7 +40,8 @@ def decision(plan: Plan) -> list[RenderableType]:
     """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
     changed = formatting.counted(len(plan.levers), "change")
     loud = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := _loud(lever))]
-    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud]
+    asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
+    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud, *asked]
 
 
 def _loud(lever: Lever) -> str:
@@ -51,7 +56,15 @@ def facts(plan: Plan) -> Table:
     grid = table("", "", show_header=False)
     means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
     add(grid, "level", plan.level if any(map(_loud, plan.levers)) else f"{plan.level}: {means}")
+    if plan.most is not None:
+        add(grid, "most", most_sentence(plan.most, plan.estimate.budget_bytes, plan.level))
+    add(grid, "trains", formatting.trains(plan.knobs, plan.estimate.memory.trained))
+    add(grid, "schedule", _schedule(plan))
     add(grid, "speed", _speed(plan))
+    if hours := over_hours(plan.estimate):
+        add(grid, "hours", hours)
+    if plan.price is not None and plan.cost is not None:
+        add(grid, "cost", _cost(plan.cost, plan.price))
     device, several = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU", plan.knobs.processes > 1
     count = f"{device}s" if several else f"x 1 {device}"
     parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} {count}"
@@ -64,9 +77,31 @@ def facts(plan: Plan) -> Table:
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
         add(grid, "env", " ".join(variables))
+    for each in plan.advice:
+        add(grid, Text("advice", style=LOUD), f"{each.flags}: {each.why}")
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
+
+
+def _schedule(plan: Plan) -> str:
+    rows = plan.job.method_facts.rows(plan.knobs.effective_batch_size)
+    steps, tokens = plan.optimizer_steps, plan.estimate.time.tokens
+    return formatting.schedule(plan.knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=tokens)
+
+
+def over_hours(estimate: Estimate) -> str:
+    """Says what rows of every length make the allocator reserve; empty where that is not known.
+
+    Example: ``rows of every length reserve up to 11.6 GiB in 1,000 steps, the longest first; 15.6 GiB in any order,
+    which is TRL's own``.
+    """
+    mixed = estimate.mixed
+    if mixed is None or not caches(estimate.hardware):
+        return ""
+    first, any_order = (format_bytes(order.last_bytes) for order in (mixed.longest_first, mixed.any_order))
+    otherwise = "" if first == any_order else f"; {any_order} in any order, which is TRL's own"
+    return f"rows of every length reserve up to {first} in {STEPS[-1]:,} steps, the longest first{otherwise}"
 
 
 def _speed(plan: Plan) -> Text:
@@ -77,6 +112,21 @@ def _speed(plan: Plan) -> Text:
     if steps is None or plan.run_seconds is None:
         return Text(sentence)
     return Text(f"{sentence}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
+
+
+def most_sentence(most: Most, budget_bytes: int, level: str) -> str:
+    """``max_length 8128 fits at this level, and 8192 does not: it needs 11.9 GiB of 11.2 GiB``."""
+    if most.next_value is None or most.next_required_bytes is None:
+        return f"{most.name} {most.value}, as much as there can be: {most.stopped_by}"
+    needs = against(most.next_required_bytes, budget_bytes)
+    return f"{most.name} {most.value}, at the level {level}; {most.next_value} does not fit: it needs {needs}"
+
+
+def _cost(cost: float, price: Price) -> str:
+    """``4.14 USD, at 0.34 an hour for a card (RunPod Community, seen 2026-03-10)``."""
+    seen = ", ".join(filter(None, [price.provider, f"seen {price.seen}" if price.seen else ""]))
+    at = f"{formatting.money(cost, price.currency)}, at {formatting.amount(price.per_hour)} an hour for a card"
+    return f"{at} ({seen})" if seen else at
 
 
 def _data(plan: Plan) -> Text:
@@ -171,7 +221,7 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
         fits = Text(_offer(each, plan)) if each.fits else Text.assemble(("does not fit", BAD), _where(each))
         add(grid, each.level, format_bytes(each.required_bytes), fits)
     budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Block(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each))]
+    notes = [Block(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each, plan))]
     return section(f"other levels of harm, against a budget of {budget}", Block(grid, 2), *notes)
 
 
@@ -197,7 +247,7 @@ def gentler(plan: Plan) -> list[Candidate]:
     return [each for each in plan.alternatives if each.level in before]
 
 
-def passed_over(each: Candidate) -> str:
+def passed_over(each: Candidate, plan: Plan) -> str:
     """Why a level of less harm was not taken though it fits, and how to have it all the same; empty where it does not.
 
     Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``.
@@ -205,7 +255,19 @@ def passed_over(each: Candidate) -> str:
     if not each.fits or not each.ratio:
         return ""
     slower = 1 / each.ratio
+    if too_much := _over_limit(slower, plan):
+        return f"{each.level} fits, but {too_much}"
     return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
+
+
+def _over_limit(slower: float, plan: Plan) -> str:
+    """Says which of the user's limits a plan breaks that is so many times slower; empty where it keeps both."""
+    within_seconds, budget, seconds = plan.job.within_seconds, plan.job.budget, plan.run_seconds
+    if within_seconds is not None and seconds is not None and slower * seconds > within_seconds:
+        return f"takes {formatting.duration(slower * seconds)}"
+    if budget is not None and plan.cost is not None and plan.price is not None and slower * plan.cost > budget:
+        return f"costs {formatting.money(slower * plan.cost, plan.price.currency)}"
+    return ""
 
 
 def _settings_table(plan: Plan) -> Table:
@@ -233,7 +295,7 @@ def _flags(plan: Plan) -> list[RenderableType]:
 
 
 def _launched(plan: Plan) -> list[str]:
-    """What says how several processes are launched."""
+    """Returns what says how several processes are launched."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     if knobs.processes == 1:
         return []

@@ -60,7 +60,7 @@ def _ways(knobs: Knobs) -> Iterator[tuple[Sharding, bool]]:
 
 
 def _held(estimate: Estimate, owner: Owner, sharding: Sharding, *, offloads: bool) -> int:
-    """What a process would hold at the same peak, by its share; 0 of what lies on the host."""
+    """Computes what a process would hold at the same peak, by its share; 0 of what lies on the host."""
     knobs = estimate.knobs
     size = estimate.memory.owners_at_peak.get(owner, 0)
     if (sharding, offloads) == (knobs.sharding, knobs.fsdp_offload_params):

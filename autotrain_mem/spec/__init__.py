@@ -1,16 +1,55 @@
-"""Holds the nouns: frozen values that pass between the layers. Runs in any process (pure)."""
+"""Holds the nouns: frozen values that pass between the layers. Runs in any process (pure).
 
-from autotrain_mem.spec.data import Counting, DataProfile, DataSummary
-from autotrain_mem.spec.estimate import Candidate, Estimate, Footprint, MemoryEstimate, ReservedByMode, ReservedEstimate
-from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.job import Fit, Job
-from autotrain_mem.spec.knobs import Harm, Knobs, Lever, Sharding
-from autotrain_mem.spec.plan import Plan, Proposal
-from autotrain_mem.spec.report import Report
-from autotrain_mem.spec.topology import Topology
-from autotrain_mem.spec.trace import Block, Owner, Trace
-from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
+A module is imported when one of its nouns is first asked for: all of them together take longer to import than whatever
+an early refusal looks at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+_NAMES = {
+    "data": "Counting DataProfile DataSummary",
+    "estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
+    "experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
+    "hardware": "Hardware",
+    "job": "Fit Job",
+    "knobs": "Harm Knobs Lever Sharding",
+    "mixed_lengths": "MixedLengths ReservedByOrder ReservedOverSteps",
+    "plan": "Plan Proposal",
+    "report": "Report",
+    "topology": "Topology",
+    "trace": "Block Owner Trace Trained",
+    "work": "Phase StepTime Work Workload",
+}
+"""Module -> the nouns of it that this package offers."""
+
+if TYPE_CHECKING:
+    from autotrain_mem.spec.data import Counting, DataProfile, DataSummary
+    from autotrain_mem.spec.estimate import (
+        Candidate,
+        Estimate,
+        Footprint,
+        MemoryEstimate,
+        ReservedByMode,
+        ReservedEstimate,
+    )
+    from autotrain_mem.spec.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
+    from autotrain_mem.spec.hardware import Hardware
+    from autotrain_mem.spec.job import Fit, Job
+    from autotrain_mem.spec.knobs import Harm, Knobs, Lever, Sharding
+    from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+    from autotrain_mem.spec.plan import Plan, Proposal
+    from autotrain_mem.spec.report import Report
+    from autotrain_mem.spec.topology import Topology
+    from autotrain_mem.spec.trace import Block, Owner, Trace, Trained
+    from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
+else:  # hidden from type checkers, to whom it would say that there is every name
+    from autotrain_mem.lazy_names import lazily_imported
+
+    def __getattr__(name: str) -> object:
+        return lazily_imported(__name__, _NAMES, name)
+
 
 __all__ = [
     "Block",
@@ -30,6 +69,7 @@ __all__ = [
     "Learned",
     "Lever",
     "MemoryEstimate",
+    "MixedLengths",
     "OtherProcess",
     "Owner",
     "Phase",
@@ -39,12 +79,15 @@ __all__ = [
     "Proposal",
     "Report",
     "ReservedByMode",
+    "ReservedByOrder",
     "ReservedEstimate",
+    "ReservedOverSteps",
     "Restart",
     "Sharding",
     "StepTime",
     "Topology",
     "Trace",
+    "Trained",
     "Work",
     "Workload",
 ]

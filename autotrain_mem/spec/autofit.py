@@ -14,12 +14,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem import spec
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
 from autotrain_mem.spec.knobs import BASE_BITS, OWN_SWITCHES, SHARDINGS, Sharding
-from autotrain_mem.spec.plan import Plan
 from autotrain_mem.units import format_bytes, parse_bytes
 
+_PLAN = "a Plan or the path of its file"
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "gpu": ((str,), "a text such as 'rtx4090'"),
     "gpus": ((int, tuple, list), "a whole number, or several to compare"),
@@ -29,11 +30,14 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "effective_batch_size": ((int,), "a whole number"),
     "prompt_length": ((int,), "a whole number"),
     "max_slowdown": ((int, float), "a number"),
+    "within": ((str,), "a text such as '8h' or '90min'"),
+    "budget": ((int, float), "a number"),
+    "prices": ((str, Path), "the path of a file"),
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
     "fsdp_offload_params": ((bool,), "True or False"),
     "accelerate_config": ((str, Path, Mapping), "the path of a file, or its keys"),
-    "plan": ((Plan, str, Path), "a Plan or the path of its file"),
+    "plan": ((str, Path), _PLAN),
     "guard": ((bool,), "True or False"),
     "show": ((bool,), "True or False"),
 }
@@ -41,6 +45,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 _COUNTED = {"gpus": "GPUs", "nodes": "machines"}
 _HEADROOM = "--headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
+_WITHIN = "--within takes a time such as 8h, 90min or 2d."
+_BUDGET = "--budget takes an amount in the currency of the prices: 20 for 20 USD."
 _SLOWDOWN = "--max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
 
 
@@ -81,6 +87,12 @@ class AutoFit:
     """Levers that may not be pulled, by name; any iterable of names is taken."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan slower than so many times the best of the next level of harm is passed over."""
+    within: str | None = None
+    """The whole training is to be done in ``8h``, ``90min`` or ``2d``, as predicted; None: whenever it is."""
+    budget: float | None = None
+    """What the whole training may cost, in the currency of the prices; None: whatever it costs."""
+    prices: str | Path | None = None
+    """A CSV file of what cards are rented for, in the place of the table that comes along."""
     optimizer_offload: bool = False
     """Optimizer state and step on the host."""
     expandable_segments: bool = False
@@ -91,7 +103,7 @@ class AutoFit:
     """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = None
     """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
-    plan: Plan | str | Path | None = None
+    plan: spec.Plan | str | Path | None = None
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""
     pin: Collection[str] = frozenset()
@@ -123,7 +135,9 @@ class AutoFit:
         for name, (kinds, wanted) in _KINDS.items():
             value = getattr(self, name)
             is_other = isinstance(value, bool) and bool not in kinds
-            if value != self.__dataclass_fields__[name].default and (is_other or not isinstance(value, kinds)):
+            if value == self.__dataclass_fields__[name].default or (name == "plan" and _is_plan(value)):
+                continue
+            if is_other or not isinstance(value, kinds):
                 yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or remove it."
 
     def _problems(self) -> Iterable[tuple[str, str]]:
@@ -136,6 +150,10 @@ class AutoFit:
             yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
             yield f"--max_slowdown {self.max_slowdown:g} is no factor by which a plan may be slower", _SLOWDOWN
+        if self.within is not None and read_seconds(self.within) is None:
+            yield f"--within {self.within!r} is no time", _WITHIN
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            yield f"--budget {self.budget:g} is no amount to spend", _BUDGET
         if self.headroom is not None and size_or_share(self.headroom, 1) is None:
             yield f"--headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
         if both := {*self.pin} & {*self.tune}:
@@ -155,7 +173,12 @@ class AutoFit:
             raise UsageError(f"A headroom of {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
         return size_bytes
 
-    def over(self, plan: Plan, *, here: bool) -> AutoFit:
+    @property
+    def within_seconds(self) -> float | None:
+        """Returns ``within`` in seconds; None where it is not given."""
+        return None if self.within is None else read_seconds(self.within)
+
+    def over(self, plan: spec.Plan, *, here: bool) -> AutoFit:
         """Fills what is left open here with what a plan was made with.
 
         Args:
@@ -203,8 +226,16 @@ def as_autofit(given: Any) -> AutoFit:
         return AutoFit()
     if isinstance(given, AutoFit):
         return given
-    meant = "autofit=AutoFit(plan=...)" if isinstance(given, Plan) else 'autofit=AutoFit(gpu="rtx4090")'
+    meant = "autofit=AutoFit(plan=...)" if _is_plan(given) else 'autofit=AutoFit(gpu="rtx4090")'
     raise UsageError(f"autofit takes an AutoFit, not {reprlib.repr(given)}.", hint=f"Write {meant}.")
+
+
+def _is_plan(value: Any) -> bool:
+    if isinstance(value, str | Path):
+        return False
+    from autotrain_mem.spec.plan import Plan  # no command line holds one, and it is a third of what flags import
+
+    return isinstance(value, Plan)
 
 
 def _names(field_name: str, names: Any) -> frozenset[str]:
@@ -224,6 +255,17 @@ def size_or_share(text: str, total_bytes: int) -> int | None:
     except ValueError:
         return None
     return int(total_bytes * share) if math.isfinite(share) else None
+
+
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.IGNORECASE)
+_UNIT_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def read_seconds(text: str) -> float | None:
+    """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for what is no time."""
+    match = _TIME.fullmatch(text)
+    seconds = 0.0 if match is None else float(match[1]) * _UNIT_SECONDS[match[2].lower()]
+    return seconds or None
 
 
 # -- what flags are called in Python ---------------------------------------------------------------------------------
@@ -246,7 +288,7 @@ _OF_TRAINERS = {
     "plan_only": "plan(...)",
 }
 """What is no field of a trainer's config."""
-_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "help", "json", "recipe", "snapshot", "sweep"})
+_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "frontier", "help", "json", "recipe", "snapshot", "sweep"})
 """Flags that Python has no need of, or not."""
 
 

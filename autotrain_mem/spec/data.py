@@ -121,6 +121,13 @@ class DataProfile:
         padded = self.expected_longest(rows, max_length) * kept * (2 if self.shorter_sides else 1)
         return max(0.0, 1 - self.kept_tokens(max_length) / padded) if padded else 0.0
 
+    def kept_lengths(self, max_length: int | None) -> dict[int, int]:
+        """Counts the rows of each length that are trained on, as they are cut."""
+        kept: dict[int, int] = {}
+        for length, rows, limit in self._kept(max_length):
+            kept[min(length, limit)] = kept.get(min(length, limit), 0) + rows
+        return kept
+
     def _kept(self, max_length: int | None) -> list[tuple[int, int, int]]:
         """Lists (length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
         return [

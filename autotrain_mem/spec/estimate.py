@@ -9,8 +9,10 @@ from typing import ClassVar
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.trace import Owner
+from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder
+from autotrain_mem.spec.trace import Owner, Trained
 from autotrain_mem.spec.work import Phase, StepTime, Workload
+from autotrain_mem.units import format_bytes
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
 
@@ -96,9 +98,21 @@ class MemoryEstimate:
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
+    pinned_host_bytes: int = 0
+    """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
+    saved_model_bytes: int = 0
+    """What is written to disk of the model: all weights, or those of the adapter."""
+    saved_state_bytes: int = 0
+    """The optimizer's state, which a checkpoint has beside them."""
+    unquantized_bytes: int = 0
+    """Of a quantized base, the experts that bitsandbytes does not quantize, since they are fused into one tensor."""
     rehearsed_layers: int | None = None
     """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
     model was rehearsed."""
+    mixed_lengths: MixedLengths | None = None
+    """What rows of every length make of it over hours; None where all rows are equally long, or that is not known."""
+    trained: Trained | None = None
+    """How many parameters are trained, of how many; None where no trainer was built."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +130,7 @@ class Estimate:
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
-    >>> found.required_bytes == found.reserved.peak_reserved_bytes + found.outside_bytes
+    >>> found.required_bytes == found.reserved_bytes + found.outside_bytes
     True
     """
 
@@ -162,14 +176,27 @@ class Estimate:
         return self.memory.reserved.of(expandable_segments=self.knobs.expandable_segments)
 
     @property
+    def mixed(self) -> ReservedByOrder | None:
+        """Returns what rows of every length make of these knobs' mode; None where that is not known."""
+        mixed = self.memory.mixed_lengths
+        return None if mixed is None else mixed.of(expandable_segments=self.knobs.expandable_segments)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Returns what the allocator takes at most: for the worst batch, or over steps of rows of every length, where
+        the longest run first, as in every run of this project."""
+        worst_batch = self.reserved.peak_reserved_bytes
+        return worst_batch if self.mixed is None else max(worst_batch, self.mixed.longest_first.last_bytes)
+
+    @property
     def cached_bytes(self) -> int:
         """Computes what the allocator holds at its peak beyond the peak of what tensors take."""
-        return max(0, self.reserved.peak_reserved_bytes - self.memory.peak_allocated_bytes)
+        return max(0, self.reserved_bytes - self.memory.peak_allocated_bytes)
 
     @property
     def required_bytes(self) -> int:
         """Adds up what must fit the budget: reserved bytes, and what lies outside the allocator."""
-        return self.reserved.peak_reserved_bytes + self.outside_bytes
+        return self.reserved_bytes + self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -179,6 +206,18 @@ class Estimate:
     def tokens_per_second(self) -> float:
         """Ranks plans; it is good for no more than that where ``time.assumed`` names another card."""
         return self.time.tokens_per_second
+
+    @property
+    def unquantized(self) -> str:
+        """Says what of a quantized base stays as it was, in a sentence; empty where nothing does."""
+        size_bytes = self.memory.unquantized_bytes
+        if not size_bytes or self.knobs.base_bits is None:
+            return ""
+        return (
+            f"{format_bytes(size_bytes)} of the base are not quantized to {self.knobs.base_bits} bits: bitsandbytes "
+            "quantizes linear layers, and these experts are fused into one tensor a layer, which stays in "
+            f"{self.knobs.dtype}{' (--dtype bfloat16 halves it)' if self.knobs.dtype == 'float32' else ''}"
+        )
 
     def with_expandable_segments(self) -> Estimate:
         """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""
@@ -193,8 +232,6 @@ class Candidate:
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
     >>> any(attempt.fits for attempt in chosen.attempts)
     True
-    >>> [other.level for other in chosen.alternatives if other.fits]
-    ['rounding']
     """
 
     json_form: ClassVar = Form(derived={"fits": "fits"})

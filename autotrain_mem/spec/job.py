@@ -20,13 +20,20 @@ FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 MAX_SLOWDOWN = 4.0
 """Default of ``--max_slowdown``."""
 
+RESTARTS = 3
+"""How many processes in a row may go on with a run: a fourth that gets no further has shown that it is not chance."""
+
 EPOCHS = 3.0
 """transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
 
 AUTO = "auto"
 """Asks for the longest row."""
+MOST = "max"
+"""Asks for as much as fits."""
 NO_LIMIT = "none"
 MAX_LENGTH = "max_length"
+MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
+"""Arguments of which as much as fits can be asked for, each a knob."""
 
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
@@ -59,7 +66,7 @@ class Job:
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
-    json_form: ClassVar = Form(optional=("python_call", "unrecorded", "accelerate"))
+    json_form: ClassVar = Form(optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget"))
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
@@ -83,6 +90,10 @@ class Job:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
     the next level is taken."""
+    within_seconds: float | None = None
+    """How long the whole training may take; None: as long as it does."""
+    budget: float | None = None
+    """What it may cost, in the currency of the prices; None: whatever it does."""
     accelerate: Mapping[str, Any] | None = None
     """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
     python_call: PythonCall | None = None
@@ -97,17 +108,23 @@ class Job:
 
     @property
     def pins_length(self) -> bool:
-        """Tells whether the tokens of a row are given: max_length as a number (or no limit), or the longest prompt."""
+        """Tells whether no row need be read to know how long they get: max_length is a number (or no limit, or as much
+        as fits), or the longest prompt is given."""
         if self.is_online:
             return self.prompt_length is not None
-        return not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
+        return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
     def row_tokens(self) -> int | None:
         """Returns the tokens of the longest row, or prompt, where the job says a number: no wish and not no limit."""
-        if not self.pins_length:
+        if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
+
+    @property
+    def maximized(self) -> str | None:
+        """Names the argument of which as much as fits is asked for; None where there is none."""
+        return next((name for name in MAXIMIZED if self.arguments.get(name) == MOST), None)
 
     @property
     def trl_arguments(self) -> dict[str, Any]:
@@ -131,7 +148,7 @@ class Job:
 
 
 def read_length(text: str) -> int | str | None:
-    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, or None for no limit.
+    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
 
     Raises:
         ValueError: anything else; says what is wrong with it.
@@ -139,20 +156,20 @@ def read_length(text: str) -> int | str | None:
     word = text.strip().lower()
     if word == NO_LIMIT:
         return None
-    if word == AUTO:
+    if word in (AUTO, MOST):
         return word
     if match := _PERCENTILE.fullmatch(word):
         if not 0 < float(match[1]) <= 100:
             raise ValueError(f"{text!r} is no percentile of the rows: they go from above p0 to p100")
         return word
     if not word.isdigit() or int(word) < 1:
-        raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor a percentile such as p99.9")
+        raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
     return int(word)
 
 
 def is_wish(value: Any) -> bool:
-    """Tells whether the data are to say: ``auto`` or a percentile."""
-    return isinstance(value, str) and (value == AUTO or _PERCENTILE.fullmatch(value) is not None)
+    """Tells whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
+    return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
 
 
 def wished_share(value: Any) -> float:
@@ -163,4 +180,4 @@ def wished_share(value: Any) -> float:
 
 def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keeps the arguments that TRL can be given: it knows no length but a number."""
-    return {name: value for name, value in arguments.items() if name != MAX_LENGTH or not is_wish(value)}
+    return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_wish(value)}

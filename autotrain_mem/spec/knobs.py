@@ -42,6 +42,7 @@ class Knobs:
         optional=(
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
+            *("lora_target_modules", "learning_rate"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -51,7 +52,7 @@ class Knobs:
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
     use_peft: bool
-    """LoRA on the frozen base model; rank and targets come from the job's arguments or TRL's defaults."""
+    """LoRA on the frozen base model."""
     dtype: str
     """The dtype that the weights are loaded in: ``float32`` (TRL's default), ``bfloat16``, ``float16`` or ``auto``."""
     optim: str
@@ -72,6 +73,14 @@ class Knobs:
     """Optimizer state and step on the host; the device holds weights and gradients. Ours, not TRL's."""
     expandable_segments: bool = False
     """``PYTORCH_ALLOC_CONF=expandable_segments:True`` for the training process. Ours, not TRL's."""
+    lora_r: int = 16
+    """The rank of the adapter's matrices; without ``use_peft`` it has no effect, as the next two have none."""
+    lora_alpha: int = 32
+    """The adapter's output is multiplied by ``lora_alpha / lora_r``."""
+    lora_target_modules: tuple[str, ...] | None = None
+    """Layers that are adapted, by the ends of their names; None for those that PEFT names for the architecture."""
+    learning_rate: float | None = None
+    """The schedule's peak; None where TRL's parser has not been asked."""
     max_completion_length: int | None = None
     """Tokens of a sampled completion (GRPO, RLOO)."""
     response_length: int | None = None
@@ -144,7 +153,9 @@ LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_para
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
     """Names the knobs worth showing: those that every method has, the method's own, and whatever else is in use."""
     evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
-    told = (*_EVERY, *METHODS[method].knobs, *evaluated)
+    adapter = ("lora_r", "lora_alpha", "lora_target_modules") if knobs.use_peft else ()
+    rate = () if knobs.learning_rate is None else ("learning_rate",)
+    told = (*_EVERY, *adapter, *rate, *METHODS[method].knobs, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     return (*told, *on)
 

@@ -9,7 +9,10 @@ from autotrain_mem.spec.knobs import Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Depths:
-    """Holds three numbers of layers of one model: two to rehearse, and the whole that is extrapolated from them."""
+    """Holds three numbers of layers of one model: two to rehearse, and the whole that is extrapolated from them.
+
+    Chunks of a loss are counted alike.
+    """
 
     short: int
     long: int
@@ -20,6 +23,11 @@ class Depths:
     def __post_init__(self) -> None:
         assert 0 < self.short < self.long <= self.whole
         assert (self.long - self.short) % self.period == (self.whole - self.short) % self.period == 0
+
+    @property
+    def sees_held_back(self) -> bool:
+        """Tells whether the shorter run has layers enough to free what activation offloading holds back."""
+        return self.short > LAYERS_HELD_BACK
 
     @property
     def copies(self) -> int:
@@ -43,11 +51,13 @@ LAYERS_HELD_BACK = 5
 """Activation offloading frees a layer's input as late as this many layers on, when it has been copied
 (``trl/models/activation_offloading.py: OffloadActivations``, max_fwd_stash_size)."""
 
-FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 5
-"""Chunks of a loss to rehearse in the place of all: a first one, a last one, and one or three of those between."""
+FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 6
+"""Chunks of a loss to rehearse in the place of all, with few layers and with more: a first one, a last one, and one or
+four of those between. What chunks do comes in three copies then, and what layers do in ``COPIES``: neither is taken
+for the other."""
 
-FEWEST_LOSS_CHUNKS = 12
-"""A loss with fewer chunks is rehearsed whole: two rehearsals would take longer than one."""
+FEWEST_LOSS_CHUNKS = 8
+"""A loss with fewer chunks is rehearsed whole: no time would be saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +99,19 @@ class ModelFacts:
     """Of the configs of all models of the job: what is known of one is known of its equals."""
     pattern: LayerPattern | None = None
     """How its layers repeat; None where they do not, so that it must be rehearsed whole."""
+    hidden_size: int | None = None
+    """Width of its layers; None where the config does not say."""
     lora_targets: str | tuple[str, ...] | None = None
     """The modules that LoRA adapts where none are named; None where that was not asked."""
+    adapted: str | None = None
+    """What a plan that turns LoRA on lets it adapt, as ``lora_target_modules`` takes it; None where that was not
+    asked."""
+    adapter_width: int | None = None
+    """Parameters of an adapter on these for each of its ranks, about; None where the config does not tell."""
+    parameters: int | None = None
+    """How many it has; None where its config does not tell."""
+    checkpoint_dtype: str | None = None
+    """The dtype that the weights are saved in: ``bfloat16``; None where the config does not say."""
 
     def depths_for(self, knobs: Knobs) -> Depths | None:
         """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed.

@@ -17,6 +17,8 @@ from autotrain_mem.spec.estimate import Candidate, Estimate
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
+from autotrain_mem.spec.most import Most
+from autotrain_mem.spec.price import Price
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
 RECORDED_VARIABLES = frozenset(
@@ -75,7 +77,9 @@ class Plan:
             "tokens_per_second": "estimate.time.known_tokens_per_second",
             "run_seconds": "run_seconds",
             "prompt_length": "prompt_length",
+            "lr_scheduler_type": "schedule",
         },
+        optional=("most", "price"),
     )
 
     job: Job
@@ -94,6 +98,10 @@ class Plan:
     data: DataSummary | None = None
     """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
     proposals: tuple[Proposal, ...] = ()
+    questions: tuple[Proposal, ...] = ()
+    """Levels that do more harm and are much faster, with the flags that take them."""
+    advice: tuple[Proposal, ...] = ()
+    """What would make the training worth more and is the user's to say, since it was the user's word."""
     warnings: tuple[str, ...] = ()
     """What was found before planning that does not end the run, each with its cure; and why a plan that was made
     elsewhere was rehearsed again."""
@@ -111,6 +119,10 @@ class Plan:
     objects: str | None = None
     """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
     config, a loss; empty where that could not be told. None for a job in flags."""
+    most: Most | None = None
+    """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
+    price: Price | None = None
+    """What one such card is rented for, where a budget was to be kept."""
     experience: Experience = field(default_factory=Experience)
     """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
 
@@ -136,11 +148,25 @@ class Plan:
         return self.row_tokens if self.job.is_online else None
 
     @property
+    def schedule(self) -> str:
+        """Names the learning rate's schedule; TRL's is transformers' own (``training_args.py: lr_scheduler_type``)."""
+        given = self.job.arguments.get("lr_scheduler_type", "linear")
+        return str(getattr(given, "value", given)).lower()
+
+    @property
     def run_seconds(self) -> float | None:
         """Computes how long the training will take; None where steps or speed are not known."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds
+
+    @property
+    def cost(self) -> float | None:
+        """Computes what the training will cost, in the price's currency; None where price, steps or speed are not
+        known."""
+        if self.price is None or self.run_seconds is None:
+            return None
+        return self.price.cost(self.run_seconds, cards=self.estimate.hardware.topology.processes)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

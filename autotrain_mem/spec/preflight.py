@@ -32,12 +32,23 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Download:
+    """Says what is still to be fetched before a training can begin."""
+
+    size_bytes: int
+    folder: str
+    """Where it will lie."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
     """Holds what a look at model, tokenizer and data found."""
 
     findings: tuple[Finding, ...]
     parameters: int | None
-    """Of the model; None where its weights are not on this disk."""
+    """Of the model; None where neither files on this disk nor the hub say."""
+    download: Download | None = None
+    """Of its weights; None where they are here, or nobody asked since nothing is trained here."""
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:

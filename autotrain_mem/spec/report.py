@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotrain_mem.spec.codec import Form
+from autotrain_mem.spec.knobs import Knobs
+from autotrain_mem.spec.trace import Trained
 
 REWARD_NAMES = ("reward", "objective/scores")
 """What the mean reward is called in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
@@ -46,11 +48,21 @@ class MemoryReading:
 class Report:
     """Holds one finished run: predicted against measured. Sizes in bytes, time in seconds.
 
-    >>> from autotrain_mem import MemoryReading, Report
+    >>> from autotrain_mem import Knobs, MemoryReading, Report
     >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
     >>> report = Report(
     ...     output_dir="run",
     ...     steps=60,
+    ...     knobs=Knobs(
+    ...         per_device_train_batch_size=4,
+    ...         gradient_accumulation_steps=2,
+    ...         gradient_checkpointing=True,
+    ...         use_peft=False,
+    ...         dtype="bfloat16",
+    ...         optim="adamw_torch_fused",
+    ...     ),
+    ...     schedule="linear",
+    ...     step_tokens=8192.0,
     ...     first_loss=6.3,
     ...     last_loss=1.0,
     ...     predicted_peak_bytes=1010,
@@ -72,6 +84,14 @@ class Report:
     """Optimizer steps that are done, those before a resume included."""
     began_at: int = 0
     """The step of the checkpoint that this training went on from; 0 for the beginning."""
+    knobs: Knobs
+    """The settings that the training ended with."""
+    trained: Trained | None = None
+    """How many parameters were trained, of how many; None where the plan does not say."""
+    schedule: str
+    """The learning rate's, by transformers' name; its peak is one of the knobs."""
+    step_tokens: float
+    """Tokens of an optimizer step as planned for: on average, without padding."""
     first_loss: float | None
     last_loss: float | None
     """None where none was logged, and from :attr:`not_finite_step` on."""

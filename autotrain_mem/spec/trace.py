@@ -53,6 +53,43 @@ class Block:
     """Where it is allocated: 0 is the default stream. The allocator hands a block out again on its own stream only."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """Counts a model's parameters, as they were when the trainer had been built; the elements of quantized weights
+    count, not their bytes.
+
+    >>> from autotrain_mem import Trained
+    >>> round(Trained(parameters=8_798_208, of_parameters=502_830_976, dtype="float32").share, 4)
+    0.0175
+    """
+
+    parameters: int
+    """Those that are trained."""
+    of_parameters: int
+    """All, adapters included."""
+    dtype: str
+    """Of those that are trained, or of most of them."""
+
+    @property
+    def share(self) -> float:
+        """Returns the share of all parameters that is trained."""
+        return self.parameters / max(self.of_parameters, 1)
+
+    @staticmethod
+    def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
+        """Counts those of the whole model, by two copies of few layers: exact, since each layer adds as many.
+
+        Args:
+            copies: By how many periods of layers ``long`` is longer than ``short``.
+            all_copies: By how many the whole is.
+        """
+        if short is None or long is None:
+            return None
+        pairs = (short.parameters, long.parameters), (short.of_parameters, long.of_parameters)
+        parameters, of_parameters = (few + (more - few) * all_copies // copies for few, more in pairs)
+        return Trained(parameters=parameters, of_parameters=of_parameters, dtype=long.dtype)
+
+
 class StreamUse(NamedTuple):
     """Records that a block is used on a stream that is not its own (``torch.Tensor.record_stream``).
 
@@ -66,7 +103,24 @@ class StreamUse(NamedTuple):
     stream: int
 
 
-_NO_COLUMNS = ("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks")
+class LossPass(NamedTuple):
+    """Records one pass over the chunks of a loss, forward or backward."""
+
+    start: int
+    """Index of its first event."""
+    stop: int
+    """Index of the first event behind it."""
+    chunks: int
+    """How many it went over, as it was rehearsed."""
+    operators: int
+    """How many were dispatched in it."""
+
+
+_COUNTS = ("pinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
+_NO_COLUMNS = (
+    *("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks", "loss_passes"),
+    "trained",
+)
 
 
 def _write_trace(trace: Trace) -> dict[str, Any]:
@@ -81,7 +135,7 @@ def _write_trace(trace: Trace) -> dict[str, Any]:
         "module_names": names,
         "streams": _pack("b", (block.stream for block in trace.blocks)),
         "events": _pack("q", trace.events),
-        **{name: to_json(getattr(trace, name)) for name in _NO_COLUMNS},
+        **{name: to_json(getattr(trace, name)) for name in (*_NO_COLUMNS, *_COUNTS)},
     }
 
 
@@ -104,6 +158,9 @@ def _read_trace(values: dict[str, Any]) -> Trace:
         not_counted=tuple(values["not_counted"]),
         work=from_json(Workload, values["work"]),
         loss_chunks=tuple(values["loss_chunks"]),
+        loss_passes=tuple(LossPass(*one) for one in values["loss_passes"]),
+        **{name: values[name] for name in _COUNTS},
+        trained=None if values["trained"] is None else from_json(Trained, values["trained"]),
     )
 
 
@@ -134,6 +191,18 @@ class Trace:
     """What it computed and moved, for the time that it takes."""
     loss_chunks: tuple[int, ...] = ()
     """How many chunks a loss would have had that was rehearsed with fewer: every number that occurred."""
+    loss_passes: tuple[LossPass, ...] = ()
+    """In the order in which they happened; none where the whole was extrapolated."""
+    pinned_bytes: int = 0
+    """What it took of pinned host memory, for activations and an optimizer that are kept there."""
+    saved_model_bytes: int = 0
+    """What was trained, on disk: all weights, or those of the adapter."""
+    saved_state_bytes: int = 0
+    """The optimizer's state, which a checkpoint holds beside."""
+    unquantized_bytes: int = 0
+    """Of a quantized model, what bitsandbytes leaves as it was: experts that are fused into one tensor a layer."""
+    trained: Trained | None = None
+    """None where no trainer was built for it."""
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
         """Yields (phase, +1 for a birth or -1 for a death, block) for every birth and death."""

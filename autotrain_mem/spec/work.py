@@ -104,16 +104,15 @@ class Workload:
             counts[operator] = counts.get(operator, 0.0) + work.count * ratio
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
-    def of_chunks(self, longer: Workload, *, short: int, long: int, whole: int) -> Workload:
-        """Computes the work of all chunks of a loss from runs with ``short`` and ``long``; what chunks do is marked."""
-        fewer, more = ({_operator(work): work.count for work in load.work} for load in (self, longer))
-        work: list[Work] = []
-        for operator in {**fewer, **more}:
-            each = (more.get(operator, 0.0) - fewer.get(operator, 0.0)) / (long - short)
-            beside = fewer.get(operator, 0.0) - each * short
-            parts = (replace(operator, count=beside), replace(operator, count=each * whole, of_chunk=True))
-            work += [part for part in parts if part.count]
-        return replace(self, work=tuple(work))
+    def with_chunks(self, rehearsed: int, whole: int) -> Workload:
+        """Computes the work with all chunks of a loss, of which some were rehearsed, by what is marked as theirs."""
+        grown = (replace(one, count=one.count * whole / rehearsed) if one.of_chunk else one for one in self.work)
+        return replace(self, work=tuple(grown))
+
+    @property
+    def of_chunks(self) -> frozenset[Work]:
+        """Returns what chunks of a loss do, all of them together."""
+        return frozenset(one for one in self.work if one.of_chunk)
 
     def of_rows(self, ratio: float) -> Workload:
         """Scales the work to that many times the rows in a micro-batch: 2.0 for twice as many. Never too slow.

@@ -99,7 +99,7 @@ def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where the ranks of a training find each other, on this machine."""
+    """Names where the ranks of a training find each other, on this machine."""
 
     port: int
     is_ours: bool

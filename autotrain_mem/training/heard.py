@@ -32,7 +32,7 @@ class WaitedFor(Exception):
 
 
 class Heard:
-    """What the ranks of one training send, as one process would.
+    """Passes on what the ranks of one training send, as one process would.
 
     Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents,
     notes and signs of the watch, each once. ``step`` events have the most of what any rank has measured.

@@ -151,7 +151,7 @@ def _started(
 
 
 def _requests(request: Request) -> list[Event]:
-    """What each rank is asked for: the same, each on its own device."""
+    """Returns what each rank is asked for: the same, each on its own device."""
     return [codec.to_json(request.of_rank(rank)) for rank in range(request.knobs.processes)]
 
 

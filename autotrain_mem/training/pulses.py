@@ -40,7 +40,7 @@ class _Rank:
 
 
 class Pulses:
-    """What the ranks of one training have sent so far.
+    """Keeps what the ranks of one training have sent so far.
 
     Args:
         ranks: How many there are.

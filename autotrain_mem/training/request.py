@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autotrain_mem.errors import InterruptedByUser
-from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Phase
+from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Lever, Phase
 from autotrain_mem.training.pulses import SILENT_SECONDS
 
 Task = Literal["train", "probe"]
@@ -41,6 +41,10 @@ class Request:
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """Peak allocated bytes of each phase, by the plan."""
+    level: str = ""
+    """Of harm, by the plan; empty where there is none."""
+    levers: tuple[Lever, ...] = ()
+    """What the plan changed."""
     guarded: bool = True
     """Else it trains as TRL does by itself, and ends when the device is full."""
 

@@ -21,9 +21,6 @@ from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.launch import Event
 
-RESTARTS = 3
-"""The default: a fourth process in a row that gets no further has shown that it is not chance."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stint:

@@ -14,6 +14,7 @@ from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
+from autotrain_mem.spec.trl_flags import TrlFlags
 from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
 
 HIDDEN_CUDA = {
@@ -32,7 +33,7 @@ a large dataset minutes."""
 
 
 class Worker:
-    """A worker process, started at once so that it imports TRL while the parent does other things.
+    """A worker process: ``start`` lets it import TRL while the parent does other things, a question starts it too.
 
     Use it as a context manager. A worker that died or hung is replaced at the next question.
     """
@@ -42,27 +43,35 @@ class Worker:
         # Ours, not the worker's: a process that is killed tidies nothing up. If it is ours, the worker does.
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
+        self._asked = threading.Lock()
+        """Held from a question to its answer: a second one waits its turn."""
         self._over = False
-        self._child = self._start()
+        self._child: Child | None = None
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._child.stop()
+        if self._child is not None:
+            self._child.stop()
         self._scratch.cleanup()
 
     def kill(self) -> None:
         """Ends the process for good, from any thread: whoever waits for an answer is told that it died."""
         with self._lock:
             self._over = True
-            self._child.kill()  # it holds nothing that needs saving
+            if self._child is not None:
+                self._child.kill()  # it holds nothing that needs saving
 
     @property
     def pid(self) -> int:
-        """The process id, for those who watch its memory."""
-        return self._child.pid
+        """The process id, for those who watch its memory; starts the process."""
+        return (self._child or self._living()).pid
+
+    def start(self) -> None:
+        """Starts the process where it is not running, and does not wait for it."""
+        self._living()
 
     def parse(
         self,
@@ -87,10 +96,9 @@ class Worker:
         """The value of one flag by itself: :func:`checks.arguments.read_value`."""
         return self._ask("read_value", method=method, name=name, argv=argv, also_known=list(also_known))
 
-    def help_text(self, method: str) -> str:
-        """TRL's help for the method's flags."""
-        text: str = self._ask("help", method=method)
-        return text
+    def flags(self) -> dict[str, TrlFlags]:
+        """TRL's flags and help texts for every method, which the worker also keeps on disk."""
+        return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         """Asks what the model's config says.
@@ -150,21 +158,35 @@ class Worker:
         point = {"length": length, "compute_capability": compute_capability, "layers": layers, "chunks": chunks}
         return codec.from_json(Trace, self._ask("rehearse", job=job, knobs=knobs, **point))
 
-    def _start(self) -> Child:
+    def _new_child(self) -> Child:
         # Twice: where the worker writes, and what it removes when this process ends without doing so.
         environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
         return Child("autotrain_mem.worker.server", environment, has_children=True)  # those that count tokens
 
     def _living(self) -> Child:
         with self._lock:
-            if not self._child.alive and not self._over:
-                self._child.stop()
-                self._child = self._start()
+            if self._child is None and self._over:
+                raise WorkerDiedError("The rehearsal's process was ended before it began.", hint="Run it again.")
+            if self._child is None or not (self._child.alive or self._over):
+                if self._child is not None:
+                    self._child.stop()
+                self._child = self._new_child()
             return self._child
 
     def _ask(
         self, operation: str, on_progress: Callable[[Counting], None] = lambda counting: None, /, **fields: Any
     ) -> Any:
+        with self._asked:
+            answer = self._answer(operation, on_progress, fields)
+        if "error" in answer:
+            error = errors.from_json(answer)
+            error.__cause__ = _cause(answer)
+            raise error
+        return answer["ok"]
+
+    def _answer(
+        self, operation: str, on_progress: Callable[[Counting], None], fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
         child = self._living()
         try:
             child.send({"operation": operation, **codec.to_json(fields)})
@@ -178,11 +200,7 @@ class Worker:
                 f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
                 hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
             ) from timeout
-        if "error" in answer:
-            error = errors.from_json(answer)
-            error.__cause__ = _cause(answer)
-            raise error
-        return answer["ok"]
+        return answer
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from autotrain_mem.host import cores, host_memory
@@ -19,12 +19,13 @@ MOST = 2
 """A search asks for two rehearsals at a time; a third worker would import for seconds and wait."""
 WORKER_BYTES = 2 * GIB
 """What a worker is given of the host's memory."""
+THREADS = "autofit-worker"
 LOOK_SECONDS = 0.5
 """How long the main thread waits at a time: on Windows Ctrl-C is heard only in between."""
 
 
 class Workers:
-    """Worker processes, all started at once.
+    """Worker processes, which start together: with the first question, or with :meth:`start` before it.
 
     ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
 
@@ -37,14 +38,24 @@ class Workers:
         if count is None:
             room = host_memory().available_bytes // WORKER_BYTES
             count = max(1, min(MOST, room)) if cores() >= MOST else 1
-        self._all = tuple(Worker(time_limit_seconds) for _ in range(count))
+        self._hold(*(Worker(time_limit_seconds) for _ in range(count)))
 
     @classmethod
     def holding(cls, *workers: Worker) -> Workers:
         """Workers that were made elsewhere."""
         self = cls.__new__(cls)
-        self._all = workers
+        self._hold(*workers)
+        self._started = True
         return self
+
+    def _hold(self, *workers: Worker) -> None:
+        self._all = workers
+        self._started = False
+        self._ahead: ThreadPoolExecutor | None = None
+        # Last in, first out: what a worker has met before it answers faster.
+        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
+        for worker in reversed(workers):
+            self._free.put(worker)
 
     def __enter__(self) -> Workers:
         return self
@@ -54,14 +65,24 @@ class Workers:
         with contextlib.ExitStack() as stack:
             for worker in self._all:
                 stack.enter_context(worker)
+        if self._ahead is not None:
+            self._ahead.shutdown()
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def first(self) -> Worker:
-        """The one for questions that need only one: flags, the model's config, the data."""
+        """The one for questions that need only one: flags, the model's config, the data. More follow, so all start."""
+        self.start()
         return self._all[0]
+
+    def start(self) -> None:
+        """Lets all of them import TRL while the parent does other things."""
+        if not self._started:
+            self._started = True
+            for worker in self._all:
+                worker.start()
 
     def kill(self) -> None:
         """Ends all of them at once, and for good: whoever waits for an answer is told that its worker died."""
@@ -74,15 +95,13 @@ class Workers:
         A call that fails lets no further one begin, and those under way come to an end; then the error of the first
         call that failed is raised. What interrupts the waiting itself, Ctrl-C above all, kills the workers for good.
         """
-        if len(calls) < 2 or len(self) < 2:
-            return [call(self.first) for call in calls]
-        free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._all:
-            free.put(worker)
+        if not calls:
+            return []
+        self.start()
         stopped = threading.Event()
 
         def run(call: Callable[[Worker], T]) -> T:
-            worker = free.get()
+            worker = self._free.get()
             try:
                 if stopped.is_set():
                     raise CancelledError
@@ -91,13 +110,12 @@ class Workers:
                 stopped.set()
                 raise
             finally:
-                free.put(worker)
+                self._free.put(worker)
 
-        with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix="autofit-worker") as threads:
+        with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix=THREADS) as threads:
             try:
                 futures = [threads.submit(run, call) for call in calls]
-                while wait(futures, timeout=LOOK_SECONDS).not_done:
-                    pass
+                _wait(futures)
             except BaseException:
                 stopped.set()
                 self.kill()
@@ -107,3 +125,35 @@ class Workers:
             if error is not None and not isinstance(error, CancelledError):
                 raise error
         return [future.result() for future in futures]
+
+    def begin(self, call: Callable[[Worker], T]) -> Future[T]:
+        """Lets a worker that is free begin a call while others are asked; :meth:`result` waits for what comes of it.
+
+        What is asked meanwhile has the other workers; where there is no other, it waits.
+        """
+        self.start()
+        worker = self._free.get()
+
+        def run() -> T:
+            try:
+                return call(worker)
+            finally:
+                self._free.put(worker)
+
+        if self._ahead is None:
+            self._ahead = ThreadPoolExecutor(len(self), thread_name_prefix=THREADS)
+        return self._ahead.submit(run)
+
+    def result(self, begun: Future[T]) -> T:
+        """Waits for a call that was begun; raises what it raised. Ctrl-C kills the workers, as in :meth:`map`."""
+        try:
+            _wait([begun])
+        except BaseException:
+            self.kill()
+            raise
+        return begun.result()
+
+
+def _wait(futures: Sequence[Future[T]]) -> None:
+    while wait(futures, timeout=LOOK_SECONDS).not_done:
+        pass

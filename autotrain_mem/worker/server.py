@@ -23,7 +23,20 @@ from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
 from autotrain_mem.spec import Job, Knobs, Trace, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
+from autotrain_mem.spec.trl_flags import TrlFlags
+from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.worker.deferred_compile import deferred_compile
+from autotrain_mem.worker.kept_flags import keep_flags, kept_names
 from autotrain_mem.worker.scratch_folders import ScratchFolders
+
+
+def flags() -> dict[str, TrlFlags]:
+    """Writes down TRL's flags and help texts, and keeps them on disk."""
+    from autotrain_mem.checks.arguments import flag_tables
+
+    tables = flag_tables()
+    keep_flags(Store(cache_folder()), tables)
+    return tables
 
 
 def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
@@ -32,7 +45,9 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.compatibility import why_no_flash_attention
     from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
+    from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
+    from autotrain_mem.methods.parameter_count import parameters
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
@@ -45,7 +60,12 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         digest=config_digest(job, config),
         flash_attention=why_no_flash_attention(job, config, compute_capability),
         pattern=pattern_of(job, config),
+        hidden_size=getattr(config.get_text_config(), "hidden_size", None),
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
+        adapted=planned_targets(config),
+        adapter_width=adapter_width(config),
+        parameters=parameters(config.to_dict()),
+        checkpoint_dtype=checkpoint_dtype(config),
     )
 
 
@@ -75,15 +95,21 @@ def preflight(
     """Finds what can be known to go wrong with a job, and how many parameters its weights' files hold."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import collect
-    from autotrain_mem.checks.model import parameters_on_disk, read_config
+    from autotrain_mem.checks.model import read_config
     from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
+    from autotrain_mem.checks.weights import download, item_bytes, parameters_on_disk
 
     config = read_config(job)
     facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
     setup = setup_of(job, config, scratch, compute_capability=compute_capability, **facts)
     findings = collect(table.PREFLIGHT, setup, UNFORESEEN)
-    parameters = parameters_on_disk(job.model, config, revision=job.arguments.get("model_revision"))
-    return Preflight(findings=findings, parameters=parameters)
+    revision = job.arguments.get("model_revision")
+    parameters, missing = parameters_on_disk(job.model, config, revision), None
+    if to_train and parameters is None and job.python_call is None:
+        missing = download(job.model, config, revision)
+        is_plain = getattr(config, "quantization_config", None) is None
+        parameters = missing.size_bytes // item_bytes(config) if missing and is_plain else None
+    return Preflight(findings=findings, parameters=parameters, download=missing)
 
 
 def rehearse(
@@ -109,7 +135,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "parse": ("Reading the flags", "autotrain_mem.checks.arguments:parse"),
     "accept": ("Reading the config", "autotrain_mem.checks.arguments:accept"),
     "read_value": ("Reading a flag", "autotrain_mem.checks.arguments:read_value"),
-    "help": ("Reading TRL's help", "autotrain_mem.checks.arguments:help_text"),
+    "flags": ("Reading TRL's flags", flags),
     "describe": ("Reading the model's config", describe),
     "layers_to_name": ("Looking for the model's layers", layers_to_name),
     "check": ("Checking the job", check),
@@ -150,10 +176,17 @@ def import_ahead() -> None:
 
     Whatever is wrong with the installed libraries is told by the first question that needs them.
     """
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), deferred_compile():
         from trl import SFTTrainer  # noqa: F401
 
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
+
+
+def keep_flags_ahead() -> None:
+    """Writes TRL's flags down, once for an installation, while another worker is asked the first questions."""
+    with contextlib.suppress(Exception):
+        if kept_names(Store(cache_folder())) is None:
+            flags()
 
 
 _OF_GROUP = frozenset(
@@ -187,6 +220,8 @@ def main() -> None:
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
     import_ahead()
+    if not channel.is_asked:
+        keep_flags_ahead()
     while True:
         channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": codec.to_json(counting)})))
 

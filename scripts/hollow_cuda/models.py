@@ -10,8 +10,11 @@ from typing import Any
 from gpu_records.models import MODELS
 
 SMALL = "qwen2-small"
+SHALLOW = "qwen2-8-layers"
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     **MODELS,
+    # Qwen2.5-0.5B with a third of its layers, for trainings of many steps.
+    SHALLOW: (MODELS["qwen2-0.5b"][0], {**MODELS["qwen2-0.5b"][1], "num_hidden_layers": 8}),
     # Small enough to be rehearsed in seconds, wide enough for large blocks to make the peak.
     SMALL: (
         "Qwen2Config",

@@ -136,7 +136,7 @@ class Golden:
             level=level,
             required_mib=int(required),
             budget_mib=int(budget),
-            knobs=Knobs(**json.loads(knobs)),
+            knobs=codec.from_json(Knobs, json.loads(knobs)),
             levers=tuple(levers),
         )
 

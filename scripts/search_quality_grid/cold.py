@@ -74,7 +74,17 @@ class Cold:
         is_whole = known.memory.rehearsed_layers is None and _native(known.knobs) in self._confirmed
         return (self._whole if is_whole else self._few).tokens_per_second(known, knobs)
 
-    def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        return estimate
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        """By the number of parameters."""
+        return self._few.exceeds(knobs)
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Begins nothing: what is asked is counted, not timed."""
+
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
         """Not looked for: it is only shown."""
         return ()
 

@@ -19,8 +19,11 @@ from autotrain_mem.spec import Estimate, Knobs, codec
 
 RATIO = 0.99
 """Of the grid's best tokens per second, what the choice must have."""
-ASKED_AT_ONCE = 4
-"""Points rehearsed between two lines of progress: two for each of two workers."""
+ASKED_AT_ONCE = 2
+"""Micro-batches of one setting that are rehearsed together, one for each of two workers."""
+FAR_TOO_LARGE = 1.25
+"""Of the budget: what needs more with some rows fits with no more rows. Reserved bytes are not strictly monotone in
+rows, but far within this."""
 
 Told = Callable[[str], None]
 
@@ -102,13 +105,21 @@ def _found(space: Space, predictor: Predictor) -> Found | None:
 
 
 def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[Estimate]:
-    """Each setting with and without checkpointing at every micro-batch, each with the segments that it may have."""
-    points = [knobs for line in lines(space, level) for knobs in line]
-    may_expand, rest, done = allowed(LEVERS[EXPANDABLE], space), iter(points), list[Estimate]()
-    while some := list(islice(rest, ASKED_AT_ONCE)):
-        done += predictor.rehearse(some, whole=False)
-        told(f"{level.name}: {len(done)} of {len(points)} points")
-    return [_roomier(each) if may_expand else each for each in done]
+    """Each setting with and without checkpointing at every micro-batch, each with the segments that it may have.
+
+    Of each setting the rows grow until they need far too much.
+    """
+    every = [sorted(line, key=lambda knobs: knobs.per_device_train_batch_size) for line in lines(space, level)]
+    may_expand, done, left_out = allowed(LEVERS[EXPANDABLE], space), list[Estimate](), 0
+    for line in every:
+        rest = iter(line)
+        while some := list(islice(rest, ASKED_AT_ONCE)):
+            estimates = predictor.rehearse(some, whole=False)
+            done += [_roomier(each) if may_expand else each for each in estimates]
+            if done[-1].required_bytes > FAR_TOO_LARGE * done[-1].budget_bytes:
+                left_out += len(list(rest))
+            told(f"{level.name}: {len(done)} of {sum(map(len, every)) - left_out} points")
+    return done
 
 
 def _roomier(estimate: Estimate) -> Estimate:

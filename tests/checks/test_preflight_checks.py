@@ -14,8 +14,8 @@ from autotrain_mem.checks import compatibility, table
 from autotrain_mem.checks import preflight as preflight_checks
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.compatibility import why_no_flash_attention
-from autotrain_mem.checks.model import parameters_on_disk
 from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
+from autotrain_mem.checks.weights import parameters_on_disk
 from autotrain_mem.quickstart import data
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.spec import Job

@@ -88,6 +88,9 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         (folder / name).mkdir()
     (folder / "broken").mkdir()
     (folder / "broken" / "rows.jsonl").write_text("text: a\n")
+    (folder / "mixed").mkdir()
+    (folder / "mixed" / "chats.jsonl").write_text('{"text": "a"}\n')
+    (folder / "mixed" / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     (folder / "my_rewards.py").write_text(REWARDS)
     (folder / "broken_rewards.py").write_text("import a_package_that_nobody_has\n")
     # the tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded

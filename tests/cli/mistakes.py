@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "config_too_deep": (2, "sft --config too_deep.yaml", "'nested too deeply'"),
     "config_too_large": (2, "sft --config too_large.yaml", "'larger than 256.0 KiB' --dataset"),
     "config_month_13": (2, "sft --config month_13.yaml", "month_13.yaml 'month must be in 1..12'"),
-    "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size int abc"),
+    "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size max abc"),
     # -- cards
     "no_gpu": (10, "sft --model tiny", "CUDA_VISIBLE_DEVICES --plan_only --simulate --use_cpu"),
     "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", "rtx3060 --plan_only --simulate"),
@@ -127,6 +127,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "data_cut_line": (32, f"{PLAN} --dataset cut_line.jsonl", "cut_line.jsonl 'line 2, column 9'"),
     "data_lines_of_json": (32, f"{PLAN} --dataset lines.json", "lines.json 'line 3, column 10'"),
     "data_in_folder": (32, f"{PLAN} --dataset broken", "broken/rows.jsonl 'line 1, column 1'"),
+    "data_folder_of_different_columns": (
+        32,
+        f"{PLAN} --dataset mixed",
+        "'not have the same columns' 'one file' mixed/chats.jsonl mixed/pairs.jsonl",
+    ),
     "data_not_json": (32, f"{PLAN} --dataset not_json.jsonl", "not_json.jsonl 'line 3, column 10'"),
     "data_not_an_object": (32, f"{PLAN} --dataset not_an_object.jsonl", "not_an_object.jsonl 'line 2'"),
     "data_not_utf8": (32, f"{PLAN} --dataset not_utf8.jsonl", "not_utf8.jsonl UTF-8 'line 2'"),
@@ -282,6 +287,12 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "sweep_csv_and_json": (2, f"{SWEEP} max_length=4,32 --csv --json", "--csv --json"),
     "sweep_all_refused": (22, f"{SWEEP} max_length=100000,200000", "100000 2048"),
     "csv_of_a_plan": (2, f"{PLAN} --csv", "--csv 'autofit estimate METHOD' --json"),
+    # -- limits
+    "never_in_time": (
+        43,
+        "plan sft --model tiny --gpu rtx3060 --max_length 16 --fit lossless --max_steps 10000000 --within 1min",
+        "'--within 1 min' --max_steps rtx3060",
+    ),
     # -- the environment
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16", "expandable_segments:yes True PYTORCH_ALLOC_CONF"),
     "allocator_of_env_block": (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.cli import commands
+from autotrain_mem.cli import asked
 from autotrain_mem.quickstart import data
 from autotrain_mem.units import MIB
 from tests.forked import Forge
@@ -62,7 +62,7 @@ def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
                 trained("reward")
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
-                commands.train(method, f"{SHARED.format(method=method)} {OWN[method]}".split())
+                asked.run("train", method, f"{SHARED.format(method=method)} {OWN[method]}".split())
             return json.loads(said.getvalue()), files / "trained" / method
 
         yield trained

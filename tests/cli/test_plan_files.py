@@ -59,7 +59,7 @@ def test_flags_given_beside_a_plan_are_laid_over_its_words_and_it_is_rehearsed_o
     before, after = Plan.load(plan), Plan.load(again)
     given = {"model_name_or_path": f"{files}/tiny", "learning_rate": 1e-5, "max_length": 32}
     assert after.job.arguments == before.job.arguments | given
-    assert after.knobs == replace(before.knobs, max_length=32)
+    assert after.knobs == replace(before.knobs, max_length=32, learning_rate=1e-5)
     assert (after.job.model, after.estimate.hardware.name) == (f"{files}/tiny", "rtx3060")
     assert all(changed in after.warnings[-1] for changed in ("max_length 64 -> 32", "300MiB -> rtx3060"))
 

@@ -23,6 +23,7 @@ SETTLED = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "o
 def workers(forge: Forge) -> Iterator[Workers]:
     with forge.children():
         started = Workers(1)
+        started.start()
     with started:
         yield started
 

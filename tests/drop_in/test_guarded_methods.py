@@ -5,6 +5,7 @@ import gc
 import inspect
 import logging
 import pickle
+import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, t
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
 
-KNOBS = replace(TRL_DEFAULTS, max_length=64, **SETTLED)
+KNOBS = replace(TRL_DEFAULTS, max_length=64, learning_rate=None, **SETTLED)
 EVERY = SETTLED | {
     "max_steps": 3,
     "logging_steps": 1,
@@ -140,6 +141,23 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
     assert ours.evaluate()["eval_loss"] == pytest.approx(trls.evaluate()["eval_loss"], rel=1e-4)
     assert [incident.phase for incident in ours.plan.experience.incidents] == [Phase.EVALUATE]
     assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
+
+
+def test_a_training_keeps_what_the_longest_rows_left_in_the_cache_and_says_what_empties_it(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers, warnings = list[str](), list[str]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: callers.append(sys._getframe(1).f_code.co_name))
+    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "eval_accumulation_steps": 1}
+    trainer = sft(tiny_qwen, tmp_path, max_steps=1, torch_empty_cache_steps=1, **evaluates)
+    trainer.train()
+    assert any("eval_loss" in entry for entry in trainer.state.log_history)
+    assert "evaluation_loop" not in callers
+    assert [warning for warning in warnings if "torch_empty_cache_steps 1 gives back" in warning] == warnings
+    assert len(warnings) == 1
+    trainer.evaluate()
+    assert "evaluation_loop" in callers, "without a training it is TRL's"
 
 
 def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:

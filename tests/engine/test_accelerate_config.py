@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from autotrain_mem.engine.accelerate_config import launch_warnings, with_accelerate
-from autotrain_mem.engine.request import Wish
+from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec.autofit import AutoFit
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotrain_mem.engine.recover.run_figures import RunFigures
-from autotrain_mem.spec import Report
+from autotrain_mem.spec import Report, codec
 from tests.report.report_examples import PLAN
 
 END = {"event": "end", "interrupted": False, "losses": [], "rewards": [], "seconds": 2.0}
@@ -64,6 +64,13 @@ def test_the_peak_is_that_of_all_processes_with_the_same_settings(before: int, a
     ended = reported(*first, restart(), start(4), steps=4, peak=1)
     assert ended.measured is not None
     assert ended.measured.peak_allocated_bytes == before, "the last process only wrote the model"
+
+
+def test_a_report_says_what_was_trained_with_the_settings_that_the_training_ended_with() -> None:
+    report = reported(start(0), steps=9, peak=1)
+    assert (report.knobs, report.trained) == (PLAN.knobs, PLAN.estimate.memory.trained)
+    assert (report.schedule, report.step_tokens) == ("linear", PLAN.estimate.time.tokens)
+    assert codec.to_json(report)["knobs"]["lora_r"] == 16
 
 
 def test_a_finished_run_that_is_resumed_has_trained_nothing() -> None:

@@ -1,6 +1,6 @@
 """One plan as a search would make it, and its job: QLoRA of an 8B model on a card of 24 GB."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from nouns import TRL_DEFAULTS
@@ -50,7 +50,10 @@ def job(method: str = "sft", **changes: Any) -> Job:
 
 def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
     """Not found by a search: what it says is all there."""
-    own = replace(knobs, **OF_METHOD.get(made_for.method, {}))
+    asked = {name: tuple(each) if isinstance(each, list) else each for name, each in made_for.arguments.items()}
+    given = {each.name: asked[each.name] for each in fields(Knobs) if each.name in asked}
+    rate = {"learning_rate": made_for.method_facts.defaults["learning_rate"]}
+    own = replace(knobs, **{**rate, **OF_METHOD.get(made_for.method, {}), **given})
     estimate = Estimate(
         knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes(), time=StepTime(tokens=0.0)
     )

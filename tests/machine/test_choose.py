@@ -7,6 +7,7 @@ import pytest
 
 from autotrain_mem.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.machine import choose as module
+from autotrain_mem.machine import measure
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.spec.hardware import Hardware
@@ -40,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
         return replace(card, source=f"measured{environment.get('CUDA_VISIBLE_DEVICES', '')}")
 
     monkeypatch.setattr(module, "detect", seen)
-    monkeypatch.setattr(module, "measured", measured)
+    monkeypatch.setattr(measure, "measured", measured)
     return gpus
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,16 +11,19 @@ from autotrain_mem.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.host import HostMemory
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.machine.host_requirements import Load, room_findings
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.spec import Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate
+from autotrain_mem.spec.preflight import Download, Finding, settle
 from autotrain_mem.units import GIB
 
 BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB
 
 
+OF_RUN = ("processes", "held_bytes", "memory", "offloads", "download")
+
+
 def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
-    of_run = {name: words.pop(name) for name in ("processes", "held_bytes") if name in words}
+    of_run = {name: words.pop(name) for name in OF_RUN if name in words}
     job_words = {name: words.pop(name) for name in ("fit", "forbid") if name in words}
     job = Job(method="sft", model="m", dataset=None, arguments=words, **job_words)
     folder = pathlib.Path("out")
@@ -55,11 +59,12 @@ def test_on_a_cpu_the_least_form_of_the_weights_must_find_room(words: dict[str, 
 
 
 def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
-    one = load(**FULL, optimizer_offload=True)
+    one = load(**FULL, optimizer_offload=True, offloads=("optimizer_offload",))
     needed = 4 * 28 * BILLIONS  # weight, gradient and two moments
     assert not looked_at(one, memory=needed)
     (finding,) = looked_at(one, memory=needed - 1)
     assert "--optim adamw_8bit" in finding.cure
+    assert "--forbid optimizer_offload" in finding.cure
     assert not looked_at(load(optimizer_offload=True, use_peft=True), memory=1)
     assert not looked_at(load(**FULL), memory=1 * GIB), "a card's weights pass through the host one by one"
 
@@ -109,8 +114,67 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
     )
     assert not looked_at(adapter, memory=14 * BILLIONS)
     assert looked_at(adapter, memory=14 * BILLIONS - 1)
-    offloaded = load(**FULL, optimizer_offload=True, sharding="ddp", processes=2)
+    offloaded = load(**FULL, optimizer_offload=True, offloads=("optimizer_offload",), sharding="ddp", processes=2)
     assert [each.kind for each in looked_at(offloaded, memory=2 * 4 * 28 * BILLIONS - 1)] == ["error"]
+
+
+def rehearsed(**bytes_of: int) -> MemoryEstimate:
+    """What a rehearsal of an adapter tells of host and disk."""
+    mode = ReservedEstimate(
+        peak_allocated_bytes=1,
+        peak_reserved_bytes=1,
+        peak_limited_bytes=1,
+        slack_bytes=0,
+        num_alloc_retries=0,
+        largest_refused_bytes=None,
+    )
+    return MemoryEstimate(
+        peak_allocated_bytes=1,
+        peak_phase=Phase.SAVE,
+        phases={Phase.SAVE: 1},
+        owners_at_peak={},
+        modules_at_peak=(),
+        reserved=ReservedByMode(native=mode, expandable_segments=mode),
+        not_counted=(),
+        rehearsal_seconds=1.0,
+        **bytes_of,
+    )
+
+
+def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> None:
+    memory = rehearsed(pinned_host_bytes=6 * GIB, saved_model_bytes=GIB, saved_state_bytes=2 * GIB)
+    activations = {"memory": memory, "offloads": ("activation_offloading",), "use_peft": True}
+    assert not looked_at(load(**activations), memory=6 * GIB)
+    (finding,) = looked_at(load(**activations), memory=6 * GIB - 1)
+    assert finding.error == "HostMemoryError"
+    assert finding.message.startswith("--activation_offloading takes 6.00 GiB of host memory (activations, in pinned")
+    assert "--forbid activation_offloading; or fewer rows at once" in finding.cure
+    both = activations | {"offloads": ("activation_offloading", "optimizer_offload"), "optimizer_offload": True}
+    assert not looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB), "and the optimizer's state"
+    (finding,) = looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB - 1)
+    assert "and activations, in pinned" in finding.message
+
+
+def test_an_adapters_checkpoints_are_counted_once_it_was_rehearsed() -> None:
+    adapter = {"memory": rehearsed(saved_model_bytes=GIB, saved_state_bytes=2 * GIB), "use_peft": True}
+    assert not looked_at(load(**adapter), disk=4 * GIB)
+    (finding,) = looked_at(load(**adapter), disk=4 * GIB - 1)
+    assert (finding.kind, "takes 4.00 GiB" in finding.message) == ("error", True)
+    (finding,) = looked_at(load(**adapter, steps=5000), disk=7 * GIB)
+    assert "enough for 2 of 10 checkpoints of 3.00 GiB" in finding.message
+
+
+def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=20 * GIB))
+    at_hand = Download(size_bytes=20 * GIB, folder=str(tmp_path / "not" / "made"))
+    assert not looked_at(load(download=at_hand, use_peft=True))
+    (finding,) = looked_at(load(download=replace(at_hand, size_bytes=20 * GIB + 1), use_peft=True))
+    assert (finding.error, "HF_HOME" in finding.cure) == ("ModelNotFoundError", True)
+    one = replace(load(download=at_hand, **FULL), output_dir=tmp_path / "run")
+    (finding,) = looked_at(one)
+    assert "and the trained model 26.1 GiB on the same disk" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a policy": (fsdp(version=2, auto_wrap_policy="WRAP_IT"), "TRANSFORMER_BASED_WRAP"),
     "activations on the host": (
         fsdp(version=2, activation_checkpointing=True, activation_checkpointing_offload=True),
-        "--activation_offloading",
+        "fsdp_activation_checkpointing alone",
     ),
     "no weights": (fsdp(version=1, sync_module_states=False), "fsdp_sync_module_states: true"),
     "no block": ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": 3}, "indented keys"),

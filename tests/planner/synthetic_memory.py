@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from nouns import TRL_DEFAULTS
 
@@ -41,12 +42,12 @@ PPO = replace(TRL, max_length=None, response_length=53, local_rollout_forward_ba
 
 
 def space_of(
-    *, longest: int | None = None, context_length: int | None = None, defaults: Knobs = TRL, **words: object
+    *, longest: int | None = None, context_length: int | None = None, defaults: Knobs = TRL, **words: Any
 ) -> Space:
     """``space_of(per_device_train_batch_size=4, fit="lossless")``: a job in the user's words, made a space."""
     of_job = ("method", "effective_batch_size", "fit", "forbid", "max_slowdown")
     limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
-    job = Job(model="toy-1B", dataset=None, arguments=words, **limits)  # type: ignore[arg-type]
+    job = Job(model="toy-1B", dataset=None, arguments=words, **limits)
     return make_space(defaults, job, ModelFacts(context_length=context_length, is_quantized=False), longest=longest)
 
 
@@ -64,6 +65,8 @@ class LinearMemory:
     parameters: int = 1_000_000_000
     activation_bytes: int = 600_000
     """Per token, without checkpointing; a sixth with it."""
+    counts_parameters: bool = False
+    """Whether it tells what exceeds the card by that number alone."""
     loss_bytes: int = 200_000
     """Per token, in the backward pass."""
     evaluated_bytes: int = 0
@@ -108,7 +111,17 @@ class LinearMemory:
         misjudged = 1.0 if known.knobs.sharding == knobs.sharding else self.misjudged
         return self.time(replace(knobs, **kept)).tokens_per_second * misjudged
 
-    def would_fit(self, estimate: Estimate) -> Sequence[str]:
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        return estimate
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        weights = self.parameters * (4 if knobs.dtype == "float32" else 2)
+        return self.counts_parameters and not knobs.base_bits and weights * (2 - knobs.use_peft) > self.budget_bytes
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Rehearses nothing ahead."""
+
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
         return self.cards
 
     def estimate(self, knobs: Knobs) -> Estimate:

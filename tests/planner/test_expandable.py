@@ -14,6 +14,7 @@ from autotrain_mem.planner.search import search
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs
 from autotrain_mem.spec.estimate import candidate
+from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.units import GIB
 
 SAVED = 0.02
@@ -45,6 +46,27 @@ def test_they_are_turned_on_where_native_segments_do_not_fit_for_no_rehearsal_an
         "with segments of fixed size it needs 19.5 GiB, the budget is 19.1 GiB: "
         "segments that grow page by page leave fewer gaps between tensors: the same training"
     )
+
+
+class Fragmenting(LinearMemory):
+    """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        def order(more_bytes: int, *, expandable: bool) -> ReservedByOrder:
+            peak = estimate.memory.reserved.of(expandable_segments=expandable).peak_reserved_bytes
+            over = ReservedOverSteps(reserved_bytes=(peak + more_bytes,) * 3, num_alloc_retries=(0, 0, 0))
+            return ReservedByOrder(any_order=over, longest_first=over)
+
+        both = MixedLengths(native=order(2 * GIB, expandable=False), expandable_segments=order(0, expandable=True))
+        return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
+
+
+def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> None:
+    needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(ONE_POINT.base)
+    found = search(ONE_POINT, Fragmenting(budget_bytes=needed.required_bytes + GIB, unmapped=SAVED))
+    (lever,) = found.levers
+    assert lever.name == EXPANDABLE
+    assert lever.why.startswith("with segments of fixed size, over hours with rows of every length, it needs 21.5 GiB")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
 
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.adapter import ADAPTED
 from autotrain_mem.planner.changes import against
 from autotrain_mem.planner.explore import TIE
 from autotrain_mem.planner.levels import SHORTER_ROWS, levels
@@ -102,7 +103,8 @@ def test_a_plan_was_rehearsed_once_for_exactly_its_knobs_fits_and_keeps_to_the_u
     assert knobs in [attempt.knobs for attempt in found.attempts]
     assert knobs.effective_batch_size == space.effective_batch_size
     assert all(getattr(knobs, name) == getattr(space.base, name) for name in space.pinned)
-    assert not {TUNED_BY[lever.name] for lever in found.levers if lever.harm is not Harm.NONE} & space.forbid
+    pulled = [lever.name for lever in found.levers if lever.harm is not Harm.NONE and lever.name not in ADAPTED]
+    assert not {TUNED_BY[name] for name in pulled} & space.forbid
     assert harm_of(found) <= {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}[space.fit]
 
 
@@ -190,13 +192,12 @@ def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need_if_that_w
     model = LinearMemory(budget_bytes=4 * GIB, cards=("an L4",))
     found = search(space_of(), model)
     below = ["lossless", "rounding", "rounding, offloading"]  # float32 weights are beyond the card, wherever state is
-    assert [rival.level for rival in found.alternatives] == [*below, "LoRA on an 8-bit base"]
+    assert [rival.level for rival in found.alternatives] == below  # an 8-bit base would gain nothing
     named = {level.name: level for level in levels(space_of())}
     for rival in found.alternatives[:3]:
         least = candidate(model.estimate(least_demanding(space_of(), named[rival.level])))
         assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
         assert rival.would_fit == ("an L4",)
-    assert found.alternatives[3].would_fit == ()
     # Weights of two bytes are beyond this card: what an adapter on them would need at least was never asked.
     found = search(space_of(), LinearMemory(budget_bytes=int(1.6 * GIB)))
     rehearsed = {attempt.knobs for attempt in found.attempts}
@@ -241,9 +242,9 @@ def test_a_slow_plan_is_taken_where_the_whole_model_leaves_no_faster_one() -> No
     assert found.estimate.fits
 
 
-@given(spaces(), budgets, st.floats(-0.05, 0.05))
+@given(spaces(), budgets, st.floats(-0.02, 0.02))
 @settings(max_examples=60, deadline=None)
-def test_plan_and_larger_neighbour_are_rehearsed_whole_however_wrong_copies_are(
+def test_a_plan_is_rehearsed_whole_and_its_larger_neighbour_is_worse_whatever_copies_say(
     space: Space, budget: int, amiss: float
 ) -> None:
     model = replace(model_of(space, budget), copied_layers=3, amiss=amiss)
@@ -257,9 +258,9 @@ def test_plan_and_larger_neighbour_are_rehearsed_whole_however_wrong_copies_are(
     whole = {replace(knobs, expandable_segments=False) for knobs in model.whole_calls}
     assert replace(found.estimate.knobs, expandable_segments=False) in whole
     if found.level != SHORTER_ROWS and (larger := neighbour(space, found)) is not None:
-        assert larger in whole
-        tried = next(each for each in found.attempts[::-1] if replace(each.knobs, expandable_segments=False) == larger)
-        assert not tried.fits or (tried.tokens_per_second or 0) <= found.estimate.tokens_per_second * (1 + TIE)
+        assert any(replace(each.knobs, expandable_segments=False) == larger for each in found.attempts)
+        truth = model.estimate(larger)
+        assert not truth.fits or truth.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
     assert list(found.attempts) == heard
     assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
     assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)
@@ -271,7 +272,7 @@ def test_a_choice_that_the_whole_model_overturns_makes_way_for_the_next_smaller(
     exact = LinearMemory(budget_bytes=26 * GIB, longest=1024, copied_layers=3)
     astray = replace(exact, amiss=0.05, calls=[], whole_calls=[])
     assert search(space, astray).estimate.knobs == search(space, exact).estimate.knobs
-    assert len(exact.whole_calls) == 2
+    assert len(exact.whole_calls) == 1
 
 
 def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
@@ -281,8 +282,9 @@ def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
         *[("gradient_checkpointing", True, False, "the activations fit without recomputing them, which is faster")],
         ("dtype", "float32", "bfloat16", "the base model is frozen and loses no update to rounding"),
         ("use_peft", False, True, "full fine-tuning needs at least 4.35 GiB, the budget is 4.00 GiB"),
+        *[("learning_rate", 2e-5, 2e-4, found.levers[-1].why)],
     ]
-    assert found.levers[-1].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
+    assert found.levers[-2].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
 
 
 def test_a_need_that_reads_as_the_budget_is_told_by_what_is_missing() -> None:
@@ -300,8 +302,9 @@ def test_a_lever_pulled_for_speed_says_so() -> None:
     ratio = 1 / (passed.ratio or 1)
     assert ratio > MAX_SLOWDOWN
     whys = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
-    assert whys
-    assert all(why.startswith(f"without it a plan fits that takes {ratio:.1f} times as long: ") for why in whys)
+    assert f"without it a plan fits that takes {ratio:.1f} times as long" in {why.partition(": ")[0] for why in whys}
+    measured = r"without it (a plan fits that takes|the same fits at|\d+ rows? at once needs?) [\d.]+ .*: "
+    assert all(re.match(measured, why) for why in whys)
 
 
 @given(
@@ -332,4 +335,26 @@ def test_rounding_is_not_excused_by_what_another_kind_of_rounding_needs() -> Non
     floor = least_demanding(space, levels(space)[0])
     (why, *_) = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
     needed = format_bytes(model.estimate(floor).required_bytes)
-    assert why.startswith(f"without rounding it needs at least {needed}, the budget is 14.5 GiB: ")
+    assert re.match(
+        rf"without (it 1 row at once|rounding it) needs (at least )?{needed}, the budget is 14.5 GiB: ", why
+    )
+
+
+def test_what_parameters_alone_exceed_is_asked_while_the_choice_is_confirmed_and_changes_no_plan() -> None:
+    space, model = space_of(), LinearMemory(budget_bytes=5 * GIB, copied_layers=2)
+    counting = replace(model, counts_parameters=True, calls=[], whole_calls=[])
+    found, quicker = search(space, model), search(space, counting)
+    assert (quicker.level, quicker.estimate, quicker.levers) == (found.level, found.estimate, found.levers)
+    assert [each.level for each in quicker.alternatives] == [each.level for each in found.alternatives]
+    assert counting.exceeds(model.calls[0])
+    assert not counting.exceeds(counting.calls[0])
+    assert any(counting.exceeds(knobs) for knobs in counting.calls), "what the level would need is told all the same"
+
+
+def test_a_level_that_fits_though_parameters_said_no_is_taken() -> None:
+    class Misled(LinearMemory):
+        def exceeds(self, knobs: Knobs) -> bool:
+            return not knobs.use_peft
+
+    roomy = LinearMemory(budget_bytes=80 * GIB)
+    assert search(space_of(), Misled(budget_bytes=80 * GIB)).estimate == search(space_of(), roomy).estimate

@@ -20,7 +20,7 @@ def rows_of(space: Space) -> list[int]:
 def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pinned() -> None:
     space = space_of()
     assert (space.base, space.pinned, space.effective_batch_size) == (TRL, frozenset(), 8)
-    assert space_of(learning_rate=1e-4, dtype="bfloat16").pinned == {"dtype"}
+    assert space_of(weight_decay=0.1, dtype="bfloat16").pinned == {"dtype"}
 
 
 @pytest.mark.parametrize(

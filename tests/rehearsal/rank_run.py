@@ -13,7 +13,7 @@ from real_run import Case, trained
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
-from autotrain_mem.spec import Trace, codec
+from autotrain_mem.spec import Phase, Trace, codec
 from autotrain_mem.spec.codec import from_json
 
 SECONDS = 120
@@ -63,11 +63,12 @@ def moves_in_order(trace: Trace, above_bytes: int) -> list[tuple[str, int, int]]
     """Phase, bytes (negative for a death) and stream of every block above a size, in order.
 
     Deaths that follow each other, with no birth between, stand by size: autograd frees a node's tensors in any order.
+    Saving is left out: the ranks that really train here save nothing.
     """
     order: list[tuple[str, int, int]] = []
     deaths: list[tuple[str, int, int]] = []
     for phase, sign, block in trace.walk():
-        if block.size_bytes <= above_bytes:
+        if block.size_bytes <= above_bytes or phase is Phase.SAVE:
             continue
         if sign < 0:
             deaths.append((phase.value, -block.size_bytes, block.stream))

@@ -202,7 +202,7 @@ def test_a_long_generation_takes_no_more_steps_than_a_short_one() -> None:
 
 
 def test_steps_are_left_out_of_a_long_generation_but_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "Budget", lambda: skipped_decode_steps.Budget(events=4000))
+    monkeypatch.setattr(generation, "Budget", lambda layers: skipped_decode_steps.Budget(layers=layers, events=4000))
     real, fake = (run("qwen2", 2, 6, 60, do_sample=True) for run in (really, rehearsed))
     assert len(fake.events) < 4000 < len(real.events)
     assert fake.peak_bytes == real.peak_bytes

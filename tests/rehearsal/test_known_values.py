@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 
@@ -19,7 +20,7 @@ class Rehearsal:
     """Fake tensors with known values among them, under a recorder, as the stage sets them up."""
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = QuickFakeMode()
         self.values = KnownValues(self.mode)
         self.recorder = Recorder(self.values.run)
 

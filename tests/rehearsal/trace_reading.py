@@ -7,16 +7,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.utils import import_utils
 
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Block, Trace
 
-REAL_AND_FAKE = pytest.mark.parametrize(
-    "tensors", [nullcontext, lambda: FakeTensorMode(allow_non_fake_inputs=True)], ids=["real", "fake"]
-)
+REAL_AND_FAKE = pytest.mark.parametrize("tensors", [nullcontext, QuickFakeMode], ids=["real", "fake"])
 
 
 def sizes(trace: Trace) -> list[int]:
@@ -39,7 +37,7 @@ def recorded_step(
     fake: bool,
 ) -> tuple[Trace, Any, Any]:
     """Builds a model under some rules and records a step with it: the record, the step's result, and the model."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    mode = QuickFakeMode() if fake else nullcontext()
     with mode, rules, patch.object(import_utils, "is_fake_tensor", lambda value: False):
         values = KnownValues(mode) if fake else None
         model = build()

@@ -24,7 +24,9 @@ from autotrain_mem.spec import (
     ReservedEstimate,
     StepTime,
     Topology,
+    Trained,
 )
+from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import GIB, MIB
 
@@ -84,6 +86,10 @@ OWNERS = {
 }
 
 
+TRAINED = Trained(parameters=18_464_768, of_parameters=1_562_179_072, dtype="float32")
+ALL_TRAINED = Trained(parameters=1_543_714_304, of_parameters=1_543_714_304, dtype="float32")
+
+
 def reserved(
     peak_bytes: int, *, slack_bytes: int = 0, retries: int = 0, refused_bytes: int | None = None
 ) -> ReservedEstimate:
@@ -131,7 +137,7 @@ ASSUMED_TIME = replace(TIME, assumed="a100-80gb")
 
 
 def estimate(hardware: Hardware = RTX3060, *, scale: float = 1.0, knobs: Knobs = CHOSEN) -> Estimate:
-    made = memory(scale=scale)
+    made = memory(scale=scale, trained=TRAINED if knobs.use_peft else ALL_TRAINED)
     if hardware.origin == "cpu":  # which has no caching allocator
         allocated = reserved(made.peak_allocated_bytes)
         made = replace(made, reserved=ReservedByMode(native=allocated, expandable_segments=allocated))
@@ -386,6 +392,17 @@ PPO_PLAN = replace(
     row_tokens=311,
 )
 
+
+def over_steps(*sizes_gib: float) -> ReservedOverSteps:
+    return ReservedOverSteps(reserved_bytes=tuple(int(size * GIB) for size in sizes_gib), num_alloc_retries=(0, 0, 0))
+
+
+MIXED = MixedLengths(
+    native=ReservedByOrder(any_order=over_steps(9.1, 9.9, 10.3), longest_first=over_steps(8.4, 8.5, 8.6)),
+    expandable_segments=ReservedByOrder(any_order=over_steps(7.6, 7.6, 7.7), longest_first=over_steps(7.7, 7.7, 7.7)),
+)
+"""What rows of every length make of the plan's reserved bytes."""
+
 AS_GIVEN = replace(
     UNCHANGED_PLAN, level="as given", estimate=estimate(scale=1.5), attempts=(), data=None, optimizer_steps=None
 )
@@ -409,6 +426,10 @@ MEASURED = MemoryReading(
 REPORT = Report(
     output_dir="runs/[first] try",
     steps=120,
+    knobs=CHOSEN,
+    trained=TRAINED,
+    schedule="linear",
+    step_tokens=TIME.tokens,
     first_loss=2.3142,
     last_loss=1.8701,
     predicted_peak_bytes=7_970_198_528,

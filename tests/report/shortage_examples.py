@@ -1,10 +1,13 @@
 """Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from report_examples import OWNERS, PLAN, RTX3060
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 
-from autotrain_mem.report.console import error_view
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.report.error import error_text
 from autotrain_mem.report.shortage import explained
 from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.spec.shortage import Shortage
@@ -40,8 +43,19 @@ MISHAP = replace(
     SIMULATED, phase=Phase.SAVE, free_bytes=6 * GIB, reserved_bytes=5 * GIB, allocated_bytes=5 * GIB, measured={}
 )
 
+
+@dataclass(frozen=True)
+class ErrorView:
+    """An error as wide as a console, among the views that rich prints."""
+
+    error: AutofitError
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(error_text(self.error, options.max_width))
+
+
 VIEWS = {
-    "error_shortage_simulated": error_view(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
-    "error_shortage_real": error_view(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
-    "error_shortage_unclear": error_view(explained(MISHAP, PLAN, None)),
+    "error_shortage_simulated": ErrorView(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
+    "error_shortage_real": ErrorView(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
+    "error_shortage_unclear": ErrorView(explained(MISHAP, PLAN, None)),
 }

@@ -23,7 +23,8 @@ from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.errors import TrainingError
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.console import error_view, gpus_view, report_view
+from autotrain_mem.report.console import gpus_view, report_view
+from autotrain_mem.report.error import error_text, print_error
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.gpu_comparison import CardsProgress
@@ -208,10 +209,29 @@ def test_bars_are_ascii_where_the_output_is() -> None:
 
 def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_name() -> None:
     error = TrainingError("no such file: runs/[bold]x[/bold]", hint="[red]flag[/red]")
-    assert "runs/[bold]x[/bold]" in rendered(error_view(error))
-    assert "[red]flag[/red]" in rendered(error_view(error))
+    assert error_text(error) == "error: no such file: runs/[bold]x[/bold]\n  [red]flag[/red]\n"
     assert "runs/[first] try" in rendered(VIEWS["report"])
-    assert rendered(error_view(TrainingError(""))) == "error: TrainingError\n"
+    assert error_text(TrainingError("")) == "error: TrainingError\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TrainingError("It does not fit.", hint="--plan_only  plans for that card and trains nothing")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file, terminal = io.StringIO(), Terminal()
+    print_error(error, file)
+    print_error(error, terminal)
+    assert file.getvalue() == "error: It does not fit.\n  --plan_only  plans for that card and trains nothing\n"
+    assert terminal.getvalue() == (
+        "\x1b[1;31merror: \x1b[0mIt does not fit.\n"
+        "  --plan_only  plans for that card and\n               trains nothing\n"
+    )
 
 
 HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smile:"
@@ -221,7 +241,7 @@ HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smi
 @pytest.mark.parametrize(
     "view",
     [
-        error_view(TrainingError(HOSTILE, hint=f"--model  {HOSTILE}")),
+        error_text(TrainingError(HOSTILE, hint=f"--model  {HOSTILE}")),
         plan_view(replace(examples.PLAN, level=HOSTILE, warnings=(HOSTILE,))),
         explain_view(replace(examples.PLAN, job=replace(examples.PLAN.job, model=HOSTILE))),
         f"note: {HOSTILE}",

@@ -18,7 +18,8 @@ from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
 from autotrain_mem.engine.rehearsals import job_key
-from autotrain_mem.engine.request import PlanHints, Wish, with_plan
+from autotrain_mem.engine.request import PlanHints, with_plan
+from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import OutputFolderError, PlanFileError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.plan import plan_view
@@ -28,8 +29,10 @@ from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.knobs import Knobs
+from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.plan import read_plan
 from autotrain_mem.spec.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
+from autotrain_mem.spec.price import Price
 from autotrain_mem.units import GIB, MIB
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
@@ -94,7 +97,12 @@ def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 PLACES = list(places(WRITTEN))
 FREE = [("job", "arguments"), ("job", "environment"), ("versions",)]
 """Objects with keys of the user's or of the installation's."""
-KEYED = [path for path in PLACES if isinstance(path[-1], str) and path[:-1] not in FREE]
+KEYED = [
+    path
+    for path in PLACES
+    if isinstance(path[-1], str) and path[:-1] not in FREE and path[-1] not in Knobs.json_form.optional
+]
+"""What every plan has."""
 
 
 def parent(values: Any, path: tuple[Any, ...]) -> Any:
@@ -226,7 +234,7 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
     assert "secret" not in json.dumps([codec.to_json(replace(PLAN, job=job)), job_key(job)])
     assert job_key(job) != job_key(replace(job, environment=dict.fromkeys(names, "other")))
     shown = rendered(plan_view(replace(PLAN, job=job)), 160)
-    assert "env      TOKENIZERS_PARALLELISM=false DATABASE_URL=... GITHUB_PAT=..." in shown
+    assert "env       TOKENIZERS_PARALLELISM=false DATABASE_URL=... GITHUB_PAT=..." in shown
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "HF_ENDPOINT", "SOME_VARIABLE"])
@@ -277,6 +285,15 @@ def test_what_is_written_is_valid_with_each_optional_part_and_without_it() -> No
         assert {each[name] is None for each in written} == {True, False}, name
     for name in ("levers", "attempts", "alternatives", "proposals", "warnings", "allocator"):
         assert {bool(each[name]) for each in written} == {True, False}, name
+
+
+def test_limits_of_time_and_money_are_written_with_the_price_and_read_again(tmp_path: Path) -> None:
+    price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
+    most = Most(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
+    limited = replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
+    limited.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == limited
+    VALIDATOR.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
 
 
 def test_no_field_may_be_missing_of_another_type_or_new() -> None:

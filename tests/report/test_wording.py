@@ -1,5 +1,6 @@
 """Single facts in words, the lines that methods differ in, and what was tried."""
 
+import re
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -14,9 +15,11 @@ from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.report import formatting
+from autotrain_mem.report.console import report_view
+from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.spec import Harm, Job, Knobs, OtherProcess, Owner, Phase, Probe, codec
+from autotrain_mem.spec import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
@@ -49,6 +52,47 @@ def test_one_of_anything_is_told_in_the_singular() -> None:
 )
 def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], said: str) -> None:
     assert said in rendered(plan_view(replace(PLAN, data=None, **changes)), 160)
+
+
+def test_the_hours_after_have_a_line_where_they_are_known_in_the_order_that_trains() -> None:
+    memory = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
+    known = replace(PLAN, estimate=replace(PLAN.estimate, memory=memory))
+    line = "reserve up to 8.60 GiB in 1,000 steps, the longest first; 10.3 GiB in any order, which is TRL's own\n"
+    assert line in rendered(plan_view(known), 160)
+    expanded = replace(known, estimate=replace(known.estimate, knobs=examples.EXPANDED))
+    assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(plan_view(expanded), 160)
+    assert "1,000 steps" not in rendered(plan_view(PLAN))
+
+
+def test_every_view_says_what_is_trained_and_how_it_learns_in_the_same_words() -> None:
+    trained = (
+        "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
+    )
+    learns = {
+        "linear; 935 steps of 64 rows": plan_view(PLAN),
+        "linear; 120 steps of 4 x 16 rows": report_view(examples.REPORT),
+        "steps of 4 x 16 rows": estimate_view(examples.estimate()),
+    }
+    for steps, view in learns.items():
+        text = rendered(view, 160)
+        assert f"{trained}\n" in text
+        assert re.search(rf"learning rate 2e-05[,;] {re.escape(steps)}, about 8,184 tokens each\n", text)
+
+
+def test_an_adapter_names_its_targets_and_a_whole_model_has_none() -> None:
+    lora = replace(CHOSEN, lora_r=64, lora_target_modules=("all-linear",))
+    assert formatting.trains(lora, None) == "LoRA of rank 64, alpha 32, on all linear layers"
+    some = replace(lora, lora_target_modules=("q_proj", "o_proj"))
+    assert formatting.trains(some, None).endswith("on q_proj o_proj")
+    assert formatting.trains(TRL_DEFAULTS, None) == "the whole model"
+
+
+def test_targets_read_the_same_from_a_plan_and_from_its_file() -> None:
+    change = examples.lever("lora_target_modules", None, ("all-linear",), Harm.WHAT_IS_TRAINED, "why")
+    read = codec.from_json(Lever, codec.to_json(change))
+    texts = [rendered(plan_view(replace(PLAN, levers=(each,)))) for each in (change, read)]
+    assert texts[0] == texts[1]
+    assert "lora_target_modules  none -> all-linear" in texts[0]
 
 
 def test_a_settings_name_stands_whole_beside_its_mark() -> None:

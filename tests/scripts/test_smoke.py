@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ import gpu_records.runs
 import hollow_cuda.child
 import hollow_cuda.runs
 import hollow_cuda.values
+import mixed_runs
 import pytest
 from gpu_records.card import CudaCard
 from gpu_records.cases import make, small
@@ -34,6 +36,8 @@ from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
 from survival_cases import against, command, faults, jobs, material, together
 
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.estimator.mixed_lengths import reserved_after
 from autotrain_mem.recipe_files import recipe
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.spec import Knobs, codec
@@ -319,6 +323,20 @@ def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkey
     assert "levels passed over that hold a plan 0" in ran.out
 
 
+def test_quality(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps teach nothing: full fine-tuning and a bare adapter end alike, which misses a bar."""
+    quality = script("quality")
+    smallest = quality.names.Size(layers=1, pretraining_steps=1, steps=2, rows=40, held_out=4)
+    monkeypatch.setattr(quality.names, "SIZE", smallest)
+    monkeypatch.setattr(quality.names, "TRAINED_TEXTS", 20)
+    rounded = quality.names.groups()["rounding"][1:3]
+    monkeypatch.setattr(quality.names, "groups", lambda: {"adapters": quality.names.BARRED, "rounding": rounded})
+    ran = quality.run("--seeds", 1, "--processes", 1)
+    assert ran.code == 1
+    assert "LoRA as it comes: at least 1." in ran.out
+    assert "%" in ran.out.partition("bfloat16")[2].splitlines()[0]
+
+
 def test_recipes(
     script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,8 +368,9 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
         ran = speed.run("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
     assert ran.code == 1
     assert "estimate sft Llama-3.1-8B LoRA 2 x 4096" in ran.out
-    assert "  warm, and beyond start-up" in ran.out
+    assert "  the same plan again" in ran.out
     assert " rehearsals" in ran.out
+    assert "an unknown card" in ran.out
 
 
 def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,3 +449,19 @@ def test_quickstart(tmp_path: pathlib.Path) -> None:
     )
     assert first[-1:] == second == ["autofit quickstart --steps 3"]
     assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 2
+
+
+def test_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real run that is kept, and as much was predicted; then one that took a tenth more."""
+    hours = script("hours")
+    pair = mixed_runs.rehearsed(mixed_runs.LONGEST), mixed_runs.rehearsed(mixed_runs.SHORTER)
+    tokens = [200, 700, 1000, 400, 300, 900, 200, 640, 1000, 333]
+    reserved = reserved_after(*pair, tokens, AllocatorSettings(), longest_first=False)
+    monkeypatch.setattr(hours.names, "build", Hollow)
+    monkeypatch.setattr(hours.names, "rehearsed", lambda *_: pair)
+    monkeypatch.setattr(hours.names.api, "Worker", nullcontext)
+    (tmp_path / "hours").mkdir()
+    for share, code in ((1.0, 0), (1.1, 1)):
+        rows = [{"tokens": each, "reserved": int(share * size)} for each, size in zip(tokens, reserved, strict=True)]
+        (tmp_path / "hours" / "dpo-lora-1024-checkpointing-10.json").write_text(json.dumps(rows))
+        assert hours.run("--cache", tmp_path, "--steps", 10, "--only", "dpo-lora-1024-checkpointing").code == code

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem import spec
 from autotrain_mem.methods.table import methods_where
 from autotrain_mem.spec import (
     Candidate,
@@ -182,3 +183,8 @@ def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
 def test_anything_else_is_refused_with_its_own_words(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read_length(text)
+
+
+def test_every_noun_that_the_package_offers_is_found_in_its_module() -> None:
+    assert sorted(" ".join(spec._NAMES.values()).split()) == sorted(spec.__all__)
+    assert all(hasattr(spec, name) for name in spec.__all__)

@@ -1,6 +1,6 @@
 """Work and step time as values: over the wire, and from copies of few layers to the whole depth."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -33,28 +33,20 @@ def test_few_layers_tell_the_work_of_many() -> None:
 
 def chunks(count: int, rows: int = 8) -> Workload:
     """Layers that grow with the rows, and a loss that reads its head once for each chunk."""
-    layer, chunk = work(4.0, flops=100 * rows), work(2.0 * count, flops=7)
+    layer, chunk = work(4.0, flops=100 * rows), replace(work(2.0 * count, flops=7), of_chunk=True)
     return Workload(work=(layer, chunk), micro_steps=2, optimizer_steps=1)
 
 
-def test_few_chunks_tell_the_work_of_all_and_which_work_is_theirs() -> None:
-    whole = chunks(3).of_chunks(chunks(5), short=3, long=5, whole=64)
-    assert {(each.flops, each.of_chunk): each.count for each in whole.work} == {(800, False): 4.0, (7, True): 128.0}
-
-
-def test_an_operator_of_chunks_that_also_runs_beside_them_is_told_apart() -> None:
-    def load(count: int) -> Workload:
-        return Workload(work=(work(10.0 + 2.0 * count),))
-
-    whole = load(3).of_chunks(load(5), short=3, long=5, whole=20)
-    assert {each.of_chunk: each.count for each in whole.work} == {False: 10.0, True: 40.0}
+def test_few_chunks_tell_the_work_of_all() -> None:
+    whole = chunks(3).with_chunks(3, 64)
+    assert whole == chunks(64)
+    assert {(each.flops, each.count) for each in whole.of_chunks} == {(7, 128.0)}
 
 
 @pytest.mark.parametrize("ratio", [0.125, 0.5, 2.0])
 def test_more_rows_are_more_chunks_and_larger_layers(ratio: float) -> None:
-    rows, depth = int(8 * ratio), {"short": 3, "long": 5}
-    whole = chunks(3).of_chunks(chunks(5), **depth, whole=64)
-    other = chunks(3, rows).of_chunks(chunks(5, rows), **depth, whole=8 * rows)
+    rows = int(8 * ratio)
+    whole, other = chunks(64), chunks(8 * rows, rows)
     assert total_flops(whole.of_rows(ratio)) == total_flops(other)
     (chunk,) = [each for each in whole.of_rows(ratio).work if each.of_chunk]
     assert (chunk.fixed_bytes, chunk.launches) == (20, 1)
@@ -63,6 +55,6 @@ def test_more_rows_are_more_chunks_and_larger_layers(ratio: float) -> None:
 
 
 def test_without_a_mask_attention_computes_half_and_nothing_else_changes() -> None:
-    attention = dataclasses.replace(work(), kind=Kind.ATTENTION)
+    attention = replace(work(), kind=Kind.ATTENTION)
     found = Workload(work=(attention, work())).without_mask().work
     assert [each.flops for each in found] == [50, 100]

@@ -17,9 +17,10 @@ from autotrain_mem.errors import (
     TrainingError,
 )
 from autotrain_mem.spec import Knobs, Learned, codec
+from autotrain_mem.spec.job import RESTARTS
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
-from autotrain_mem.training.supervisor import RESTARTS, Change, Stint, supervise
+from autotrain_mem.training.supervisor import Change, Stint, supervise
 
 END = {"event": "end", "interrupted": False}
 SMALLER = Change(

@@ -41,6 +41,9 @@ class FakeWorker:
     def __exit__(self, *_: object) -> None:
         """Has nothing to end."""
 
+    def start(self) -> None:
+        """Is there at once."""
+
     def kill(self) -> None:
         self.over.set()
 
@@ -96,7 +99,20 @@ def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.Monke
         assert len(one) == 1
         assert one.map([]) == []
         assert one.map([asking(1), asking(2)]) == [1, 2]
-        assert fakes(one)[0].asked_by == [threading.get_ident()] * 2, "no threads"
+        begun = one.begin(asking(3, 0.2))
+        assert one.map([asking(4)]) == [4], "it waits for the one that was begun"
+        assert one.result(begun) == 3
+
+
+def test_a_call_that_was_begun_has_a_worker_to_itself_while_others_are_asked(workers: Workers) -> None:
+    begun = workers.begin(asking(1, 0.4))
+    assert workers.map([asking(2), asking(3)]) == [2, 3]
+    assert not begun.done()
+    assert workers.result(begun) == 1
+    assert sorted(len(each.asked_by) for each in fakes(workers)) == [1, 2]
+    failing = workers.begin(asking(4, fails="no"))
+    with pytest.raises(RehearsalError):
+        workers.result(failing)
 
 
 def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended_and_no_further_one_begins(

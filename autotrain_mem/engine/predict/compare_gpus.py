@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autotrain_mem.engine.predict.limits import limits_of
+from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
 from autotrain_mem.errors import UsageError
-from autotrain_mem.planner.search import Found, find
+from autotrain_mem.machine.prices import price_of
+from autotrain_mem.planner.most import find_most
+from autotrain_mem.planner.search import NO_LIMITS, Found, climb, make_memo
 from autotrain_mem.spec import Candidate, Footprint, Hardware
-from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.spec.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, CardVerdict
 
 
 def compare_cards(
@@ -35,15 +40,17 @@ def compare_cards(
     refusals = [each for each in judged if isinstance(each, UsageError)]
     if refusals and len(refusals) == len(ordered):
         raise refusals[0]
-    return Cards(verdicts=tuple(_verdict(card, each) for card, each in zip(ordered, judged, strict=True)))
+    return Cards(
+        verdicts=tuple(_verdict(rehearsals, lengths, card, each) for card, each in zip(ordered, judged, strict=True))
+    )
 
 
-def _verdict(card: Hardware, best: Found | UsageError | None) -> CardVerdict:
-    if isinstance(best, UsageError):
-        return CardVerdict(hardware=card, refusal=best.message)
-    if best is None:
-        return CardVerdict(hardware=card, refusal=NOTHING_FITS)
-    return CardVerdict(hardware=card, level=best.level, estimate=best.estimate)
+def _verdict(rehearsals: Rehearsals, lengths: Lengths, card: Hardware, best: Found | UsageError | str) -> CardVerdict:
+    price = price_of(card, rehearsals.prices)
+    if isinstance(best, Found):
+        steps = optimizer_steps(rehearsals.job, best.estimate.knobs, lengths)
+        return CardVerdict(hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=price)
+    return CardVerdict(hardware=card, refusal=best if isinstance(best, str) else best.message, price=price)
 
 
 def _judged(
@@ -52,12 +59,24 @@ def _judged(
     lengths: Lengths,
     shared: dict[Any, Footprint],
     on_attempt: Callable[[Hardware, Candidate], None],
-) -> Found | UsageError | None:
-    """The plan for one card, why it is refused there, such as a kernel that the card has not, or None."""
+) -> Found | UsageError | str:
+    """The plan for one card, why it is refused there, such as a kernel that the card has not, or why there is none."""
     try:
         rehearsals = rehearsals.on(card)
+        if rehearsals.job.budget is not None and rehearsals.price is None:
+            return NO_PRICE
         facts = rehearsals.describe()
+        name = rehearsals.job.maximized
+        question = None if name is None else question_of(rehearsals, facts, lengths, name)
+        space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
+        limits = limits_of(rehearsals, space.base, lengths)
         predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
-        return find(rehearsals.space(facts, lengths), predictions, lambda attempt: on_attempt(card, attempt))
+        memo = make_memo(space, predictions, lambda attempt: on_attempt(card, attempt))
+        if question is None:
+            best = climb(space, memo, limits or NO_LIMITS)
+        else:
+            best = find_most(question, memo, limits or NO_LIMITS)
+        refusals = [] if limits is None else limits.refusals
+        return best or next(reversed(refusals), NOTHING_FITS)
     except UsageError as error:
         return error

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.engine.predict.limits import limits_of
+from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.predict.suggestions import with_other_methods
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.planner.advice import advice, questions
+from autotrain_mem.planner.most import search_most
 from autotrain_mem.planner.precision import why_fp16
 from autotrain_mem.planner.proposals import FLASH_ATTENTION, context_cut, proposals
-from autotrain_mem.planner.search import Found, search
+from autotrain_mem.planner.search import NO_LIMITS, Found, search
 from autotrain_mem.spec import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
 from autotrain_mem.spec.data import summary
-from autotrain_mem.spec.job import EPOCHS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.versions import versions_key
@@ -37,15 +40,22 @@ def searched(
 
     Raises:
         DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
+        LimitError: what fits takes longer, or costs more, than the user allows.
         RehearsalError, BatchSplitError, ContextLengthError.
     """
-    space = rehearsals.space(facts, lengths)
+    name = rehearsals.job.maximized
+    question = None if name is None else question_of(rehearsals, facts, lengths, name)
+    space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
+    limits = limits_of(rehearsals, space.base, lengths)
+    predictions = Predictions(rehearsals, facts, lengths, footprints)
 
     def least_needed(other: Job, knobs: Knobs) -> Estimate:
         return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
 
     try:
-        return search(space, Predictions(rehearsals, facts, lengths, footprints), on_attempt)
+        if question is None:
+            return search(space, predictions, on_attempt, limits or NO_LIMITS)
+        return search_most(question, predictions, on_attempt, limits or NO_LIMITS)
     except DoesNotFitError as error:
         raise with_other_methods(error, rehearsals.job, space, least_needed) from error
 
@@ -78,36 +88,19 @@ def make_plan(
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
-        warnings=tuple(filter(None, (cut, lengths.why_not))),
+        warnings=tuple(filter(None, (cut, lengths.why_not, best.estimate.unquantized))),
+        questions=questions(best.level, best.estimate.knobs, best.alternatives),
+        advice=advice(job, knobs, rehearsals.defaults, facts),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
         seconds=round(seconds, 3),
         row_tokens=row_length(job, knobs, lengths.longest),
         versions=versions_key(),
         model_digest=facts.digest,
         allocator=environment_setting(job.environment),
+        most=best.most,
         objects=None if job.python_call is None else job.python_call.digest,
+        price=None if job.budget is None else rehearsals.price,
     )
-
-
-def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
-    """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
-
-    As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
-    Packing leaves the tokens and changes the rows.
-    """
-    asked = job.arguments.get("max_steps", -1)
-    if isinstance(asked, int) and asked > 0:
-        return asked
-    profile = lengths.profile
-    if profile is None:
-        return None
-    epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
-    rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
-    if knobs.packing and knobs.max_length:
-        rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
-    if job.is_online:
-        rows *= knobs.num_generations or 1
-    return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
 
 
 def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:

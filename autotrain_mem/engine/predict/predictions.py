@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from autotrain_mem.engine.predict.depth_extrapolation import Copies, Point
+from autotrain_mem.engine.predict.depth_extrapolation import Point, traces_of_copies
+from autotrain_mem.engine.predict.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.shared_work import shared_work
+from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planner.levers import SWITCHES
-from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, codec
+from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
 from autotrain_mem.spec.hardware import kernel_class
+from autotrain_mem.spec.mixed_lengths import MixedLengths
 from autotrain_mem.spec.model import Depths, ModelFacts
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.client import Worker
@@ -23,6 +27,8 @@ from autotrain_mem.worker.client import Worker
 LEAST_RECOMPUTED = 0.3
 """Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
 work in the smallest models."""
+TRACES_KEPT = 6
+"""Of the last rehearsals, for what is asked of a plan once it is chosen; each takes some megabytes."""
 
 
 class Predictions:
@@ -50,8 +56,9 @@ class Predictions:
         self._lengths = lengths
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
-        self._has_shared = False
-        self._copies = Copies(rehearsals.workers, self._trace, has_chunks=rehearsals.job.method_facts.has_chunked_loss)
+        self._begun: dict[Any, Future[Trace]] = {}
+        """Rehearsals of the whole model that were foreseen and not asked for yet."""
+        self._traces: dict[Any, Trace] = {}
         self._kernels = kernel_class(rehearsals.compute_capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
@@ -61,17 +68,31 @@ class Predictions:
         few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
         unclear = self._rehearse_few_layers(few)
         full = [knobs for knobs in missing if knobs not in few or knobs in unclear]
-        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in full])
-        for knobs, trace in zip(full, traces, strict=True):
-            self._keep(knobs, trace, None)
+        self._rehearse_whole([knobs for knobs in full if self._key(knobs, None) not in self._begun])
+        for knobs in full:
+            if begun := self._begun.pop(self._key(knobs, None), None):
+                self._keep(knobs, self._rehearsals.workers.result(begun), None)
         return [judge(self._rehearsals, knobs, self._there(knobs, whole), self._lengths) for knobs in points]
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
+        if self._facts.parameters is None or knobs.base_bits or knobs.processes > 1:
+            return False
+        copies = 1 if knobs.use_peft else 2
+        least = self._facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
+        return least + self._rehearsals.outside_bytes(knobs) > self._rehearsals.budget_bytes
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Lets a worker begin on the whole model of a point that is going to be asked for."""
+        key = self._key(knobs, None)
+        if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
+            self._begun[key] = self._rehearsals.workers.begin(partial(self._trace, knobs, None, None))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
         where processes share the model otherwise."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
-        # The copies' where there are some: it tells which work is done for each chunk of the loss.
-        work = (self._known(known.knobs, False) or self._there(known.knobs, True)).work
+        work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:
             work = shared_work(work, known, knobs)
         if rows == 1 < known_rows and not knobs.packing:
@@ -83,13 +104,74 @@ class Predictions:
         seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 
-    def would_fit(self, estimate: Estimate) -> tuple[str, ...]:
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
         """The next larger cards of the catalog, and more of this one."""
-        return would_fit(self._rehearsals, estimate, None if self._has_shared else self._shared)
+        return would_fit(self._rehearsals, estimate, self._shared if rehearsed else None)
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        """Adds what rows of every length make of a plan's reserved bytes; as it is where that is not known."""
+        knobs, rehearsals = estimate.knobs, self._rehearsals
+        batches = batches_of(rehearsals.job, knobs, self._lengths) if self._confirms and rehearsals.caches else None
+        if batches is None or estimate.memory.mixed_lengths is not None:
+            return estimate
+        rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
+        key = ("over steps", self._key(knobs, None))
+        if key not in self._footprints:  # a search that is repeated after a probe asks again
+            memory = replace(rehearsed.memory, mixed_lengths=self._replayed(knobs))
+            self._footprints[key] = replace(rehearsed, memory=memory)
+        return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
+
+    def _replayed(self, knobs: Knobs) -> MixedLengths | None:
+        known, capacity_bytes = self._mixed(knobs, None), self._rehearsals.room(knobs).capacity_bytes
+        if known is not None and capacity_bytes is not None and exceeds(known, capacity_bytes):
+            return self._mixed(knobs, capacity_bytes)
+        return known
+
+    def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
+        store, key = self._rehearsals.footprint_store, self._stored_key(knobs, None)
+        profile = self._lengths.profile
+        key |= {"capacity": capacity_bytes, "rows": None if profile is None else codec.to_json(profile)}
+        kept = store.get("mixed_lengths", key)
+        if kept is not None:
+            return codec.from_json(MixedLengths, kept)
+        try:
+            mixed = replayed(
+                self._rehearsals, knobs, self._lengths, partial(self._trace_at, knobs), capacity_bytes=capacity_bytes
+            )
+        except AutofitError:  # the plan that is on its way matters more
+            return None
+        if mixed is not None:
+            store.put("mixed_lengths", key, codec.to_json(mixed))
+        return mixed
+
+    def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
+        """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
+        key = (replace(knobs, expandable_segments=False), tokens)
+        if key not in self._traces:
+            depths = self._depths(knobs)
+
+            def rehearse(knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
+                return self._trace(knobs, layers, chunks, worker, tokens)
+
+            trace = None
+            if depths is not None:
+                point = Point(knobs=knobs, depths=depths)
+                (trace,) = traces_of_copies(self._rehearsals.workers, rehearse, [point])
+            if trace is None:
+                (trace,) = self._rehearsals.workers.map([partial(rehearse, knobs, None, None)])
+            self.remember(knobs, tokens, trace)
+        return self._traces[key]
+
+    def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
+        """Keeps a rehearsal of rows of so many tokens, so that none like it is made again; the oldest goes."""
+        key = (replace(knobs, expandable_segments=False), tokens)
+        self._traces.pop(key, None)
+        self._traces[key] = trace
+        for oldest in list(self._traces)[:-TRACES_KEPT]:
+            del self._traces[oldest]
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
         """Returns what settings need where so many of these cards share the model; None where that is refused."""
-        self._has_shared = True  # one rehearsal is told apart; a plan does not wait for more of them
         hardware = self._rehearsals.hardware
         try:
             there = self._rehearsals.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
@@ -121,17 +203,18 @@ class Predictions:
     def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
         memory = replace(estimate_memory(trace, self._rehearsals.endless_room), rehearsed_layers=layers)
         footprint = Footprint(memory=memory, work=trace.work)
+        self.remember(knobs, self._tokens(knobs), trace)
         self._footprints[self._key(knobs, layers)] = footprint
         self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
-        return replace(knobs, expandable_segments=False), layers, self._kernels  # a rehearsal is the same with both
+        return _rehearsed(knobs), layers, self._kernels
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
         return {
             "job": job_key(self._rehearsals.job),
             "model": self._facts.digest,
-            "knobs": codec.to_json(replace(knobs, expandable_segments=False)),
+            "knobs": codec.to_json(_rehearsed(knobs)),
             "tokens": self._tokens(knobs),
             "layers": layers,
             "kernels": self._kernels,
@@ -148,15 +231,18 @@ class Predictions:
 
     # -- what is rehearsed -------------------------------------------------------------------------------------------
 
+    def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
+        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
+        for knobs, trace in zip(points, traces, strict=True):
+            self._keep(knobs, trace, None)
+
     def _rehearse_few_layers(self, points: Sequence[Knobs]) -> list[Knobs]:
         """Returns the points for which few layers do not tell what the whole does."""
-        depths = [(knobs, each) for knobs in points if (each := self._depths(knobs)) is not None]
-        asked = [
-            Point(knobs=knobs, depths=each, tokens=knobs.per_device_train_batch_size * self._tokens(knobs))
-            for knobs, each in depths
-        ]
+        depths = ((knobs, self._depths(knobs)) for knobs in points)
+        asked = [Point(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
+        traces = traces_of_copies(self._rehearsals.workers, self._trace, asked)
         unclear = []
-        for point, trace in zip(asked, self._copies.traces(asked), strict=True):
+        for point, trace in zip(asked, traces, strict=True):
             if trace is None:
                 unclear.append(point.knobs)
                 self._unclear.add(_kind(point.knobs))
@@ -164,9 +250,11 @@ class Predictions:
                 self._keep(point.knobs, trace, point.depths.long)
         return unclear
 
-    def _trace(self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
-        job, tokens = self._rehearsals.job, self._tokens(knobs)
-        return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
+    def _trace(
+        self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker, tokens: int | None = None
+    ) -> Trace:
+        tokens = self._tokens(knobs) if tokens is None else tokens
+        return worker.rehearse(self._rehearsals.job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
 
 
 def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
@@ -185,6 +273,11 @@ def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Len
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
     footprint = Footprint(memory=estimate_memory(trace, rehearsals.room(knobs)), work=trace.work)
     return judge(rehearsals, knobs, footprint, lengths)
+
+
+def _rehearsed(knobs: Knobs) -> Knobs:
+    """Leaves out what no rehearsal depends on."""
+    return replace(knobs, expandable_segments=False, learning_rate=None)
 
 
 def _kind(knobs: Knobs) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from dataclasses import dataclass, replace
 
+from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.output_dir import output_dir
 from autotrain_mem.engine.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
 from autotrain_mem.errors import DatasetNotFoundError
@@ -12,7 +13,9 @@ from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planner.levers import OFFLOADING
 from autotrain_mem.spec import Estimate
 from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.spec.preflight import Finding, Preflight, settle
+
+_OUT_OF_REACH = DatasetNotFoundError.__name__
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +43,15 @@ def check_preflight(
         AutofitError: all errors as one, see :func:`autotrain_mem.spec.preflight.settle`.
     """
     job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
-    result = rehearsals.workers.first.preflight(
-        job, rehearsals.compute_capability, to_train=to_train, on_cpu=on_cpu, reads_data=reads_data
+    capability = rehearsals.compute_capability
+    facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
+
+    def ask() -> Preflight:
+        return rehearsals.workers.first.preflight(job, capability, **facts)
+
+    words = {"compute_capability": capability, **facts}
+    result = answered(
+        rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=_is_settled
     )
     load = None
     if to_train and result.parameters is not None:
@@ -51,11 +61,18 @@ def check_preflight(
             on_cpu=on_cpu,
             output_dir=pathlib.Path(output_dir(job)),
             processes=rehearsals.hardware.topology.devices,
+            offloads=tuple(name for name in OFFLOADING if job.arguments.get(name)),
+            download=result.download,
         )
     room = () if load is None else room_findings(load)
     warnings = settle((*result.findings, *room))
-    unseen = any(finding.error == DatasetNotFoundError.__name__ for finding in warnings)
+    unseen = any(finding.error == _OUT_OF_REACH for finding in warnings)
     return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
+
+
+def _is_settled(result: Preflight) -> bool:
+    """Whether nothing was found that may be mended without a change of the job or its files, such as the network."""
+    return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
 
 def examine(
@@ -86,7 +103,14 @@ def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None)
     decided = {name: getattr(knobs, name) for name in names}
     quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
     job = replace(job, arguments={**job.arguments, **decided, **quantized})
-    held_bytes = planned.memory.peak_allocated_bytes
-    load = replace(checked.load, job=job, optimizer_steps=optimizer_steps, held_bytes=held_bytes)
+    memory = planned.memory
+    load = replace(
+        checked.load,
+        job=job,
+        optimizer_steps=optimizer_steps,
+        held_bytes=memory.peak_allocated_bytes,
+        memory=memory,
+        offloads=tuple(name for name in OFFLOADING if decided[name]),
+    )
     room = room_findings(load)
     return settle((*checked.warnings, *room))

@@ -215,6 +215,7 @@ def _as_measured(course: _Course) -> Plan:
         return course.plan
     correction = corrected(course.points[-1:], course.budget_bytes)
     memory = correction.of(course.predicted.memory, course.plan.knobs)
+    memory = replace(memory, mixed_lengths=course.plan.estimate.memory.mixed_lengths)
     return replace(course.plan, estimate=replace(course.plan.estimate, memory=memory))
 
 

@@ -63,18 +63,22 @@ class RunFigures:
         last = self._began[-1][0] if self._began else 0
         if end["memory"] is not None and end["steps"] != last:
             self._reading = codec.from_json(MemoryReading, end["memory"])
-        estimate = plan.estimate.reserved
+        estimate = plan.estimate
         return Report(
             output_dir=output_dir,
             steps=end["steps"],
             began_at=began_at,
+            knobs=plan.knobs,
+            trained=estimate.memory.trained,
+            schedule=plan.schedule,
+            step_tokens=estimate.time.tokens,
             first_loss=losses[0] if losses else None,
             last_loss=losses[-1] if losses and self._not_finite_step is None else None,
             not_finite_step=self._not_finite_step,
             first_reward=rewards[0] if rewards else None,
             last_reward=rewards[-1] if rewards else None,
-            predicted_peak_bytes=estimate.peak_allocated_bytes,
-            predicted_peak_reserved_bytes=estimate.peak_reserved_bytes,
+            predicted_peak_bytes=estimate.reserved.peak_allocated_bytes,
+            predicted_peak_reserved_bytes=estimate.reserved.peak_reserved_bytes,
             measured=_together(self._before, self._reading) if has_trained else None,
             longest_rows_first=self._longest_rows_first,
             seconds=round(seconds, 3),

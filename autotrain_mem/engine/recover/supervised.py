@@ -118,6 +118,8 @@ class SupervisedRun:
             folder=self.output.identity,
             learned=stint.learned,
             predicted=self.plan.estimate.memory.phases,
+            level=self.plan.level,
+            levers=self.plan.levers,
             guarded=self.guarded,
         )
         environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from autotrain_mem.engine.predict.plan import make_plan
 from autotrain_mem.engine.predict.predictions import Predictions
@@ -24,16 +25,21 @@ from autotrain_mem.planner.search import Found
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.spec.estimate import candidate
-from autotrain_mem.spec.job import MAX_LENGTH, is_wish
+from autotrain_mem.spec.job import MAX_LENGTH, MAXIMIZED, is_wish
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.units import format_bytes
 from autotrain_mem.versions import versions_key
 
-LENGTHS = (MAX_LENGTH, "max_completion_length", "response_length")
-"""Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length is
-another question for the same settings. All others are what a plan decides, or what it was decided around."""
+GIVEN_ANEW = (
+    *(MAX_LENGTH, "max_completion_length", "response_length"),
+    *("lora_r", "lora_alpha", "lora_target_modules"),
+)
+"""Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or
+adapter is another question for the same settings. All others are what a plan decides, or what it was decided around."""
+NOT_REHEARSED = "learning_rate"
+"""A knob that may always be given: no rehearsal depends on it."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
@@ -73,17 +79,14 @@ def follow_plan(
             f"The plan decides otherwise: {'; '.join(wrong)}.",
             hint=f"Remove that to train with the plan, or plan again: {again}",
         )
-    given = {name: getattr(space.base, name) for name in LENGTHS if _may_be_given(name, plan, space)}
+    given = _given_anew(plan, space)
     knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
     reasons = _changed(plan, knobs, rehearsals, facts, lengths)
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
-        # A probe showed that it fits with this figure; what is measured or assumed without the job is another.
-        figures = ("non_torch_bytes", "communicator_bytes")
-        as_measured = {name: getattr(before.hardware, name) for name in figures}
-        measured = replace(rehearsals.hardware, **as_measured)
-        rehearsals = replace(rehearsals, hardware=measured)
+        rehearsals = _as_probed(rehearsals, before)
     estimate = replace(  # the same bytes against what is free here
         before,
+        knobs=knobs,
         hardware=rehearsals.hardware,
         budget_bytes=rehearsals.budget_bytes,
         vllm_share_bytes=rehearsals.vllm_share_bytes,
@@ -92,7 +95,9 @@ def follow_plan(
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or _less_room(before, estimate)
-    (estimate,) = Predictions(rehearsals, facts, lengths).rehearse([knobs], whole=True)
+    predictions = Predictions(rehearsals, facts, lengths)
+    (estimate,) = predictions.rehearse([knobs], whole=True)
+    estimate = predictions.over_steps(estimate) if estimate.fits else estimate
     attempt = candidate(estimate)
     on_attempt(attempt)
     if not estimate.fits:
@@ -115,6 +120,19 @@ def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
     )
 
 
+def _as_probed(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
+    """Keeps the figures outside torch with which a probe showed that the plan fits: without the job they are others."""
+    figures = ("non_torch_bytes", "communicator_bytes")
+    as_measured = {name: getattr(before.hardware, name) for name in figures}
+    return replace(rehearsals, hardware=replace(rehearsals.hardware, **as_measured))
+
+
+def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
+    """Returns the knobs that the user gives beside the plan, and that may differ from it."""
+    given = {name: getattr(space.base, name) for name in GIVEN_ANEW if _may_be_given(name, plan, space)}
+    return given | ({NOT_REHEARSED: space.base.learning_rate} if NOT_REHEARSED in space.pinned else {})
+
+
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
     before = plan.job.arguments.get(name)
     return name in space.pinned and name in plan.job.arguments and not is_wish(before)
@@ -132,7 +150,9 @@ def _planned(
 ) -> Plan:
     """Makes the plan as a search that found these settings would; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
-    result = Found(level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=())
+    result = Found(
+        level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=(), most=plan.most
+    )
     return make_plan(rehearsals, result, facts, lengths, seconds=seconds)
 
 
@@ -170,13 +190,14 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     Raises:
         UsageError: ``forbid`` names no lever.
     """
-    for name in sorted(space.pinned):
+    for name in sorted(space.pinned - {NOT_REHEARSED}):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
-        if given != planned and not (name in LENGTHS and _may_be_given(name, plan, space)):
+        if given != planned and not (name in GIVEN_ANEW and _may_be_given(name, plan, space)):
             yield f"{name} is {given}, and {planned} in the plan"
-    wish = job.arguments.get(MAX_LENGTH)
-    if is_wish(wish) and wish != plan.job.arguments.get(MAX_LENGTH):
-        yield f"{MAX_LENGTH} is {wish}, and {plan.knobs.max_length} in the plan"
+    for name in MAXIMIZED:
+        wish = job.arguments.get(name)
+        if is_wish(wish) and wish != plan.job.arguments.get(name):
+            yield f"{name} is {wish}, and {getattr(plan.knobs, name)} in the plan"
     rows = plan.knobs.effective_batch_size
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
@@ -243,7 +264,7 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
-    for name in LENGTHS:
+    for name in GIVEN_ANEW:
         if getattr(knobs, name) != getattr(plan.knobs, name):
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
     for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):

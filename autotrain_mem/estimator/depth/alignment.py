@@ -1,9 +1,10 @@
-"""Finds the stretches of a run that belong to one layer: it lays runs of few layers and of a few more side by side.
+"""Finds the stretches of a run that belong to one layer, or to one chunk of the loss: it lays a run with few of them
+and one with a few more side by side.
 
 The longer run is the shorter one with stretches inserted: at each place that does something layer by layer (a forward
 pass, its recomputation, its backward pass, a list of the optimizer, loading) stand as many equal copies as there are
-layers more. Where the two runs part, the length of a copy is what makes the next stretch of the longer run so many
-equal copies, behind which both go on alike.
+layers more, or chunks more where the blocks are those of a loss in chunks. Where the two runs part, the length of a
+copy is what makes the next stretch of the longer run so many equal copies, behind which both go on alike.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from autotrain_mem.spec import Trace
+from autotrain_mem.spec.model import Depths
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 NOWHERE = -1
 """The birth that belongs to a step which concerns no block."""
 SURE_STEPS = 64
 """Two runs that go on alike for so many steps are taken to go on alike for longer."""
-MOST_LOOKS = 1_000_000
-"""Lengths of a copy that are tried, over all places, before two runs are given up: under a second. Runs that agree take
-25,000 (SFT of Llama-3.1-8B) to 130,000 (GRPO with 12 tokens to sample)."""
+MOST_LOOKS = 10_000_000
+"""Lengths of a copy that are tried, over all places, before two runs are given up: about a second. Runs that agree take
+25,000 (SFT of Llama-3.1-8B) to some millions (GRPO with 256 tokens to sample, each of which is such a place)."""
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The first whole number in a module's name: ``model.layers.7.mlp.experts.3`` belongs to layer 7."""
@@ -73,6 +75,8 @@ class Steps:
     """``+n`` and ``-n`` as in a trace, also ``-n`` for a use; 0 for the rest."""
     facts: list[Hashable] = field(default_factory=list)
     """A phase, the stream of a use; None for the rest."""
+    of_loss: list[bool] = field(default_factory=list)
+    """Whether the block that a step concerns was born in a pass over the chunks of a loss."""
 
     def add(
         self,
@@ -82,6 +86,7 @@ class Steps:
         birth: int = NOWHERE,
         size: int = 0,
         event: int = 0,
+        of_loss: bool = False,
     ) -> None:
         """Adds a step; one that concerns no block has neither birth nor size nor event."""
         self.symbols.append(symbol)
@@ -90,12 +95,17 @@ class Steps:
         self.sizes.append(size)
         self.events.append(event)
         self.facts.append(fact)
+        self.of_loss.append(of_loss)
 
 
 def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     """Writes a trace as a sequence of symbols."""
     steps, born = Steps(), [NOWHERE] * len(trace.blocks)
-    sizeless = [vocabulary[block.owner, name_of(block.module).pattern, block.stream] for block in trace.blocks]
+    of_loss = _born_in_loss(trace)
+    sizeless = [
+        vocabulary[block.owner, name_of(block.module).pattern, block.stream, of_loss[number]]
+        for number, block in enumerate(trace.blocks)
+    ]
     sized = [vocabulary[kind, block.size_bytes] for kind, block in zip(sizeless, trace.blocks, strict=True)]
     before: dict[int, list[tuple[Hashable, int | None]]] = {}
     for index, phase in trace.phase_starts:
@@ -105,7 +115,7 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
 
     def add(what: str, block: int, event: int, fact: Hashable = None) -> None:
         symbol, alike = vocabulary[what, fact, sized[block]], vocabulary[what, fact, sizeless[block]]
-        steps.add(symbol, fact, alike, born[block], trace.blocks[block].size_bytes, event)
+        steps.add(symbol, fact, alike, born[block], trace.blocks[block].size_bytes, event, of_loss[block])
 
     def add_before(index: int) -> None:
         for fact, block in before.get(index, ()):
@@ -126,6 +136,16 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
             add("death", -event - 1, event)
     add_before(len(trace.events))
     return steps
+
+
+def _born_in_loss(trace: Trace) -> list[bool]:
+    """Tells of each block whether it was born in a pass over the chunks of a loss."""
+    of_loss = [False] * len(trace.blocks)
+    for one in trace.loss_passes:
+        for event in trace.events[one.start : one.stop]:
+            if event > 0:
+                of_loss[event - 1] = True
+    return of_loss
 
 
 def in_order(trace: Trace) -> array[int]:
@@ -160,6 +180,8 @@ class Insertion:
     """The longer run's step with which the first copy begins."""
     period: int
     """Steps of one copy."""
+    growth: Depths
+    """Of what there are more: of layers, or of chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,12 +197,16 @@ class Search:
     """Finds what was inserted: goes along both runs, and back to the last choice when they do not meet again.
 
     Args:
-        copies: Layers that the longer run has more.
+        layers: Those of both runs, and of the whole.
+        chunks: The same of the loss; None where it has as many in both runs.
         unlike: Steps of the one and the other that are known not to be the same, though they seem to be.
     """
 
-    def __init__(self, short: Steps, long: Steps, copies: int, unlike: Container[tuple[int, int]]) -> None:
-        self._short, self._long, self._copies, self._unlike = short, long, copies, unlike
+    def __init__(
+        self, short: Steps, long: Steps, layers: Depths, chunks: Depths | None, unlike: Container[tuple[int, int]]
+    ) -> None:
+        self._short, self._long, self._unlike = short, long, unlike
+        self._layers, self._chunks = layers, chunks or layers
         self._trail: list[Insertion | int] = []
         """Insertions, and the shorter run's births of another size."""
         self._looks = 0
@@ -237,26 +263,36 @@ class Search:
 
     def _ways(self, i: int, j: int) -> Iterator[tuple[int, int]]:
         """Tells where to go on from here, the likeliest first."""
-        for period in self._periods(i, j):
-            self._trail.append(Insertion(i, j, period))
-            yield i, j + period * self._copies
+        growth = self._growth(j)
+        for period in self._periods(i, j, growth.copies):
+            self._trail.append(Insertion(i, j, period, growth))
+            yield i, j + period * growth.copies
         if self._may_be_resized(i, j):
             self._trail.append(i)
             self._partner[i] = j
             yield i + 1, j + 1
             del self._partner[i]
 
+    def _growth(self, j: int) -> Depths:
+        """Tells of what there are more, where the longer run has more from this step on."""
+        of_loss = self._long.of_loss
+        return self._chunks if j < len(of_loss) and of_loss[j] else self._layers
+
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Tells whether two births may be of one block that each layer makes larger by as much."""
+        """Tells whether two births may be of one block that each layer makes larger by as much.
+
+        A loss hands on scalars and gradients of what it was given, whatever its chunks: no block grows with these.
+        """
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:
             return False
         more = long.sizes[j] - short.sizes[i]
-        return short.births[i] == i and long.births[j] == j and more > 0 and more % self._copies == 0
+        are_births = short.births[i] == i and long.births[j] == j and not long.of_loss[j]
+        return are_births and more > 0 and more % self._layers.copies == 0
 
-    def _periods(self, i: int, j: int) -> list[int]:
+    def _periods(self, i: int, j: int, copies: int) -> list[int]:
         """Lists lengths of a copy with which the runs meet again, those first with which they stay alike longest."""
-        long, copies = self._long.symbols, self._copies
+        long = self._long.symbols
         more = (len(long) - j) - (len(self._short.symbols) - i)
         self._looks += max(more, 0) // copies
         lengths = []

@@ -1,23 +1,35 @@
-"""Makes a run of the whole depth of two runs of the same model with few layers.
+"""Makes a run of the whole depth of two runs of the same model with few layers, and few chunks of its loss.
 
 Layers that are alike do alike, so what the longer of the two runs has more than the shorter (see ``alignment``) is what
 the whole has more still. Its blocks are told apart by the place where they are born: each death ends the oldest, or the
 newest, or the n-th of those that were born at one place, and both runs must agree on which. Where they do not, or where
 anything else is not a plain continuation, there is no expansion: the whole is to be rehearsed.
 
+Where the loss goes over the tokens in chunks, the longer run has more of these as well. What it has more is told apart
+by where its blocks were born: in a pass over the chunks, or outside. A loss is a closed box that is given as much and
+hands on as much, a scalar and gradients, whatever its chunks; and there are three more of these where there are two
+more layers, so that what stands in the one number is not taken for the other.
+
 Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter of the time, and give the same events.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Hashable
 
-from autotrain_mem.estimator.depth.alignment import NOWHERE, Alignment, Search, Steps, Vocabulary, name_of, steps_of
-from autotrain_mem.spec import Block, Phase, Trace
-from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths
-from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+from autotrain_mem.estimator.depth.alignment import (
+    NOWHERE,
+    Alignment,
+    Insertion,
+    Search,
+    Steps,
+    Vocabulary,
+    name_of,
+    steps_of,
+)
+from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
+from autotrain_mem.spec import Block, Phase, Trace, Trained, Workload
+from autotrain_mem.spec.model import Depths
 
 MOST_MISTAKES = 50
 """Steps that seem alike and are not, before two runs are given up."""
@@ -29,13 +41,17 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     ``seconds`` is what both rehearsals took together.
 
     Args:
-        short: A rehearsal of ``depths.short`` layers.
-        long: The same of ``depths.long``.
+        short: A rehearsal of ``depths.short`` layers, and with fewer chunks of a loss that has many.
+        long: The same of ``depths.long``, with more chunks.
     """
-    if (short.not_counted, short.loss_chunks) != (long.not_counted, long.loss_chunks):
+    try:
+        chunks = _chunks(short, long)
+    except UnclearError:
         return None
     waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
-    if depths.copies < 2 or (waits and depths.short <= LAYERS_HELD_BACK):
+    if short.not_counted != long.not_counted or (waits and not depths.sees_held_back):
+        return None
+    if any(growth.copies < 2 for growth in (depths, chunks or depths)):
         return None
     vocabulary = Vocabulary()
     pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
@@ -43,156 +59,17 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     unlike: Container[tuple[int, int]] = frozenset()
     mistakes = _Mistakes(*kinds)
     while len(mistakes.pairs) < MOST_MISTAKES:
-        alignment = Search(*pair, depths.copies, unlike).alignment()
+        alignment = Search(*pair, depths, chunks, unlike).alignment()
         if alignment is None:
             return None
         try:
-            return _Expansion((short, long), pair, kinds, alignment, depths).trace()
+            return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()
         except _NotAlikeError as error:
             unlike = mistakes  # from here on, steps are looked at more closely
             mistakes.pairs.add(error.steps)
         except UnclearError:
             return None
     return None
-
-
-def expand_loss(few: Trace, more: Trace, *, short: int, long: int) -> Trace | None:
-    """Does the same for a loss that was rehearsed with few of its chunks; None where these are not told for sure.
-
-    Args:
-        few: A rehearsal with ``short`` chunks; it comes back as it is where no loss was cut.
-        more: The same with ``long`` chunks.
-    """
-    if not few.loss_chunks:
-        return few
-    if len(few.loss_chunks) > 1 or few.loss_chunks != more.loss_chunks:
-        return None  # an evaluation whose batches are of another size, say
-    (whole,) = few.loss_chunks
-    whole_trace = expand(few, more, Depths(short=short, long=long, whole=whole))
-    work = few.work.of_chunks(more.work, short=short, long=long, whole=whole)
-    return None if whole_trace is None else replace(whole_trace, loss_chunks=(), work=work)
-
-
-# -- what a step does, for any number of layers --------------------------------------------------------------------
-
-
-class UnclearError(Exception):
-    """Says that the two runs do not tell what the whole does."""
-
-
-Picks = Mapping[int, "Pick"]
-"""Of each death and use in a run, by its step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """Names one of the living blocks that were born at a place, by its rank among them."""
-
-    place: Hashable
-    from_oldest: int | None
-    from_newest: int | None
-
-    def of(self, living: Sequence[int]) -> int:
-        """Returns its index. Raises UnclearError where there is none, or where the two ranks name two."""
-        count = len(living)
-        index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
-        if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):
-            raise UnclearError
-        return index
-
-
-def agreed(alternatives: Sequence[Sequence[Pick]]) -> Pick:
-    """Finds what several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
-    for picks in alternatives:
-        first = picks[0]
-        if any(pick.place != first.place for pick in picks):
-            continue
-        oldest = first.from_oldest if all(pick.from_oldest == first.from_oldest for pick in picks) else None
-        newest = first.from_newest if all(pick.from_newest == first.from_newest for pick in picks) else None
-        if oldest is not None or newest is not None:
-            return Pick(first.place, oldest, newest)
-    raise UnclearError
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """Makes a block, in as many copies as are asked for."""
-
-    places: tuple[Hashable, ...]
-    size_bytes: int
-    like: Block
-    pattern: str
-    layer: int | None
-    """The layer of its module in the first copy; None where it belongs to none."""
-    layer_step: int
-    """From one copy to the next."""
-    again: bool
-    """Whether it takes the number of a block that is dead (see ``Trace``)."""
-
-    def block(self, copy: int) -> Block:
-        """Makes the block of one copy, counted from 0."""
-        if self.layer is None and self.size_bytes == self.like.size_bytes:
-            return self.like
-        module = self.like.module if self.layer is None else self.pattern.format(self.layer + self.layer_step * copy)
-        return Block(size_bytes=self.size_bytes, owner=self.like.owner, module=module, stream=self.like.stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Uses a block on another stream; where there is none it dies."""
-
-    pick: Pick
-    stream: int | None
-
-
-Act = Birth | Use | Phase | None
-"""What one step does; None empties the cache."""
-
-
-class Writer:
-    """Writes the events of the whole run, as they come."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.events: array[int] = array("q")
-        self.phase_starts: list[tuple[int, Phase]] = []
-        self.stream_uses: list[StreamUse] = []
-        self._living: dict[Hashable, list[int]] = {}
-        self._places: dict[int, tuple[Hashable, ...]] = {}
-        self._dead: dict[Block, list[int]] = {}
-
-    def write(self, act: Act, copy: int) -> None:
-        """Does what a step does, in one copy of it."""
-        if isinstance(act, Use):
-            living = self._living.get(act.pick.place, [])
-            number = living[act.pick.of(living)]
-            if act.stream is None:
-                self._end(number)
-            else:
-                self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
-        elif isinstance(act, Birth):
-            number = self._number(act, copy)
-            self._places[number] = act.places
-            for place in act.places:
-                self._living.setdefault(place, []).append(number)
-            self.events.append(number)
-        elif act is None:
-            self.events.append(CACHE_EMPTIED)
-        else:
-            self.phase_starts.append((len(self.events), act))
-
-    def _end(self, number: int) -> None:
-        for place in self._places.pop(number):
-            self._living[place].remove(number)
-        self._dead.setdefault(self.blocks[number - 1], []).append(number)
-        self.events.append(-number)
-
-    def _number(self, birth: Birth, copy: int) -> int:
-        block = birth.block(copy)
-        if birth.again and (dead := self._dead.get(block)):
-            return dead.pop()
-        self.blocks.append(block)
-        return len(self.blocks)
 
 
 # -- learning it from two runs ---------------------------------------------------------------------------------------
@@ -234,10 +111,12 @@ class _Expansion:
         kinds: tuple[Picks, ...],
         alignment: Alignment,
         depths: Depths,
+        chunks: Depths | None,
     ) -> None:
-        self._traces, self._steps, self._alignment, self._depths = traces, steps, alignment, depths
+        self._traces, self._steps, self._alignment = traces, steps, alignment
+        self._depths, self._chunks = depths, chunks
         self._resized = frozenset(alignment.resized)
-        self._places = _places(*steps, alignment, depths.copies)
+        self._places = _places(*steps, alignment)
         by_place = tuple(_picks(one, places) for one, places in zip(steps, self._places, strict=True))
         self._picks = (by_place, kinds)
         self._again = _born_again(steps[1])
@@ -255,12 +134,32 @@ class _Expansion:
             events=writer.events,
             phase_starts=tuple(writer.phase_starts),
             stream_uses=tuple(writer.stream_uses),
-            operators=_extrapolated(depths, short.operators, long.operators),
+            operators=self._operators(),
             seconds=short.seconds + long.seconds,
-            work=short.work.extrapolated(long.work, depths.all_copies / depths.copies),
+            work=self._work(),
             not_counted=short.not_counted,
-            loss_chunks=short.loss_chunks,
+            pinned_bytes=_extrapolated(depths, short.pinned_bytes, long.pinned_bytes),
+            saved_model_bytes=_extrapolated(depths, short.saved_model_bytes, long.saved_model_bytes),
+            saved_state_bytes=_extrapolated(depths, short.saved_state_bytes, long.saved_state_bytes),
+            unquantized_bytes=_extrapolated(depths, short.unquantized_bytes, long.unquantized_bytes),
+            trained=Trained.extrapolated(short.trained, long.trained, depths.copies, depths.all_copies),
         )
+
+    def _operators(self) -> int:
+        """Counts those that chunks of the loss have, and the others. Raises UnclearError."""
+        of_loss = [sum(one.operators for one in trace.loss_passes) for trace in self._traces]
+        others = [trace.operators - count for trace, count in zip(self._traces, of_loss, strict=True)]
+        return _extrapolated(self._depths, *others) + _extrapolated(self._chunks or self._depths, *of_loss)
+
+    def _work(self) -> Workload:
+        """Computes the work of the whole. Raises UnclearError where a chunk's differs with the layers."""
+        short, long = (trace.work for trace in self._traces)
+        if self._chunks is not None:
+            short = short.with_chunks(self._chunks.short, self._chunks.whole)
+            long = long.with_chunks(self._chunks.long, self._chunks.whole)
+            if short.of_chunks != long.of_chunks:
+                raise UnclearError
+        return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
         """Lists what both runs do, and between it what each layer does, how often. Raises UnclearError."""
@@ -268,9 +167,9 @@ class _Expansion:
         i = j = 0
         for one in self._alignment.insertions:
             stretches.append((self._done_by_both(i, one.short, j), 1))
-            layer = [self._in_copies(one.long + offset, one.period) for offset in range(one.period)]
-            stretches.append((layer, self._depths.all_copies))
-            i, j = one.short, one.long + one.period * self._depths.copies
+            copy = [self._in_copies(one, one.long + offset) for offset in range(one.period)]
+            stretches.append((copy, one.growth.all_copies))
+            i, j = one.short, one.long + one.period * one.growth.copies
         return [*stretches, (self._done_by_both(i, len(self._steps[0].symbols), j), 1)]
 
     def _done_by_both(self, start: int, stop: int, long_start: int) -> list[Act]:
@@ -287,9 +186,11 @@ class _Expansion:
         except UnclearError:
             raise _NotAlikeError(i, j) from None
 
-    def _in_copies(self, first: int, period: int) -> Act:
+    def _in_copies(self, one: Insertion, first: int) -> Act:
         long = self._steps[1]
-        each = range(first, first + period * self._depths.copies, period)
+        each = range(first, first + one.period * one.growth.copies, one.period)
+        if long.of_loss[first] is not long.of_loss[one.long]:
+            raise UnclearError  # a copy is of a layer or of a chunk
         if long.births[first] == NOWHERE:
             return _bare(long.facts[first])
         if long.births[first] == first:
@@ -343,11 +244,26 @@ def _extrapolated(depths: Depths, short: int, long: int) -> int:
     return short + each * depths.all_copies
 
 
+def _chunks(short: Trace, long: Trace) -> Depths | None:
+    """Counts the chunks of a loss that was cut; None where none was. Raises UnclearError where several numbers were."""
+    if not short.loss_chunks and not long.loss_chunks:
+        return None
+    few_passes, more_passes = short.loss_passes, long.loss_passes
+    if short.loss_chunks != long.loss_chunks or len(few_passes) != len(more_passes):
+        raise UnclearError
+    rehearsed = {(few.chunks, more.chunks) for few, more in zip(few_passes, more_passes, strict=True)}
+    cut = [(few, more) for few, more in rehearsed if few != more]
+    if len(short.loss_chunks) > 1 or len(cut) != 1:
+        raise UnclearError  # an evaluation whose batches are of another size, say
+    ((few, more),) = cut
+    return Depths(short=few, long=more, whole=short.loss_chunks[0])
+
+
 def _bare(fact: Hashable) -> Act:
     return fact if isinstance(fact, Phase) else None
 
 
-def _places(short: Steps, long: Steps, alignment: Alignment, copies: int) -> tuple[list[Hashable], list[Hashable]]:
+def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:
     """Finds where each step of either run happens: at a step of a layer, whichever layer it is, or at one of a kind.
 
     What stands before an insertion and is like its copies is of the layers before: it has their places.
@@ -361,7 +277,7 @@ def _places(short: Steps, long: Steps, alignment: Alignment, copies: int) -> tup
             of_short[at] = (number, (at - one.short) % one.period)
             at -= 1
         of_long += of_short[done : one.short]
-        of_long += [(number, offset) for offset in range(one.period)] * copies
+        of_long += [(number, offset) for offset in range(one.period)] * one.growth.copies
         done = one.short
     return of_short, of_long + of_short[done:]
 

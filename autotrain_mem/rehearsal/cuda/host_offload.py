@@ -33,6 +33,7 @@ from trl.models import activation_offloading
 from autotrain_mem.rehearsal.known_values import Known, known_value
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import host_copy
+from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers import host_optimizer
 
@@ -123,9 +124,14 @@ def _bare(tensor: Any) -> torch.Tensor:
 class _OnHost:
     """A tensor in pinned memory, as far as TRL uses one: filled once, brought back to the device once."""
 
+    def __init__(self, pinned: PinnedMemory | None) -> None:
+        self._pinned = pinned
+
     def copy_(self, source: Any, non_blocking: bool) -> None:
         """Take a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
+        if self._pinned is not None:
+            self._pinned.take(self, source.nbytes)
         note(host_copy(source))
         self._shape, self._dtype = source.shape, source.dtype
         self._values = known_value(source) if isinstance(source, FakeTensor) else source
@@ -165,6 +171,7 @@ class _TorchWithAccelerator:
 
     def __init__(self, recorder: Recorder | None) -> None:
         default, numbers = _Stream(0), itertools.count(1)
+        self._pinned = None if recorder is None else recorder.pinned
 
         def stream(entered: _Stream) -> AbstractContextManager[None]:
             return nullcontext() if recorder is None else recorder.on_stream(entered.number)
@@ -184,7 +191,7 @@ class _TorchWithAccelerator:
         return self.cuda
 
     def empty(self, *size: Any, **options: Any) -> _OnHost:
-        return _OnHost()
+        return _OnHost(self._pinned)
 
     empty_like = empty
 

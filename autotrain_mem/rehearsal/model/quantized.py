@@ -153,6 +153,21 @@ def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{prefix}.SCB", scale
 
 
+def unquantized_bytes(model: Any) -> int:
+    """Counts the bytes of fused experts in a quantized model: bitsandbytes quantizes linear layers and leaves them.
+
+    ``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear`` looks for ``nn.Linear``, and transformers 5
+    keeps all experts of a layer in parameters of three dimensions. 0 for a model that is not quantized.
+    """
+    import bitsandbytes
+
+    quantized = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
+    if not any(isinstance(module, quantized) for module in model.modules()):
+        return 0
+    fused = (weight for weight in model.parameters() if weight.dim() > 2 and weight.is_floating_point())
+    return sum(int(weight.numel()) * weight.element_size() for weight in fused)
+
+
 def _of_state(state: Any, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name in ("absmax", "code", "offset"):
         value = getattr(state, name)

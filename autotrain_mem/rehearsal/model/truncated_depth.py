@@ -2,18 +2,20 @@
 
 Only what the model's config says of its depth is changed, as it is read, wherever the trainer reads it: so a reference
 that is the same checkpoint is shortened alike, and another model, such as a reward model of its own, keeps its layers.
+PPO's models are shortened together.
 """
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.rehearsal.python_call.capture import keyword_of, model_of
+from autotrain_mem.rehearsal.trace import loss_chunks
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import FEWEST_LOSS_CHUNKS, LayerPattern
 
@@ -21,12 +23,23 @@ MOST_KINDS = 4
 """Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
 
 
+WHOLE = "autofit_whole_depth"
+"""Attribute of a shortened config: how many layers the model has that it was made of."""
+
+
+def whole_depth(config: Any) -> int:
+    """Counts the layers of a language model, or of the one that it was shortened from."""
+    text = config.get_text_config(decoder=True)
+    marked = getattr(text, WHOLE, None)
+    return int(text.num_hidden_layers if marked is None else marked)
+
+
 @contextmanager
-def with_layers(model: str, layers: int | None) -> Iterator[None]:
-    """Inside, the config of one model has so many layers, the first ones of its own; None: all of them.
+def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
+    """Inside, the configs of some models have so many layers, the first ones of their own; None: all of them.
 
     Args:
-        model: The folder or hub id under which it is loaded.
+        models: The folders or hub ids under which they are loaded.
     """
     if layers is None:
         yield
@@ -34,8 +47,8 @@ def with_layers(model: str, layers: int | None) -> Iterator[None]:
     from transformers import AutoConfig, PreTrainedConfig
 
     with (
-        patch.object(AutoConfig, "from_pretrained", _shortening(AutoConfig, model, layers)),
-        patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, model, layers)),
+        patch.object(AutoConfig, "from_pretrained", _shortening(AutoConfig, models, layers)),
+        patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, models, layers)),
     ):
         yield
 
@@ -52,7 +65,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
         How many every such loss would have had, in the order in which they came; empty where none was cut.
     """
     cut: list[int] = []
-    if chunks is None:
+    if chunks is None or not loss_chunks.are_known():
         yield cut
         return
     from trl.trainer import sft_trainer
@@ -69,12 +82,12 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
         yield cut
 
 
-def _shortening(owner: Any, model: str, layers: int) -> Any:
+def _shortening(owner: Any, models: Collection[str], layers: int) -> Any:
     read = owner.__dict__["from_pretrained"].__func__
 
     def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         found = read(cls, path, *args, **kwargs)
-        if str(path) == model:
+        if str(path) in models:
             shorten(found[0] if isinstance(found, tuple) else found, layers)
         return found
 
@@ -88,6 +101,7 @@ def shorten(config: Any, layers: int) -> None:
     for name, value in vars(text).items():
         if isinstance(value, list) and len(value) == whole and whole > layers:
             setattr(text, name, value[:layers])
+    setattr(text, WHOLE, whole_depth(config))
     text.num_hidden_layers = min(whole, layers)
 
 
@@ -109,13 +123,20 @@ def shorten_model(model: Any, layers: int) -> None:
             shorten(config, layers)
 
 
+def models_in_step(job: Job) -> tuple[str, ...]:
+    """Names the models of a job that are rehearsed with as many layers as each other: the one that is trained, and with
+    a value model those that reward and value start from."""
+    paths = job.model, job.arguments.get(job.method_facts.reward_model_argument or "")
+    return tuple(map(str, filter(None, paths if job.method_facts.has_value_model else paths[:1])))
+
+
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     """Says how the layers of a job's model repeat, with the adapter that they will have; None where they do not, or
     where that cannot be seen.
 
     It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen in
-    no model without it, and finds none of them in a short one. Policy and value model may differ in depth, and share
-    names: where there are two, they are rehearsed whole.
+    no model without it, and finds none of them in a short one. Policy and value model share the names of their layers:
+    where they differ in depth, or in how their layers repeat, they are rehearsed whole.
 
     Args:
         config: The model's.
@@ -125,7 +146,23 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
         return None
     if (given := model_of(job)) is not None:
         return model_pattern(given)
-    if job.method_facts.has_value_model or getattr(config, "auto_map", None):
+    first, *others = (_pattern_of_config(each) for each in (config, *_other_configs(job)))
+    return first if all(other == first for other in others) else None
+
+
+def _other_configs(job: Job) -> Iterator[Any]:
+    """Reads the configs of the models in step with the one that is trained; None for one that cannot be read."""
+    from transformers import AutoConfig
+
+    for path in models_in_step(job)[1:]:
+        try:
+            yield AutoConfig.from_pretrained(path)
+        except (OSError, ValueError):  # said where it is loaded
+            yield None
+
+
+def _pattern_of_config(config: Any) -> LayerPattern | None:
+    if config is None or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
     model = _built(config)
     return None if model is None else _pattern(_layers_of(model))

@@ -12,7 +12,7 @@ from autotrain_mem.methods.reward import LORA_TASK
 from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
-from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, read, substitution
+from autotrain_mem.rehearsal.python_call.capture import EVALUATED, Call, Keywords, read, substitution
 from autotrain_mem.spec import Job, Knobs, codec
 
 
@@ -117,13 +117,21 @@ def left_out(job: Job) -> tuple[str, ...]:
         return ()
     keywords, facts = read(job).keywords, []
     if keywords.get("compute_metrics") is not None:
+        is_less = keywords.get("preprocess_logits_for_metrics") is not None
+        kept = "what preprocess_logits_for_metrics leaves of the logits" if is_less else "the logits"
         facts.append(
-            "compute_metrics: the logits of a whole evaluation, which the trainer keeps on the card unless "
-            "eval_accumulation_steps moves them away"
+            f"compute_metrics: {kept} of a whole evaluation{_rows(keywords.get(EVALUATED))}, which the trainer keeps "
+            "on the card, twice while a batch is joined to them, unless eval_accumulation_steps moves them away"
         )
-    if keywords.get("callbacks"):
-        facts.append("callbacks of the script's own")
+    if callbacks := keywords.get("callbacks"):
+        names = sorted({getattr(each, "__name__", type(each).__name__) for each in callbacks})
+        facts.append(f"tensors that callbacks of the script's own hold on the card: {', '.join(names)}")
     return tuple(facts)
+
+
+def _rows(evaluated: Any) -> str:
+    """``, 1,000 rows x tokens x vocabulary``; nothing where their number is not known."""
+    return f", {len(evaluated):,} rows x tokens x vocabulary" if hasattr(evaluated, "__len__") else ""
 
 
 def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:

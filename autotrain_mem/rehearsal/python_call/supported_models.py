@@ -6,7 +6,7 @@ of its own would be told wrongly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -131,6 +131,39 @@ def _quantization(model: Any) -> Iterator[_Problem]:
             )
 
 
+def _fused(model: Any) -> Iterator[_Problem]:
+    """Layers of Triton's that are in the model already: nothing runs them on fake tensors. Liger's are rehearsed where
+    the trainer applies them (``rehearsal.cuda.liger``)."""
+    for module in model.modules():
+        if getattr(module, "_use_kernels", False):  # ``transformers/modeling_utils.py: set_use_kernels``
+            yield (
+                "runs kernels from the hub (use_kernels), whose buffers are not known here.",
+                "Load it without use_kernels and kernel_config; for fused layers give use_liger_kernel=True.",
+            )
+        if any(home.startswith("liger_kernel.") for home in (type(module).__module__, module.forward.__module__)):
+            yield (
+                f"has layers of Liger's already ({type(module).__name__}).",
+                "Give the model as it is loaded, and use_liger_kernel=True: the trainer applies them.",
+            )
+
+
+def check_loading(options: Mapping[str, Any] | None) -> None:
+    """Stop where a model that is yet to be loaded would get layers that cannot be rehearsed.
+
+    Args:
+        options: ``model_init_kwargs`` of TRL's config.
+
+    Raises:
+        UnsupportedModelError: ``use_kernels`` or ``kernel_config`` is on.
+    """
+    for name in ("use_kernels", "kernel_config"):
+        if (options or {}).get(name):
+            raise UnsupportedModelError(
+                f"model_init_kwargs asks for kernels from the hub ({name}), whose buffers are not known here.",
+                hint="Remove it; for fused layers give use_liger_kernel=True, which is rehearsed.",
+            )
+
+
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
@@ -147,5 +180,6 @@ _CHECKS: tuple[Callable[[Any], Iterator[_Problem]], ...] = (
     _form,
     _devices,
     _quantization,
+    _fused,
 )
 """Each says less about a model that does not pass those before it."""

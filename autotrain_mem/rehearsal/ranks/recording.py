@@ -51,7 +51,7 @@ class RankRecorder(Recorder):
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is made inside lies on the host, or nowhere; values are known as far as anywhere."""
+        """Leaves out what is made inside: it lies on the host, or nowhere; values are known as far as anywhere."""
         before, self._unseen = self._unseen, True
         is_recording = self in _get_current_dispatch_mode_stack()
         try:
@@ -92,10 +92,10 @@ class RankRecorder(Recorder):
         if not self.is_on_host:
             super().mark(tensor, owner, name)
 
-    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
         """Count a step of an optimizer; what lies on the host is stepped there."""
         on_host = host_step(map(local, self._stepped_on_host), fused=True)[1:] if self.offloads else ()
-        super().optimizer_stepped((*costs, *on_host))
+        super().optimizer_stepped((*costs, *on_host), pinned)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor was seen to lie on the host."""

@@ -11,7 +11,7 @@ An operator is looked at once for each of its shapes; after that it costs a look
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -37,6 +37,8 @@ class _Period:
     """The work from the end of one optimizer step to the end of the next."""
 
     counts: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
+    of_chunks: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
+    """How many of them were for chunks of the loss."""
     micro_steps: int = 0
     optimizer_steps: int = 0
 
@@ -53,6 +55,7 @@ class WorkCounter:
         self._weights: set[tuple[int, ...]] = set()
         self._period = self._whole = _Period()
         self._counts: dict[Key, float] | None = None
+        self._of_chunks: dict[Key, float] = {}
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
@@ -62,6 +65,7 @@ class WorkCounter:
             self._whole, self._period = self._period, _Period()
         self._period.micro_steps += phase is Phase.BACKWARD
         self._counts = self._period.counts[phase] if phase in COUNTED else None
+        self._of_chunks = self._period.of_chunks[phase]
 
     def optimizer_stepped(self) -> None:
         """An optimizer has made its step."""
@@ -101,10 +105,26 @@ class WorkCounter:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
+    def mark_chunks(self, marks: Sequence[Mark]) -> None:
+        """Marks, for each chunk of the loss, what the one in the middle does.
+
+        Gradients of one chunk are added to those of the one before: one addition less than chunks, which is counted as
+        that many and one below 0 beside them.
+
+        Args:
+            marks: One of the beginning of each chunk, and one of the end.
+        """
+        chunks = len(marks) - 1
+        begun, ended = marks[(chunks - 1) // 2 :][:2]
+        for key, count in ended.items():
+            each = count - begun.get(key, 0.0)
+            if each:
+                self._of_chunks[key] = self._of_chunks.get(key, 0.0) + each * chunks
+
     # -- steps that are not run ------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The counts of the current phase as they are now, for :meth:`repeat`."""
+        """The counts of the current phase as they are now, for :meth:`repeat` and :meth:`mark_chunks`."""
         return dict(self._counts or {})
 
     def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
@@ -135,9 +155,11 @@ class WorkCounter:
         found: defaultdict[Work, float] = defaultdict(float)
         for phase, counts in period.counts.items():
             for key, count in counts.items():
-                found[self._costs[key].work(phase)] += count
+                work, of_chunks = self._costs[key].work(phase), period.of_chunks[phase].get(key, 0.0)
+                found[work] += count - of_chunks
+                found[replace(work, of_chunk=True)] += of_chunks
         return Workload(
-            work=tuple(replace(work, count=count) for work, count in found.items()),
+            work=tuple(replace(work, count=count) for work, count in found.items() if count),
             micro_steps=period.micro_steps,
             optimizer_steps=period.optimizer_steps,
         )

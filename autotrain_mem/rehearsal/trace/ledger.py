@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
-from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+from autotrain_mem.spec.trace import CACHE_EMPTIED, LossPass, StreamUse
 
 _NO_WORK = Workload()
 
@@ -67,6 +67,7 @@ class Ledger:
         self._disowned: set[int] = set()
         self._stream_uses: list[tuple[int, int, int]] = []
         self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
+        self._loss_passes: list[LossPass] = []
         self._stretch = 0
         self._grad_enabled = True
         self._started = time.perf_counter()
@@ -142,6 +143,15 @@ class Ledger:
         if self._device is not None:
             self._device.record_stream(block, stream)
 
+    def loss_pass_begins(self) -> LossPass:
+        """A pass over the chunks of a loss, of which nothing has happened yet; see :meth:`loss_pass_ended`."""
+        return LossPass(start=len(self.events), stop=len(self.events), chunks=0, operators=self.operators)
+
+    def loss_pass_ended(self, begun: LossPass, chunks: int) -> None:
+        """A pass is over, and has had so many chunks."""
+        operators = self.operators - begun.operators
+        self._loss_passes.append(LossPass(begun.start, len(self.events), chunks, operators))
+
     # -- what is written afterwards --------------------------------------------------------------------------------
 
     def copy(self, block: int, size_bytes: int) -> int:
@@ -156,6 +166,10 @@ class Ledger:
         self.events[start:stop] = events
         self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]
         self._stream_uses = [(at + longer * (at >= stop), block, stream) for at, block, stream in self._stream_uses]
+        self._loss_passes = [
+            one._replace(start=one.start + longer * (one.start >= stop), stop=one.stop + longer * (one.stop >= stop))
+            for one in self._loss_passes
+        ]
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
@@ -174,6 +188,7 @@ class Ledger:
         events: array[int] = array("q")
         moved: dict[int, int] = {}
         awaited = {index for index, *_ in (*self._phase_starts, *self._stream_uses)}
+        awaited |= {index for one in self._loss_passes for index in (one.start, one.stop)}
         for index, event in enumerate(self.events):
             if index in awaited:
                 moved[index] = len(events)
@@ -182,7 +197,7 @@ class Ledger:
                 events.append(CACHE_EMPTIED)
             elif block in number:
                 events.append(number[block] if event > 0 else -number[block])
-        end = len(events)
+        end = moved[len(self.events)] = len(events)
         return Trace(
             blocks=tuple(
                 Block(size_bytes=self.sizes[block], owner=self._owner(block), module=entry.name, stream=entry.stream)
@@ -200,6 +215,7 @@ class Ledger:
             seconds=time.perf_counter() - self._started,
             not_counted=not_counted,
             work=work,
+            loss_passes=tuple(one._replace(start=moved[one.start], stop=moved[one.stop]) for one in self._loss_passes),
         )
 
     def _owner(self, block: int) -> Owner:

@@ -39,11 +39,12 @@ class PhaseRecorder(Protocol):
     def disown(self, tensor: torch.Tensor) -> None:
         """A tensor's storage lies outside torch's allocator."""
 
-    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
+    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
         """An optimizer has made its step.
 
         Args:
             costs: What of it ran on the host, where no operator of the device shows it.
+            pinned: Bytes of each tensor that it keeps in pinned host memory.
         """
 
 
@@ -216,7 +217,10 @@ def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> No
             if paged and value.numel() >= PAGED_FROM_ELEMENTS:
                 recorder.disown(value)
     costs: tuple[Cost, ...] = ()
+    pinned: list[int] = []
     if isinstance(optimizer, HostOptimizer):
         trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
-    recorder.optimizer_stepped(costs)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        pinned = [weight.nbytes for weight in weights for _ in ("copy", "gradient")]  # ``host_optimizer: _Twin``
+    recorder.optimizer_stepped(costs, pinned)

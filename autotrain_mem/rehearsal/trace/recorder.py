@@ -11,7 +11,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_hol
 from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
 from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
 from autotrain_mem.spec import Owner, Phase, Trace
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -70,6 +72,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """The blocks and events."""
         self.work = WorkCounter()
         """The FLOPs and bytes."""
+        self.pinned = PinnedMemory()
+        """What lies on the host for the device's sake."""
+        self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
+        """As those of a trace."""
         self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
@@ -121,8 +127,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if block is not None:
             self.ledger.disown(block)
 
-    def optimizer_stepped(self, costs: Iterable[Cost]) -> None:
-        """Count a step of an optimizer, with what of it ran on the host."""
+    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
+        """Count a step of an optimizer, with what of it ran on the host, and in which pinned tensors."""
+        self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)
         self.work.optimizer_stepped()
@@ -272,10 +279,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         entering = hooks.register_module_forward_pre_hook(lambda module, _: self._module_stack.append(id(module)))
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
         torch.UntypedStorage.resize_ = watched_resize
+        token = _recording.set(self)
         try:
             with self, counting(self.work):
                 yield self
         finally:
+            _recording.reset(token)
             torch.UntypedStorage.resize_ = resize
             entering.remove()
             leaving.remove()
@@ -289,4 +298,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
         """The run so far, without what was disowned."""
-        return self.ledger.trace(not_counted, self.work.workload())
+        return replace(
+            self.ledger.trace(not_counted, self.work.workload()),
+            pinned_bytes=self.pinned.peak_bytes,
+            saved_model_bytes=self.saved_model_bytes,
+            saved_state_bytes=self.saved_state_bytes,
+            unquantized_bytes=self.unquantized_bytes,
+        )
+
+
+# -- told from within stand-ins ------------------------------------------------------------------------------------
+
+_recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
+
+
+def current_recorder() -> Recorder | None:
+    """Return who records here; None where nobody does."""
+    return _recording.get()

@@ -37,7 +37,7 @@ class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch
 
 
 class Ranks:
-    """What one rank knows of the others. Without a group every method does nothing.
+    """Holds what one rank knows of the others. Without a group every method does nothing.
 
     Args:
         accelerator: Of the trainer: its collectives are stood in for while a micro-step runs.

@@ -88,6 +88,17 @@ def run_longest_batch(
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
 
 
+def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
+    """Say what ``torch_empty_cache_steps`` costs a trainer whose longest rows ran; None where it costs nothing."""
+    steps = trainer.args.torch_empty_cache_steps
+    if steps is None or batch.why_not or hasattr(trainer, "value_model"):  # TRL's PPO loop never looks at it
+        return None
+    return (
+        f"torch_empty_cache_steps {steps} gives back what the longest rows, run first, left in the allocator's cache: "
+        "where rows differ in length, reserved memory creeps up as in any order. Remove it to keep that cache."
+    )
+
+
 @contextmanager
 def _reducing(model: Any) -> Iterator[None]:
     """Inside, it is a step's last micro-batch for FSDP2, which then reduces gradients; in the first one it does not."""

@@ -106,7 +106,7 @@ class PhasePeaks:
     def disown(self, tensor: Any) -> None:
         """It reads the allocator, which does not hold the tensor either."""
 
-    def optimizer_stepped(self, costs: Any) -> None:
+    def optimizer_stepped(self, costs: Any, pinned: Any = ()) -> None:
         """It does not count work."""
 
 

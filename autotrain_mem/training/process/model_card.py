@@ -1,13 +1,17 @@
-"""Completes the model card that TRL writes beside the weights: the base model where it is a folder, and the plan."""
+"""Completes the model card that TRL writes beside the weights: what was trained, on what, by which plan, which peak."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.data.load import dataset_name
 from autotrain_mem.files import replace_file
 from autotrain_mem.spec import codec
 from autotrain_mem.spec.knobs import knob_names
+from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import format_bytes
 
@@ -15,27 +19,105 @@ NO_BASE = "[None](https://huggingface.co/None)"
 """What TRL's template makes of a base model that is a folder (``trl/templates/lm_model_card.md``, ``trl/trainer/
 base_trainer.py: create_model_card``)."""
 
+NO_NAME = 'model="None"'
+"""What the same template makes of a model that has no name on the hub."""
 
-def complete_cards(trainer: Any, request: Request) -> None:
-    """Have every card that this trainer writes completed: one is written with each checkpoint and each push."""
+Read = Callable[[], MemoryReading | None]
+
+
+def complete_cards(trainer: Any, request: Request, read: Read = lambda: None) -> None:
+    """Have every card that this trainer writes completed: one is written with each checkpoint and each push.
+
+    Args:
+        read: Tells what the device's allocator holds; gives None where nothing measures.
+    """
     create = trainer.create_model_card
 
     def create_model_card(*args: Any, **kwargs: Any) -> None:
         create(*args, **kwargs)
         card = Path(trainer.args.output_dir) / "README.md"
         if card.is_file():  # only the first process writes it
-            replace_file(card, completed(card.read_text(encoding="utf-8"), request).encode())
+            text = completed(card.read_text(encoding="utf-8"), request, trainer, read())
+            replace_file(card, text.encode())
 
     trainer.create_model_card = create_model_card
 
 
-def completed(card: str, request: Request) -> str:
-    """The text of a card with the folder's name, which says nothing of where it lies, and a table of settings."""
+def write_last_card(trainer: Any) -> None:
+    """Write the card of the model as it is at the end. A disk without room for it ends no training."""
+    if trainer.is_world_process_zero():
+        with contextlib.suppress(OSError):
+            name = trainer.args.hub_model_id or Path(trainer.args.output_dir).resolve().name
+            trainer.create_model_card(model_name=name.split("/")[-1])
+
+
+def completed(card: str, request: Request, trainer: Any, reading: MemoryReading | None) -> str:
+    """Add to a card what was trained and how; of models and data in folders the name alone, not where they lie."""
+    base = f"`{named(request.job.model)}`"
+    card = card.replace(NO_BASE, base).replace(NO_NAME, f'model="{Path(request.output_dir).resolve().name}"')
+    parts = [card.rstrip(), _training(request, trainer, reading), _settings(request)]
+    return "\n\n".join(parts) + "\n"
+
+
+def named(model_or_data: str) -> str:
+    """A hub id as it is; of a path the last name."""
+    path = Path(model_or_data)
+    return path.resolve().name if path.exists() or path.is_absolute() else model_or_data
+
+
+def _training(request: Request, trainer: Any, reading: MemoryReading | None) -> str:
+    rows = [f"| {name} | {value} |" for name, value in _facts(request, trainer, reading)]
+    changes = [
+        f"- {lever.name}: {_value(lever.before)} -> {_value(lever.after)}, {lever.why}" for lever in request.levers
+    ]
+    told = ["", "Changed by the plan, against what was asked for:", "", *changes] if changes else []
+    return "\n".join(["## Training", "", "| what | |", "|---|---|", *rows, *told])
+
+
+def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Iterator[tuple[str, str]]:
+    arguments, facts = trainer.args, request.job.method_facts
+    yield "method", facts.title
+    yield "base model", f"`{named(request.job.model)}`"
+    yield "trained", _trained(trainer)
+    yield "data", f"`{named(dataset_name(request.job))}`"
+    yield "optimizer steps", f"{trainer.state.global_step:,} of {facts.rows(request.knobs.effective_batch_size)}"
+    yield (
+        "learning rate",
+        f"{arguments.learning_rate:g}, {getattr(arguments.lr_scheduler_type, 'value', arguments.lr_scheduler_type)}",
+    )
+    if request.level:
+        yield "plan", f"{request.level}, for {request.hardware.name} with {format_bytes(request.hardware.total_bytes)}"
+    predicted = [f"{format_bytes(max(request.predicted.values()))} predicted"] if request.predicted else []
+    measured = [] if reading is None else [f"{format_bytes(reading.peak_allocated_bytes)} measured"]
+    if predicted or measured:
+        yield "peak memory allocated", ", ".join([*predicted, *measured])
+
+
+def _trained(trainer: Any) -> str:
+    """How many weights, and of an adapter what it is."""
+    weights = [*trainer.model.parameters()]
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    count = f"{trained:,} weights"
+    adapter = next(iter(getattr(trainer.model, "peft_config", {}).values()), None)
+    if adapter is None:
+        return f"all, {count}"
+    rank = getattr(adapter, "r", None)
+    targets = adapter.target_modules
+    modules = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+    scale = "" if rank is None else f" of rank {rank}, alpha {adapter.lora_alpha}, on {modules}"
+    return f"{adapter.peft_type.value} adapter{scale}: {count}"
+
+
+def _settings(request: Request) -> str:
     knobs, hardware = request.knobs, request.hardware
-    values = codec.to_json(knobs)
-    rows = [f"| {name} | {values[name]} |" for name in knob_names(request.job.method, knobs)]
+    values = codec.to_json(knobs)  # without those that are left to TRL
+    rows = [f"| {name} | {_value(values[name])} |" for name in knob_names(request.job.method, knobs) if name in values]
     chosen = f"Chosen by autofit for {hardware.name} with {format_bytes(hardware.total_bytes)}"
     size = f"{knobs.effective_batch_size} rows in each optimizer step."
-    table = "\n".join(["| setting | value |", "|---|---|", *rows])
-    base = f"`{Path(request.job.model).resolve().name}`"
-    return f"{card.replace(NO_BASE, base).rstrip()}\n\n## Settings\n\n{chosen}; {size}\n\n{table}\n"
+    return "\n".join(["## Settings", "", f"{chosen}; {size}", "", "| setting | value |", "|---|---|", *rows])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return " ".join(value)
+    return "none" if value is None else str(value)

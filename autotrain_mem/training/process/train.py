@@ -21,13 +21,13 @@ from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.rows import LongestBatch
-from autotrain_mem.training.longest_batch.run import attach_longest_batch
+from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
-from autotrain_mem.training.process.model_card import complete_cards
+from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.request import Request, SendEvent
@@ -48,7 +48,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         trainer.add_callback(NoStepAfterTheLast(trainer))
         follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
-        complete_cards(trainer, request)
+        complete_cards(trainer, request, device.read)
         started = time.perf_counter()
         _run(trainer, device, request, send, world)
         device.end_faults()
@@ -56,6 +56,7 @@ def train(request: Request, send: SendEvent) -> dict[str, Any]:
         reading = device.read()
         if not progress.interrupted:  # while the ranks still talk: one of several may hold a part of the model only
             save_trained(trainer, request.output_dir)
+            write_last_card(trainer)
             if trainer.args.push_to_hub:
                 trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
     return {
@@ -104,11 +105,13 @@ class Safeguards:
 
         def on_longest_batch(batch: LongestBatch) -> None:
             send({"event": "worst_batch", **codec.to_json(batch)})
+            if cost := cost_of_emptying(trainer, batch):
+                guard.context.notice(cost)
 
         def on_notice(message: str) -> None:
             send({"event": "note", "message": message})
 
-        attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
+        guard = attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
         attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)
         watch = MemoryWatch(
             read=device.read,

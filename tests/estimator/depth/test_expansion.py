@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from layered import PLAIN, Model, run
 from story import story
 
-from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
+from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.spec import Phase, Trace
-from autotrain_mem.spec.model import LAYERS_HELD_BACK, Depths, LayerPattern
+from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.spec.work import Kind, Work, Workload
 
@@ -34,11 +34,30 @@ def models(draw: st.DrawFn) -> Model:
         trained=draw(st.booleans()),
         lists=some(),
         empties=draw(st.booleans()),
+        in_chunk=some(1),
+        kept_of_chunk=some(),
     )
 
 
 def expanded(model: Model, depths: Depths = DEPTHS, **how: int) -> Trace | None:
     return expand(run(model, depths.short, **how), run(model, depths.long, **how), depths)
+
+
+CHUNKS = 20
+
+
+def cut(model: Model, layers: int, chunks: int, whole: int = CHUNKS) -> Trace:
+    """A run with so many chunks of a loss that has more."""
+    return replace(run(model, layers, chunks=chunks), loss_chunks=(whole,))
+
+
+def cut_expanded(model: Model, depths: Depths = DEPTHS) -> Trace | None:
+    return expand(cut(model, depths.short, FEW_LOSS_CHUNKS), cut(model, depths.long, MORE_LOSS_CHUNKS), depths)
+
+
+def assert_same(whole: Trace, run: Trace) -> None:
+    assert story(whole) == story(run)
+    assert whole.operators == run.operators
 
 
 def told(trace: Trace | None) -> Trace:
@@ -50,6 +69,12 @@ def told(trace: Trace | None) -> Trace:
 @settings(max_examples=60, deadline=None)
 def test_few_layers_tell_every_event_of_the_whole_run(model: Model, depths: Depths) -> None:
     assert story(told(expanded(model, depths))) == story(run(model, depths.whole))
+
+
+@given(model=models(), depths=st.sampled_from([DEPTHS, Depths(short=2, long=4, whole=9)]))
+@settings(max_examples=60, deadline=None)
+def test_few_layers_with_few_chunks_of_the_loss_tell_every_event_of_the_whole_run(model: Model, depths: Depths) -> None:
+    assert_same(told(cut_expanded(model, depths)), run(model, depths.whole, chunks=CHUNKS))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +169,40 @@ def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(
     assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
 
 
-def test_a_loss_of_few_chunks_is_told_as_layers_are_and_losses_of_different_numbers_are_not() -> None:
-    few, more = (replace(run(PLAIN, chunks), loss_chunks=(12,)) for chunks in (3, 5))
-    whole = told(expand_loss(few, more, short=3, long=5))
-    assert story(whole) == story(run(PLAIN, 12))
-    assert whole.loss_chunks == ()
-    one, other = (replace(each, loss_chunks=(12, 16)) for each in (few, more))
-    assert expand_loss(one, other, short=3, long=5) is None
-    layers = (replace(run(PLAIN, layers), loss_chunks=(64,)) for layers in (1, 3))
-    assert told(expand(*layers, DEPTHS)).loss_chunks == (64,), "without all chunks it still says so"
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (cut(PLAIN, 1, 3, whole=12), cut(PLAIN, 3, 6, whole=16)),
+        (replace(cut(PLAIN, 1, 3), loss_chunks=(12, 20)), replace(cut(PLAIN, 3, 6), loss_chunks=(12, 20))),
+        (cut(PLAIN, 1, 3), run(PLAIN, 3, chunks=6)),  # cut in one of them
+        (cut(PLAIN, 1, 3), cut(PLAIN, 3, 3)),
+        (cut(PLAIN, 1, 3), cut(PLAIN, 3, 4)),  # one chunk more is not enough
+        tuple(replace(cut(PLAIN, *counts), loss_passes=()) for counts in ((1, 3), (3, 6))),  # unmarked
+    ],
+)
+def test_losses_of_which_the_chunks_are_unclear_are_not_told(short: Trace, long: Trace) -> None:
+    assert expand(short, long, DEPTHS) is None
+
+
+def test_what_is_done_outside_the_loss_for_each_of_its_chunks_is_not_taken_for_that_of_layers() -> None:
+    assert cut_expanded(replace(PLAIN, logged_of_chunk=52)) is None
+
+
+def test_a_loss_with_as_many_chunks_in_both_runs_is_left_as_it_is() -> None:
+    assert_same(told(expanded(PLAIN, chunks=5)), run(PLAIN, DEPTHS.whole, chunks=5))
+
+
+@pytest.mark.parametrize(("flops_of_long", "is_told"), [(7, True), (8, False)])
+def test_work_of_chunks_grows_with_their_number_unless_it_differs_with_the_layers(
+    flops_of_long: int, is_told: bool
+) -> None:
+    def worked(layers: int, chunks: int, flops: int) -> Trace:
+        numbers = {"phase": Phase.FORWARD, "kind": Kind.MATMUL, "dtype": "bfloat16", "bytes": 3, "fixed_bytes": 2}
+        layer, chunk = (Work(flops=each, launches=1, count=2.0, **numbers) for each in (5, flops))
+        work = (replace(layer, count=1.0 + 2 * layers), replace(chunk, count=2.0 * chunks, of_chunk=True))
+        return replace(cut(PLAIN, layers, chunks), work=Workload(work=work, micro_steps=2))
+
+    whole = expand(worked(1, FEW_LOSS_CHUNKS, 7), worked(3, MORE_LOSS_CHUNKS, flops_of_long), DEPTHS)
+    assert (whole is not None) is is_told
+    if whole is not None:
+        assert [work.count for work in whole.work.work] == [1.0 + 2 * DEPTHS.whole, 2.0 * CHUNKS]

@@ -16,6 +16,7 @@ from trace_reading import recorded_step, sizes
 from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda import liger
 from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
+from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
@@ -26,7 +27,7 @@ ROWS, TOKENS, HIDDEN, VOCABULARY = 2, 24, 64, 300
 
 def births(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> list[int]:
     """Sizes born while ``run`` works on fake tensors of these shapes that require gradients."""
-    with FakeTensorMode() as mode:
+    with QuickFakeMode() as mode:
         given = [torch.empty(shape, dtype=dtype).requires_grad_() for shape in shapes]
         recorder = Recorder(KnownValues(mode).run)
         for tensor in given:

@@ -13,7 +13,7 @@ from real_run import case, rehearsal_of, rehearsed
 from story import story
 from tiny import tiny_config
 
-from autotrain_mem.estimator.depth.extrapolate import expand, expand_loss
+from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.rehearsal.model.truncated_depth import (
     model_pattern,
     pattern_of,
@@ -22,7 +22,7 @@ from autotrain_mem.rehearsal.model.truncated_depth import (
     with_layers,
 )
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
-from autotrain_mem.spec import Job, Trace
+from autotrain_mem.spec import Job, Phase, Trace, Work
 from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 
 DEPTH = 10
@@ -85,18 +85,20 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
     length, rows = 400, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     one = case("sft", deep_folder, **rows, max_length=length, gradient_checkpointing=False)
 
-    def few_chunks(layers: int) -> Trace:
-        few, more = (
-            rehearsal_of(one.job, one.knobs, length, layers=layers, chunks=chunks)
-            for chunks in (FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS)
-        )
-        assert few.loss_chunks == (13,)  # of 256 tokens, of 8 x 399
-        told = expand_loss(few, more, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS)
-        assert told is not None
-        return told
+    def rehearsed(layers: int, chunks: int | None) -> Trace:
+        return rehearsal_of(one.job, one.knobs, length, layers=layers, chunks=chunks)
 
-    told = expand(few_chunks(1), few_chunks(3), Depths(short=1, long=3, whole=5))
-    assert_same(told, rehearsal_of(one.job, one.knobs, length, layers=5))
+    short, long = rehearsed(1, FEW_LOSS_CHUNKS), rehearsed(3, MORE_LOSS_CHUNKS)
+    assert short.loss_chunks == (13,)  # of 256 tokens, of 8 x 399
+
+    def of_passes(trace: Trace) -> set[Work]:
+        """Work of the forward and the backward pass; an update's is a list that grows with the layers."""
+        return {work for work in trace.work.work if work.phase in (Phase.FORWARD, Phase.BACKWARD)}
+
+    told, whole = expand(short, long, Depths(short=1, long=3, whole=5)), rehearsed(5, None)
+    assert_same(told, whole)
+    assert told is not None
+    assert of_passes(told) == of_passes(whole)
 
 
 @pytest.mark.slow
@@ -105,7 +107,6 @@ def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path) -> None:
     few, whole = (rehearsed(one, layers=1, chunks=chunks) for chunks in (FEW_LOSS_CHUNKS, None))
     assert few.loss_chunks == ()
     assert story(few) == story(whole)
-    assert expand_loss(few, few, short=FEW_LOSS_CHUNKS, long=MORE_LOSS_CHUNKS) is few
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
@@ -116,10 +117,10 @@ def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(
 
     config = deep_config(family)
     config.save_pretrained(tmp_path)
-    with with_layers(str(tmp_path), 3):
+    with with_layers([str(tmp_path)], 3):
         assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == 3
         assert type(config).from_pretrained(tmp_path).num_hidden_layers == 3
-    with with_layers("another model", 3):
+    with with_layers(["another model"], 3):
         assert AutoConfig.from_pretrained(tmp_path).num_hidden_layers == DEPTH
 
 
@@ -144,7 +145,18 @@ def test_lists_that_tell_of_each_layer_are_shortened_too() -> None:
 def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[str, Any], period: int | None) -> None:
     expected = None if period is None else LayerPattern(layers=DEPTH, period=period)
     assert pattern_of(JOB, deep_config(family, **changes)) == expected
-    assert pattern_of(replace(JOB, method="ppo"), deep_config(family, **changes)) is None, "it loads several models"
+
+
+def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: pathlib.Path) -> None:
+    alike, deeper = tmp_path / "alike", tmp_path / "deeper"
+    deep_config("qwen2").save_pretrained(alike)
+    more = {"num_hidden_layers": DEPTH + 1, "layer_types": ["full_attention"] * (DEPTH + 1)}
+    deep_config("qwen2", **more).save_pretrained(deeper)
+    patterns = [
+        pattern_of(replace(JOB, method="ppo", arguments={"reward_model_path": str(path)}), deep_config("qwen2"))
+        for path in (alike, deeper, tmp_path / "nothing")
+    ]
+    assert patterns == [LayerPattern(layers=DEPTH, period=1), None, None]
 
 
 def deep_model(family: str) -> Any:

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from autotrain_mem.errors import UnsupportedModelError
-from autotrain_mem.rehearsal.python_call.supported_models import check_model_object
+from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
 
 
 def tiny() -> Any:
@@ -52,6 +52,10 @@ class Sharded(torch.nn.Module):
     __module__ = "torch.distributed.fsdp._fully_shard._fully_shard"
 
 
+class Liger(torch.nn.Module):
+    __module__ = "liger_kernel.transformers.rms_norm"
+
+
 ZEROS = torch.zeros(2)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no module": (dict, "is not a torch.nn.Module"),
@@ -82,6 +86,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         changed(lambda model: model.register_parameter("more", torch.nn.Parameter(TwoTensor(ZEROS, ZEROS)))),
         "keeps more as a TwoTensor",
     ),
+    "kernels from the hub": (changed(lambda model: setattr(model, "_use_kernels", True)), r"\(use_kernels\)"),
+    "liger's class within": (with_more(Liger), r"layers of Liger's already \(Liger\)"),
     "frozen": (changed(lambda model: model.requires_grad_(False)), "all its parameters are frozen"),
 }
 
@@ -94,6 +100,15 @@ def test_what_a_rehearsal_would_tell_wrongly_is_refused_with_the_reason(kind: st
     assert raised.value.hint
     if kind == "frozen":
         check_model_object(make(), gets_adapter=True)
+
+
+@pytest.mark.parametrize("name", ["use_kernels", "kernel_config"])
+def test_a_model_that_is_to_be_loaded_with_kernels_from_the_hub_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=name) as raised:
+        check_loading({name: True})
+    assert "use_liger_kernel=True" in raised.value.hint
+    check_loading({"dtype": "bfloat16", name: None})
+    check_loading(None)
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])

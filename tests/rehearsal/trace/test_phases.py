@@ -58,4 +58,4 @@ def test_the_kv_cache_is_told_from_what_else_generates(full: Trace) -> None:
 def test_phases_come_in_the_order_of_a_step(full: Trace) -> None:
     order = [phase.value for _, phase in full.phase_starts]
     micro_step = ["forward", "backward", "optimizer_step"]
-    assert order == ["load", *(["score", "generate", "score", *micro_step, *micro_step] * 2)]
+    assert order == ["load", *(["score", "generate", "score", *micro_step, *micro_step] * 2), "save"]

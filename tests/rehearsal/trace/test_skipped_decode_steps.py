@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from real_run import peak
 
 from autotrain_mem.rehearsal.trace.ledger import Ledger
-from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
+from autotrain_mem.rehearsal.trace.skipped_decode_steps import (
+    GROWTH_OF_A_LAYER,
+    Budget,
+    Jump,
+    State,
+    write_skipped_steps,
+)
 from autotrain_mem.spec import Owner, Phase, Trace
 
 TOKEN = 100
@@ -35,7 +41,7 @@ class Generation:
         self.ledger.describe(block, Owner.KV_CACHE if name == "cache" else Owner.OTHER, name)
         return block
 
-    def jump_and_step(self, events: int = 10_000, budget: Budget | None = None) -> Trace:
+    def jump_and_step(self, events: int = 1_000_000, budget: Budget | None = None) -> Trace:
         ledger, before = self.ledger, self.cache
         start = len(ledger.events)
         tool = self._born("tool", 13)
@@ -49,7 +55,7 @@ class Generation:
         lengths = tuple(range(PREFILL + 1, PREFILL + self.skipped + 1))
         state = State(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
         jump = Jump(start=start, stop=stop, states=(state,), steps=self.skipped)
-        write_skipped_steps(ledger, jump, budget or Budget(events=2 * events))
+        write_skipped_steps(ledger, jump, budget or Budget(layers=1, events=2 * events))
         ledger.enter_phase(Phase.SCORE)
         ledger.end(self.logits)
         return ledger.trace()
@@ -104,11 +110,11 @@ def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int, scores:
 
 
 def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step_or_in_longer_strides() -> None:
-    written = Generation(20).jump_and_step(events=2 * 2 * 20)
+    written = Generation(20).jump_and_step(events=2 * GROWTH_OF_A_LAYER * 20)
     grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
     assert grown == list(range(PREFILL, PREFILL + 21))
     assert len([name for _, size, name in story(written) if name == "temporary" and size > 0]) < 20
-    written = Generation(100).jump_and_step(events=40)
+    written = Generation(100).jump_and_step(events=2 * GROWTH_OF_A_LAYER * 10)
     grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
     assert len(grown) < 20
     assert grown[-1] == PREFILL + 100
@@ -116,7 +122,7 @@ def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step_or_in_l
 
 
 @settings(max_examples=60, deadline=None)
-@given(skipped=st.integers(1, 60), events=st.integers(0, 800), scores=st.booleans())
+@given(skipped=st.integers(1, 60), events=st.integers(0, 8000), scores=st.booleans())
 def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_steps(
     skipped: int, events: int, scores: bool
 ) -> None:
@@ -126,7 +132,7 @@ def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_
 
 
 def test_each_generation_takes_at_most_half_of_what_is_left() -> None:
-    budget, left = Budget(events=1000), [1000]
+    budget, left = Budget(layers=1, events=1000), [1000]
     for _ in range(4):
         Generation(1000).jump_and_step(budget=budget)
         left.append(budget.events)

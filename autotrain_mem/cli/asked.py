@@ -1,0 +1,72 @@
+"""Reads a command's words, and refuses what it can before anything large is imported; then the command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from autotrain_mem.cli import flags
+from autotrain_mem.engine.wish import Wish
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.store import Store, cache_folder
+
+_WORDS = {"plan": "plan ", "estimate": "estimate ", "train": ""}
+"""Functions of ``cli.commands`` -> what stands before the method."""
+_DEVICE_AND_MODEL = (
+    *("model", "model_name_or_path", *REWARD_MODEL_ARGUMENTS),
+    *("gpu", "gpus", "nodes", "link", "use_cpu"),
+)
+"""What is refused early is about these."""
+
+
+def run(command: str, method: str, argv: Sequence[str]) -> int:
+    """Runs ``autofit [plan | estimate] METHOD``, by the function of that name in ``cli.commands``."""
+    prog = f"autofit {_WORDS[command]}{method}"
+    wish, output = flags.read(prog, argv)
+    if output.help:
+        return _help(method, prog)
+    from autotrain_mem.engine.early import opened  # a typo in a flag of ours is told before it is imported
+
+    to_train = command == "train" and not (wish.plan_only or output.stops)
+    count = 1 if command == "estimate" and not output.sweep else None
+    with opened(
+        wish, to_train=to_train, reads_data=command != "estimate", is_one=_is_one(wish, output), count=count
+    ) as workers:
+        if command != "estimate" and sys.stderr.isatty() and not (output.json or output.stops):
+            _say_coarse(wish)
+        from autotrain_mem.cli import commands  # while the workers import TRL
+
+        return int(getattr(commands, command)(workers, wish, output))
+
+
+def _is_one(wish: Wish, output: flags.Output) -> bool:
+    """Whether one device and one model are asked for: a sweep may have others at each of its points.
+
+    Where a file is to be written and no card is named, what flags contradict is told before that there is no GPU.
+    """
+    if wish.autofit.gpu is None and (output.stops or output.snapshot or output.sweep):
+        return False
+    swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
+    return swept.isdisjoint(_DEVICE_AND_MODEL)
+
+
+def _say_coarse(wish: Wish) -> None:
+    from autotrain_mem.engine.coarse import coarse_answer
+
+    if line := coarse_answer(wish):
+        sys.stderr.write(f"{line}\n")
+
+
+def _help(method: str, prog: str) -> int:
+    from autotrain_mem.worker.kept_flags import kept_flags  # a typo in a flag of ours is told before it is imported
+
+    table = kept_flags(Store(cache_folder()), method)
+    if table is None:
+        from autotrain_mem.worker.pool import Workers  # once for an installation
+
+        with Workers(1) as workers:
+            workers.first.parse(method, (), {}, {}, ())  # raises where the installed TRL has no such method
+            table = workers.first.flags()[method]
+    trls = "TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
+    sys.stdout.write(f"{flags.make_parser(prog).format_help()}\n{trls}\n\n{table.help}")
+    return 0

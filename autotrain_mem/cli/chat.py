@@ -1,0 +1,119 @@
+"""``autofit chat``: a few words with the model that a run trained, to see that it came out well."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autotrain_mem.cli.commands import warn
+from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
+from autotrain_mem.errands.child import ErrandProcess, started
+from autotrain_mem.errands.errand import Errand
+from autotrain_mem.errands.of_run import errand_of, quantized_note
+from autotrain_mem.errands.trained_run import find_run
+from autotrain_mem.errors import UsageError
+from autotrain_mem.printable import printable
+
+MAX_NEW_TOKENS = 256
+
+ABOUT = """\
+Loads the model that a run trained, with the base where it is an adapter, on the GPU where there is room, and answers:
+--prompt TEXT, or what comes through a pipe, once; on a terminal one line after the other, as a conversation, until
+Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answer, or of one text.
+"""
+
+Messages = list[dict[str, str]]
+
+
+def chat(argv: Sequence[str]) -> int:
+    """Answer prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
+    parser = run_parser("chat", ABOUT)
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this, and end")
+    parser.add_argument("--answer", metavar="TEXT", help="reward models: score this answer to the prompt")
+    parser.add_argument("--max_new_tokens", type=int, default=MAX_NEW_TOKENS, metavar="N", help="of an answer at most")
+    parser.add_argument("--plain", action="store_true", help="continue the text as it is, without a chat template")
+    parser.add_argument("--use_cpu", action="store_true", help="leave the GPU alone")
+    model_flags(parser)
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    run = find_run(options.run)
+    errand = errand_of(run, "chat", base=options.base, trust_remote_code=options.trust_remote_code)
+    errand = replace(errand, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
+    _check(errand, options.answer, options.prompt)
+    prompt = options.prompt
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().rstrip("\n")
+    if prompt is not None and not prompt.strip():
+        raise UsageError("The prompt is empty.", hint="autofit chat RUN --prompt TEXT")
+    if note := quantized_note(errand):
+        warn(note)
+    with started(errand) as process:
+        device = process.receive()["device"]
+        if prompt is not None:
+            _once(process, errand, prompt, options.answer)
+        else:
+            _loop(process, errand, device)
+    return 0
+
+
+def _check(errand: Errand, answer: str | None, prompt: str | None) -> None:
+    if errand.max_new_tokens < 1:
+        raise UsageError(f"--max_new_tokens {errand.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
+    if answer is not None and not errand.gives_score:
+        raise UsageError("--answer is for reward models, which score it.", hint="Remove --answer.")
+    if answer is not None and prompt is None:
+        raise UsageError("--answer needs the prompt that it answers.", hint="Add --prompt TEXT.")
+
+
+def _once(process: ErrandProcess, errand: Errand, prompt: str, answer: str | None) -> None:
+    messages = [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])]
+    _reply(process, errand, messages)
+
+
+def _loop(process: ErrandProcess, errand: Errand, device: str) -> None:
+    """Hold a conversation on the terminal; each prompt of a reward model stands for itself."""
+    sys.stdout.write(f"{errand.folder} on {device}; an empty line or Ctrl-C ends.\n")
+    messages: Messages = []
+    for prompt in _lines():
+        if errand.gives_score:
+            messages = []
+        messages.append(_turn("user", prompt))
+        try:
+            reply = _reply(process, errand, messages)
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            return
+        messages.append(_turn("assistant", reply))
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            sys.stdout.write("\n")
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def _reply(process: ErrandProcess, errand: Errand, messages: Messages) -> str:
+    """Print an answer as it comes; returns all of it."""
+    process.send({"messages": messages})
+    while True:
+        event = process.receive()
+        if event["event"] == "score":
+            sys.stdout.write(f"score {event['score']:.4f}\n")
+            return ""
+        if event["event"] == "answer":
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            return str(event["text"])
+        sys.stdout.write(printable(event["text"]))
+        sys.stdout.flush()
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

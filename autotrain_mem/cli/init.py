@@ -1,0 +1,209 @@
+"""``autofit init``: writes a config of some ten lines, from what the data and this machine say and what is answered."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotrain_mem import api
+from autotrain_mem.cli.commands import warn
+from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.errands.columns_of import Columns, columns_of
+from autotrain_mem.errors import AutofitError, DatasetFormatError, OutputFolderError, UsageError
+from autotrain_mem.files import refusal
+from autotrain_mem.methods.table import METHODS, methods_reading
+from autotrain_mem.units import format_bytes
+
+ABOUT = """\
+Writes a config for `autofit METHOD --config FILE`, with comments: the method that the columns of the data are for, the
+card that is here. What no flag says is asked on a terminal, and nowhere else. A file that is there is never written
+over.
+"""
+FILE = "autofit.yaml"
+MODEL = "Qwen/Qwen2.5-0.5B"
+"""Proposed where the model is asked for: small, and it goes with every method."""
+COMMENT_COLUMN = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Holds what a config is made of."""
+
+    method: str
+    model: str
+    dataset: str
+    columns: Columns | None
+    """None where the data were not looked at."""
+    gpu: str | None
+    """A card by name; None for the one that is here."""
+    here: str | None
+    """Names the cards that are here; None where there are none."""
+
+
+def init(argv: Sequence[str]) -> int:
+    """Write the config, and say the next command. Raises UsageError, DatasetError and OutputFolderError."""
+    parser = flag_parser("init", ABOUT)
+    parser.add_argument("--model", metavar="MODEL", help="a hub id or a folder")
+    parser.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet, .csv file")
+    parser.add_argument("--method", choices=[*METHODS], help="default: what the columns of the data are for")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="plan for this card (autofit gpus); default: the one that is here"
+    )
+    parser.add_argument("--out", metavar="FILE", default=FILE, help=f"the file to write (default {FILE})")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    out = Path(options.out)
+    if out.exists():
+        raise OutputFolderError(f"{out} exists, and is not written over.", hint="Give --out another name.")
+    if options.gpu is not None:
+        api.choose(options.gpu, use_cpu=False)  # refuses what is no card
+    answers = answered(options.model, options.dataset, options.method, options.gpu, _asker(options))
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(config_text(answers, str(out)))
+    except OSError as error:
+        raise refusal(out, error, "--out a file") from error
+    sys.stdout.write(f"{out} is written. Next:\n  {next_command(answers, str(out))}\n")
+    return 0
+
+
+Ask = Callable[[str, str], str]
+"""Asks one question, with the answer that an empty line stands for."""
+
+
+def _asker(missing: object) -> Ask:
+    """Ask on a terminal; refuse where there is none."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _ask
+    needed = [f"--{name}" for name in ("model", "dataset") if not getattr(missing, name)]
+
+    def refuse(question: str, default: str) -> str:
+        raise UsageError(
+            f"autofit init has nobody to ask here, and needs {' and '.join(needed)}.",
+            hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
+        )
+
+    return refuse
+
+
+def _ask(question: str, default: str) -> str:
+    shown = f" [{default}]" if default else ""
+    while True:
+        if answer := input(f"{question}{shown}: ").strip() or default:
+            return answer
+
+
+def answered(model: str | None, dataset: str | None, method: str | None, gpu: str | None, ask: Ask) -> Answers:
+    """Fill in what the flags leave open."""
+    model = model or ask("Model, a hub id or a folder", MODEL)
+    dataset = dataset or ask("Data, a file, a folder or a hub id", "")
+    columns = columns_of(dataset) if method is None or Path(dataset).suffix.lower() in (".jsonl", ".csv") else None
+    likely = () if columns is None else methods_reading(columns.names)
+    if method is None:
+        if not likely:
+            raise _no_method(dataset, columns)
+        method = likely[0]
+    elif columns is not None and method not in likely:
+        warn(f"{method} reads no rows with the columns {', '.join(columns.names)} as they are: plan says what it needs")
+    return Answers(method=method, model=model, dataset=dataset, columns=columns, gpu=gpu, here=_cards_here())
+
+
+def _no_method(dataset: str, columns: Columns | None) -> DatasetFormatError:
+    names = ", ".join(columns.names) if columns else ""
+    reads = "\n".join(
+        f"{row.name}: {' or '.join('+'.join(names) for names in row.formats)}" for row in METHODS.values()
+    )
+    return DatasetFormatError(
+        f"The columns of {dataset} ({names}) are those of no method.",
+        hint=f"Rename them, or give --method, if TRL makes rows of them that it reads:\n{reads}",
+    )
+
+
+def _cards_here() -> str | None:
+    try:
+        cards = api.detect({}, warn)
+    except AutofitError as error:  # the config is good for other machines too
+        warn(error.message)
+        return None
+    names = [f"{card.name}, {format_bytes(card.total_bytes)}" for card in cards]
+    return f"{len(names)} x {names[0]}" if len(names) > 1 else next(iter(names), None)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def config_text(answers: Answers, file: str) -> str:
+    """Lay out the file: TRL's keys, then ours, each with a word on what it does."""
+    row = METHODS[answers.method]
+    folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
+    is_free = not (row.groups_completions or row.has_mini_batches)
+    lines = [
+        f"# {next_command(answers, file)}",
+        f"# autofit {answers.method} --config {_word(file)}",
+        _line("model_name_or_path", answers.model, ""),
+        _line("dataset_name", answers.dataset, _of_data(answers)),
+        _line("output_dir", folder, "model, plan and checkpoints; a run that is there is kept"),
+        _line("num_train_epochs", "1", "TRL's default is 3", on=False),
+        _line("learning_rate", f"{row.defaults['learning_rate']:.1e}", _OF_RATE, on=False),
+        *_rewards(answers.method),
+        "autofit:",
+        _line("  effective_batch_size", "8", "rows of an optimizer step, kept by every plan", on=is_free),
+        _line("  fit", "all", "lossless: nothing but speed changes; rounding: bf16 weights too; all: LoRA too"),
+        _line("  gpu", answers.gpu or "rtx4090", _of_card(answers), on=answers.gpu is not None),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_OF_RATE = "TRL's, for all weights; an adapter needs about ten times as much"
+
+
+def _rewards(method: str) -> list[str]:
+    argument = METHODS[method].reward_model_argument
+    if argument is None:
+        return []
+    return [_line(argument, "ORG/NAME", "a reward model: put yours")]
+
+
+def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
+    """``key: value   # comment``; one that is off is a comment itself."""
+    indent, name = key[: len(key) - len(key.lstrip())], key.lstrip()
+    text = f"{indent}{'' if on else '# '}{name}: {_scalar(value)}"
+    return f"{text:{COMMENT_COLUMN}}# {comment}" if comment else text
+
+
+def _scalar(text: str) -> str:
+    """A value that YAML reads as it stands, in quotes where it would not."""
+    plain = re.fullmatch(r"[A-Za-z0-9_./~][\w./~+-]*", text)
+    is_word = text.lower() in ("yes", "no", "on", "off", "true", "false", "null", "y", "n", "~")
+    return text if plain and not is_word else json.dumps(text, ensure_ascii=False)
+
+
+def _of_data(answers: Answers) -> str:
+    if answers.columns is None:
+        return ""
+    names = ", ".join(answers.columns.names[:4])
+    rows = "" if answers.columns.rows is None else f"{answers.columns.rows:,} rows with "
+    others = [name for name in methods_reading(answers.columns.names) if name != answers.method][:3]
+    return f"{rows}{names}" + (f"; also for {', '.join(others)}" if others else "")
+
+
+def _of_card(answers: Answers) -> str:
+    if answers.gpu is not None:
+        return "plans for this card; remove the line to plan for the one that is there"
+    return f"in place of the one that is here: {answers.here}" if answers.here else "there is none here: name one"
+
+
+def next_command(answers: Answers, file: str) -> str:
+    """Say what shows the plan: with a card by name where none is here."""
+    gpu = "" if answers.here or answers.gpu else " --gpu NAME"
+    return f"autofit plan {answers.method} --config {_word(file)}{gpu}"
+
+
+def _word(text: str) -> str:
+    """One word of a shell."""
+    return text if re.fullmatch(r"[\w./~+-]+", text) else "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,175 @@
+"""Refuses what needs no TRL, before a worker could have imported it: device, files, output folder. Light to import."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
+from autotrain_mem.engine.wish import Wish, check_launch
+from autotrain_mem.errors import AutofitError, UsageError
+from autotrain_mem.local_files import check_data_path, check_model_folder
+from autotrain_mem.machine.choose import check_device, several, training_device
+from autotrain_mem.methods.flags import parser_of, read_given
+from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.spec import Job
+from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.worker.kept_flags import kept_flags, kept_names
+
+if TYPE_CHECKING:
+    from autotrain_mem.worker.pool import Workers
+
+_READ = ("output_dir", RESUME, "dataset_name", "datasets", *REWARD_MODEL_ARGUMENTS)
+"""The arguments of TRL's that are looked at before its parser has read them."""
+
+
+@contextmanager
+def opened(
+    wish: Wish, *, to_train: bool, reads_data: bool = True, is_one: bool = True, count: int | None = None
+) -> Iterator[Workers]:
+    """Workers for a wish, which end with the block.
+
+    They import TRL while the rest is looked at, unless what was kept says that they may not be needed.
+
+    Args:
+        to_train: A training follows, on this machine.
+        reads_data: Where data are named, they will be read.
+        is_one: There is one configuration, to plan or train; each point of a sweep may have another device or model.
+        count: Of the workers; None for as many as there is room for.
+
+    Raises:
+        AutofitError: what is wrong with the wish by itself (:func:`refuse`).
+    """
+    check_launch()
+    refuse_flags(wish)
+    _check_prices(wish)
+    if is_one:
+        refuse(wish, to_train=to_train, reads_data=reads_data)
+    from autotrain_mem.engine.kept_answers import is_parsed  # what is refused above waits for neither
+    from autotrain_mem.worker.pool import Workers
+
+    with Workers(count) as workers:
+        if not is_parsed(Store(cache_folder()), wish):
+            workers.start()
+        try:
+            yield workers
+        except UsageError:  # the next typo is told at once
+            _keep_flags(workers)
+            raise
+
+
+def _keep_flags(workers: Workers) -> None:
+    with contextlib.suppress(AutofitError):
+        if kept_names(Store(cache_folder())) is None:
+            workers.first.flags()
+
+
+def refuse_flags(wish: Wish) -> None:
+    """Refuses names that TRL does not know, and values that no parser takes, by what was kept of the installed TRL.
+
+    Nothing is refused where nothing was kept: then a worker reads the flags, with TRL's own parser, as it does
+    where nothing is wrong here.
+
+    Raises:
+        UsageError: an unknown flag or key (with the nearest), or a value of a wrong kind.
+    """
+    store = Store(cache_folder())
+    kept = kept_flags(store, wish.method)
+    if kept is None:
+        return
+    read_given(
+        parser_of(kept.flags),
+        wish.method,
+        wish.argv,
+        wish.config,
+        wish.also_known,
+        lambda name: [method for method, names in (kept_names(store) or {}).items() if name in names],
+    )
+
+
+def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
+    """Refuses an unknown card, a machine without one, files that are not there, and an output folder that is taken.
+
+    What a plan of before says instead is known later, and looked at then; so is what TRL's parser alone can tell.
+
+    Raises:
+        UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
+            DatasetError, OutputFolderError.
+    """
+    if wish.autofit.plan is not None or wish.argument(RESUME):
+        return
+    if wish.simulate and wish.autofit.gpu is None:  # words that contradict each other are told with all that do
+        return
+    job = _job(wish)
+    if job is None:
+        raise no_model()
+    _refuse_device(wish, to_train=to_train)
+    check_model_folder(job.model, "--model")
+    for name in filter(job.arguments.get, REWARD_MODEL_ARGUMENTS):
+        check_model_folder(job.arguments[name], f"--{name}")
+    data = job.dataset or job.arguments.get("dataset_name")
+    if data and reads_data:
+        check_data_path(str(data))
+    if to_train:
+        _check_written(job, wish)
+
+
+def no_model() -> UsageError:
+    """Returns what is said where nothing names a model."""
+    return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")
+
+
+def check_to_train(job: Job, wish: Wish) -> None:
+    """Refuses to train without data or weights, or into a folder that is taken.
+
+    Raises:
+        UsageError, ModelNotFoundError, OutputFolderError.
+    """
+    if not job.names_data:
+        example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
+        raise UsageError(
+            "No --dataset is given, and training needs one.",
+            hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
+        )
+    _check_written(job, wish)
+
+
+def _check_written(job: Job, wish: Wish) -> None:
+    for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
+        check_weights(pathlib.Path(name))
+    check_output(job, overwrite=wish.overwrite_output_dir)
+
+
+def _check_prices(wish: Wish) -> None:
+    if wish.autofit.prices is not None:
+        from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
+
+        prices(str(wish.autofit.prices))
+
+
+def _refuse_device(wish: Wish, *, to_train: bool) -> None:
+    autofit, environment = wish.autofit, wish.environment
+    if wish.argument("use_cpu") or several_asked(wish):
+        return
+    counts = autofit.gpu_counts
+    gpus = counts[0] if len(counts) == 1 else None
+    card = check_device(autofit.gpu, gpus=gpus, link=autofit.link, environment=environment)
+    if to_train and card is not None and (autofit.nodes or 1) == 1:
+        training_device(card, simulate=wish.simulate, environment=environment)
+
+
+def several_asked(wish: Wish) -> bool:
+    """Whether cards are to be compared; raises UnknownGpuError for a name that none has."""
+    autofit = wish.autofit
+    return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
+
+
+def _job(wish: Wish) -> Job | None:
+    """The job as far as flags and keys tell it by themselves; None without a model."""
+    model = wish.model or wish.argument("model_name_or_path")
+    given = {name: value for name in _READ if (value := wish.argument(name)) is not None}
+    return replace(wish, model=str(model)).job(given) if model else None

@@ -1,0 +1,85 @@
+"""Uploads a trained model with its card to the Hugging Face Hub, and nothing else that lies in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from autotrain_mem.errands.errand import Errand, Receive, Send
+from autotrain_mem.errors import TrainingError, UsageError
+
+UPLOADED = (
+    *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
+    *("*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("chat_template*", "*processor_config.json"),
+)
+"""All else stays here: ``training_args.bin`` and checkpoints may hold tokens, plan and logs name paths of this
+machine."""
+
+_LOG_IN = "Run `hf auth login` with a token that may write, or set HF_TOKEN."
+
+
+def push(errand: Errand, send: Send, receive: Receive, api: Any = None) -> dict[str, Any]:
+    """Make the repository where there is none, private unless asked otherwise, and upload in one commit.
+
+    Args:
+        api: The hub's client; given by tests.
+
+    Raises:
+        UsageError: nobody is logged in, the hub may not be used from here, or the repository's name cannot be used;
+            it holds files already.
+        TrainingError: the hub refused, or cannot be reached.
+    """
+    api = HfApi() if api is None else api
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded.", hint="Unset it, and run this again.")
+    if not get_token():
+        raise UsageError("Nobody is logged in to the Hugging Face Hub here.", hint=_LOG_IN)
+    try:
+        return _pushed(errand, send, api)
+    except HFValidationError as error:
+        raise UsageError(f"{errand.to!r} cannot be the name of a repository: {error}", hint="--to ORG/NAME") from error
+    except HfHubHTTPError as error:
+        raise _refused(errand, error) from error
+    except (OSError, RuntimeError) as error:  # whatever client is beneath has errors of its own
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(
+            f"The Hugging Face Hub cannot be reached, or broke off: {reason}",
+            hint="Run this again when the network is there: files that arrived are not sent twice.",
+        ) from error
+
+
+def _pushed(errand: Errand, send: Send, api: Any) -> dict[str, Any]:
+    private = not errand.public
+    is_there = api.repo_exists(errand.to)
+    if is_there and not errand.update and {*api.list_repo_files(errand.to)} - {".gitattributes"}:
+        raise UsageError(
+            f"The repository {errand.to} holds files already.",
+            hint="Give --to another name, or add --update: a commit is put on top, and older ones stay.",
+        )
+    if not is_there:
+        api.create_repo(errand.to, private=private)
+    send({"event": "note", "message": f"uploading to {errand.to}{'' if is_there else f' ({_kind(private)})'}"})
+    commit = api.upload_folder(
+        repo_id=errand.to,
+        folder_path=errand.folder,
+        allow_patterns=[*UPLOADED],
+        commit_message=f"Upload the model trained in {Path(errand.folder).resolve().name}",
+    )
+    return {"event": "end", "url": f"https://huggingface.co/{errand.to}", "commit": getattr(commit, "oid", "")}
+
+
+def _kind(private: bool) -> str:
+    return "private" if private else "public"
+
+
+def _refused(errand: Errand, error: HfHubHTTPError) -> TrainingError | UsageError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    reason = " ".join(str(error).split())[:300]
+    if status in (401, 403):
+        message = f"The hub does not let this token write to {errand.to}: {reason}"
+        return UsageError(message, hint=f"{_LOG_IN} --to takes a user or an organisation that is yours.")
+    return TrainingError(f"The hub refused: {reason}", hint="Run this again later.")

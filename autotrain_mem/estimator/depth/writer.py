@@ -1,0 +1,129 @@
+"""Says what a step of a run does, whatever the number of layers, and writes the events of a run that does it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotrain_mem.spec import Block, Phase
+from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+
+
+class UnclearError(Exception):
+    """Says that the two runs do not tell what the whole does."""
+
+
+Picks = Mapping[int, "Pick"]
+"""Of each death and use in a run, by its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Names one of the living blocks that were born at a place, by its rank among them."""
+
+    place: Hashable
+    from_oldest: int | None
+    from_newest: int | None
+
+    def of(self, living: Sequence[int]) -> int:
+        """Returns its index. Raises UnclearError where there is none, or where the two ranks name two."""
+        count = len(living)
+        index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
+        if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):
+            raise UnclearError
+        return index
+
+
+def agreed(alternatives: Sequence[Sequence[Pick]]) -> Pick:
+    """Finds what several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
+    for picks in alternatives:
+        first = picks[0]
+        if any(pick.place != first.place for pick in picks):
+            continue
+        oldest = first.from_oldest if all(pick.from_oldest == first.from_oldest for pick in picks) else None
+        newest = first.from_newest if all(pick.from_newest == first.from_newest for pick in picks) else None
+        if oldest is not None or newest is not None:
+            return Pick(first.place, oldest, newest)
+    raise UnclearError
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Makes a block, in as many copies as are asked for."""
+
+    places: tuple[Hashable, ...]
+    size_bytes: int
+    like: Block
+    pattern: str
+    layer: int | None
+    """The layer of its module in the first copy; None where it belongs to none."""
+    layer_step: int
+    """From one copy to the next."""
+    again: bool
+    """Whether it takes the number of a block that is dead (see ``Trace``)."""
+
+    def block(self, copy: int) -> Block:
+        """Makes the block of one copy, counted from 0."""
+        if self.layer is None and self.size_bytes == self.like.size_bytes:
+            return self.like
+        module = self.like.module if self.layer is None else self.pattern.format(self.layer + self.layer_step * copy)
+        return Block(size_bytes=self.size_bytes, owner=self.like.owner, module=module, stream=self.like.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Uses a block on another stream; where there is none it dies."""
+
+    pick: Pick
+    stream: int | None
+
+
+Act = Birth | Use | Phase | None
+"""What one step does; None empties the cache."""
+
+
+class Writer:
+    """Writes the events of the whole run, as they come."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.events: array[int] = array("q")
+        self.phase_starts: list[tuple[int, Phase]] = []
+        self.stream_uses: list[StreamUse] = []
+        self._living: dict[Hashable, list[int]] = {}
+        self._places: dict[int, tuple[Hashable, ...]] = {}
+        self._dead: dict[Block, list[int]] = {}
+
+    def write(self, act: Act, copy: int) -> None:
+        """Does what a step does, in one copy of it."""
+        if isinstance(act, Use):
+            living = self._living.get(act.pick.place, [])
+            number = living[act.pick.of(living)]
+            if act.stream is None:
+                self._end(number)
+            else:
+                self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
+        elif isinstance(act, Birth):
+            number = self._number(act, copy)
+            self._places[number] = act.places
+            for place in act.places:
+                self._living.setdefault(place, []).append(number)
+            self.events.append(number)
+        elif act is None:
+            self.events.append(CACHE_EMPTIED)
+        else:
+            self.phase_starts.append((len(self.events), act))
+
+    def _end(self, number: int) -> None:
+        for place in self._places.pop(number):
+            self._living[place].remove(number)
+        self._dead.setdefault(self.blocks[number - 1], []).append(number)
+        self.events.append(-number)
+
+    def _number(self, birth: Birth, copy: int) -> int:
+        block = birth.block(copy)
+        if birth.again and (dead := self._dead.get(block)):
+            return dead.pop()
+        self.blocks.append(block)
+        return len(self.blocks)

@@ -1,0 +1,266 @@
+"""Replays hundreds of steps whose rows are of every length: what the caching allocator reserves after hours.
+
+A rehearsal runs two steps of the worst batch. A run has batches of every length, and what the allocator cached for one
+does not fit the next. Two rehearsals, of the longest rows and of shorter ones, tell how each block grows with the rows
+(``estimator.block_sizes``), so that a step of any length can be played; a step that left the allocator as it found it
+is played once.
+
+Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB by its
+worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB where the longest rows run first.
+
+Known limits: a step's micro-batches are played as steps of their own; of batches more than :data:`CLASSES` lengths are
+told apart no further; blocks of up to 1 MiB, which have segments of their own, count with the most that any length
+makes of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotrain_mem.allocator.rounding import SMALL_BYTES
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.estimator.block_sizes import BlockSizes, Rehearsed
+from autotrain_mem.estimator.step_parts import FOREIGN, Kind, Part, step_parts
+from autotrain_mem.spec import DataProfile
+from autotrain_mem.spec.mixed_lengths import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.spec.trace import CACHE_EMPTIED
+
+CLASSES = 8
+"""Lengths that are told apart; a plan waits for each."""
+SMALL_CLASSES = 4
+"""The same for small blocks, whose segments are few."""
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """Holds the longest row of each batch, in the order in which a sampler may draw them."""
+
+    tokens: Sequence[int]
+    each_step: int = 1
+    """Batches of an optimizer step."""
+
+
+def drawn_batches(
+    profile: DataProfile, *, rows: int, each_step: int, max_length: int | None, longest: int, classes: int = CLASSES
+) -> Batches:
+    """Draws the batches of as many steps as :data:`STEPS` has, the same ones each time.
+
+    Args:
+        rows: Of a batch.
+        each_step: Batches of an optimizer step.
+        max_length: Where rows are cut; None for nowhere.
+        longest: Tokens of a batch of the longest rows, as it was rehearsed; none is longer.
+        classes: How many lengths are told apart.
+    """
+    kept = profile.kept_lengths(max_length)
+    source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
+    count = STEPS[-1] * each_step
+    drawn = source.choices(lengths, weights, k=count * rows)
+    longest_of_each = [min(longest, max(drawn[at : at + rows])) for at in range(0, len(drawn), rows)]
+    return Batches(tokens=_in_classes(longest_of_each, classes), each_step=each_step)
+
+
+def _in_classes(tokens: Sequence[int], classes: int) -> list[int]:
+    """Rounds lengths to so many, as far from each other; the longest and the shortest stay what they are."""
+    least, most = min(tokens), max(tokens)
+    width = max(1.0, (most - least) / (classes - 1))
+    return [min(most, round(least + round((each - least) / width) * width)) for each in tokens]
+
+
+def mixed_lengths(
+    longest: Rehearsed, shorter: Rehearsed, batches: Batches, settings: AllocatorSettings, *, capacity_bytes: int | None
+) -> MixedLengths:
+    """Replays sampled steps in both orders, with both kinds of segments.
+
+    Args:
+        capacity_bytes: What the allocator can have of the device, for how often it gives its cache back.
+
+    Raises:
+        UnclearError: the steps of these rehearsals cannot be told apart, or use more streams than one.
+    """
+    templates = _templates(longest, shorter)
+
+    def by_order(*, expandable: bool) -> ReservedByOrder:
+        segments = replace(settings, expandable_segments=expandable)
+        small_bytes = _small_bytes(templates, batches, segments)
+
+        def over_steps(*, longest_first: bool) -> ReservedOverSteps:
+            run = Run(templates, segments, None, longest_first=longest_first)
+            reserved, retries = _looked_at(run, batches)
+            reserved = tuple(size + small_bytes for size in reserved)
+            if capacity_bytes is not None and reserved[-1] > capacity_bytes:
+                room = max(0, capacity_bytes - small_bytes)
+                _, retries = _looked_at(Run(templates, segments, room, longest_first=longest_first), batches)
+            return ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries)
+
+        return ReservedByOrder(any_order=over_steps(longest_first=False), longest_first=over_steps(longest_first=True))
+
+    return MixedLengths(native=by_order(expandable=False), expandable_segments=by_order(expandable=True))
+
+
+def reserved_after(
+    longest: Rehearsed, shorter: Rehearsed, tokens: Sequence[int], settings: AllocatorSettings, *, longest_first: bool
+) -> list[int]:
+    """Returns what is reserved after each batch of these lengths, on a device without an end.
+
+    Nothing is rounded, so that it can be compared with a real run of the same rows. Raises UnclearError.
+    """
+    templates = _templates(longest, shorter)
+    large, small = (
+        Run(templates, settings, None, longest_first=longest_first, is_small=each) for each in (False, True)
+    )
+    return [large.step(each) + small.step(each) for each in tokens]
+
+
+def _looked_at(run: Run, batches: Batches) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns what is reserved, and how often the cache was given back, after each of :data:`STEPS`."""
+    reserved, retries = [], []
+    looked_at = {steps * batches.each_step for steps in STEPS}
+    for number, tokens in enumerate(batches.tokens, 1):
+        run.step(tokens)
+        if number in looked_at:
+            reserved.append(run.allocator.peak_reserved_bytes)
+            retries.append(run.allocator.num_alloc_retries)
+    return tuple(reserved), tuple(retries)
+
+
+def _small_bytes(templates: Templates, batches: Batches, settings: AllocatorSettings) -> int:
+    """Returns what small blocks reserve once all lengths have run."""
+    run = Run(templates, settings, None, longest_first=True, is_small=True)
+    every = sorted({*batches.tokens})
+    spread = every[:: max(1, -(-len(every) // SMALL_CLASSES))]
+    return max(run.step(tokens) for tokens in (*spread, every[-1]))
+
+
+class Template:
+    """Holds a rehearsal in its parts, at any length."""
+
+    def __init__(self, rehearsed: Rehearsed, other: Rehearsed) -> None:
+        self.tokens = rehearsed.tokens
+        self.parts = step_parts(rehearsed.trace)
+        self._sizes = BlockSizes(rehearsed, other)
+        self._compiled: dict[tuple[int, int, bool], tuple[list[int], list[int]]] = {}
+
+    def compiled(self, part: Part, tokens: int, *, is_small: bool) -> tuple[list[int], list[int]]:
+        """Returns a part's events, as far as they are of one pool, and the sizes of all blocks at a length."""
+        key = (id(part), tokens, is_small)
+        if key not in self._compiled:
+            sizes = [(size + 511) & -512 for size in self._sizes.at(tokens)]
+            events = [
+                event
+                for event in part.events
+                if event >= FOREIGN or event == CACHE_EMPTIED or (sizes[abs(event) - 1] <= SMALL_BYTES) is is_small
+            ]
+            self._compiled[key] = events, sizes
+        return self._compiled[key]
+
+
+Templates = tuple[Template, Template]
+"""Of the longest rows, and of shorter ones."""
+
+
+def _templates(longest: Rehearsed, shorter: Rehearsed) -> Templates:
+    return Template(longest, shorter), Template(shorter, longest)
+
+
+class Run:
+    """Plays steps of any length, one after another, as far as they are of one pool of the allocator.
+
+    Small blocks, up to 1 MiB, share segments with no others (``CUDACachingAllocator.cpp: get_pool``).
+
+    Args:
+        capacity_bytes: What the allocator can have; None for no end.
+        longest_first: The longest rows run forward and backward before the first step, and leave nothing but what the
+            allocator then caches (``training.longest_batch``).
+    """
+
+    def __init__(
+        self,
+        templates: Templates,
+        settings: AllocatorSettings,
+        capacity_bytes: int | None,
+        *,
+        longest_first: bool,
+        is_small: bool = False,
+    ) -> None:
+        self.allocator = CachingAllocator(capacity_bytes, settings)
+        self.allocator.count_reserved_only()
+        self._templates, self._is_small = templates, is_small
+        self._begun = False
+        self._carried: dict[Kind, list[int]] = {}
+        self._still: set[tuple[int, int]] = set()
+        """(part, tokens) that leave the allocator as it is now."""
+        template = templates[0]
+        self._play(template, template.parts.load, template.tokens)
+        if longest_first:
+            self._try(template)
+
+    def step(self, tokens: int) -> int:
+        """Plays a step whose rows have so many tokens, unless it would change nothing; returns what is reserved."""
+        longest, shorter = self._templates
+        # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
+        template = longest if tokens * tokens >= longest.tokens * shorter.tokens else shorter
+        part = template.parts.later if self._begun else template.parts.first
+        key = (id(part), tokens)
+        if key not in self._still:
+            before = self._state()
+            self._play(template, part, tokens)
+            self._end_carried()
+            if self._begun and self._state() == before:
+                self._still.add(key)
+            else:
+                self._still.clear()
+            self._begun = True
+        return self.allocator.peak_reserved_bytes
+
+    def _try(self, template: Template) -> None:
+        """Runs the longest rows beside what stands in for the optimizer's state (``longest_batch.restore``)."""
+        _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
+        state = [sizes[number - 1] for number in template.parts.optimizer_state]
+        held = [self._malloc(size) for size in state if (size <= SMALL_BYTES) is self._is_small]
+        self._play(template, template.parts.trial, template.tokens)
+        for address in held:
+            self.allocator.free(address)
+        self._end_carried()
+
+    def _play(self, template: Template, part: Part, tokens: int) -> None:
+        events, sizes = template.compiled(part, tokens, is_small=self._is_small)
+        alive, carried, free = dict[int, int](), self._carried, self.allocator.free
+        for event in events:
+            if event >= FOREIGN:
+                if waiting := carried.get(part.foreign[event - FOREIGN]):
+                    free(waiting.pop())
+            elif event > 0:
+                alive[event] = self._malloc(sizes[event - 1])
+            elif event == CACHE_EMPTIED:
+                self.allocator.empty_cache()
+            else:
+                free(alive.pop(-event))
+        for number, address in alive.items():
+            if number not in part.lasting:
+                carried.setdefault(part.kept[number], []).append(address)
+
+    def _end_carried(self) -> None:
+        """Ends what a step left behind for the next one: a batch, a loss."""
+        for addresses in self._carried.values():
+            for address in addresses:
+                self.allocator.free(address)
+        self._carried.clear()
+
+    def _malloc(self, size: int) -> int:
+        try:
+            return self.allocator.malloc(size)
+        except OutOfMemory:  # the run goes on, on a device that is as much larger
+            device = self.allocator.device
+            capacity, device.capacity_bytes = device.capacity_bytes, None
+            address = self.allocator.malloc(size)
+            device.capacity_bytes = max(capacity or 0, device.taken_bytes)
+            return address
+
+    def _state(self) -> object:
+        """Tells two states of the allocator apart: where free blocks lie says where the others do."""
+        return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes

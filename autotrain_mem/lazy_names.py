@@ -1,0 +1,21 @@
+"""Imports a package's public names from its modules as they are asked for, so that importing it takes no time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+
+def lazily_imported(package: str, names: Mapping[str, str], name: str) -> object:
+    """Returns what a package's ``__getattr__`` is asked for.
+
+    Args:
+        names: Module of the package -> the names of it that the package offers, in one text.
+
+    Raises:
+        AttributeError: the package offers no such name.
+    """
+    for module, offered in names.items():
+        if name in offered.split():
+            return getattr(importlib.import_module(f"{package}.{module}"), name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -1,0 +1,140 @@
+"""Reads what cards are rented for, from a dated table that comes along or a file of the user's in its place.
+
+The rows are in ``prices.csv``: on-demand prices of one card for an hour, as providers list them, without storage and
+taxes. Each has the day on which it was seen and where: most were read in public copies of the lists. Spot prices are
+not among them, nor those that a list does not tell apart from these; of a market the row has the price that it starts
+at, and says so. A card that has no row has no price. Prices move: ``--prices FILE`` holds the user's own, in the same
+columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import functools
+import io
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autotrain_mem.errors import UnknownGpuError, UsageError
+from autotrain_mem.files import read_start
+from autotrain_mem.machine.catalog import named, recognise
+from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.price import Price
+from autotrain_mem.units import KIB, format_bytes
+
+_ROWS = Path(__file__).with_name("prices.csv")
+
+_NEEDED = ("gpu", "per_hour")
+_COLUMNS = (*_NEEDED, "currency", "provider", "seen", "source")
+LARGEST_FILE_BYTES = 256 * KIB
+"""Of a user's file: thousands of rows."""
+_FORM = "The first line names the columns: gpu,per_hour and, if you like, currency,provider,seen,source."
+
+Prices = Mapping[str, Price]
+"""By the catalog's key."""
+
+
+@functools.cache
+def listed_prices() -> Prices:
+    """The table that comes along."""
+    return _read(_ROWS.read_text(encoding="utf-8"), "prices.csv")
+
+
+def prices(file: str | None) -> Prices:
+    """The table of a user's file, or the one that comes along.
+
+    Of several prices of one card the lowest counts.
+
+    Raises:
+        UsageError: the file cannot be read, is no such table, or holds what is no price; all of it in one message.
+    """
+    if file is None:
+        return listed_prices()
+    try:
+        content = read_start(Path(file), LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"Cannot read --prices {file}: {error.strerror or error}.", hint="Check --prices.") from error
+    if len(content) > LARGEST_FILE_BYTES:
+        raise UsageError(f"--prices {file} is larger than {format_bytes(LARGEST_FILE_BYTES)}.", hint=_FORM)
+    try:
+        return _read(content.decode("utf-8-sig"), file)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"--prices {file} is not a CSV file in UTF-8.", hint=_FORM) from error
+
+
+def price_of(card: Hardware, table: Prices) -> Price | None:
+    """The price of a card, which NVML may call by another name than the catalog; None where the table has none."""
+    known = recognise(card.name, card.total_bytes) if card.origin == "detected" else None
+    return table.get(card.name if known is None else known.name)
+
+
+def _read(text: str, name: str) -> Prices:
+    rows = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    columns = rows.fieldnames or ()
+    missing = [each for each in _NEEDED if each not in columns]
+    unknown = [each for each in columns if each not in _COLUMNS]
+    if missing or unknown:
+        wrong = f"has no column {' and '.join(missing)}" if missing else f"has unknown columns: {', '.join(unknown)}"
+        raise UsageError(f"--prices {name} {wrong}.", hint=_FORM)
+    table: dict[str, Price] = {}
+    problems: list[str] = []
+    for row in rows:
+        try:
+            price = _price(row)
+        except ValueError as error:
+            problems.append(f"line {rows.line_num}: {error}")
+            continue
+        if price.gpu not in table or price.per_hour < table[price.gpu].per_hour:
+            table[price.gpu] = price
+    problems += _of_all(table)
+    if problems:
+        raise UsageError(f"--prices {name} cannot be used: {'; '.join(problems)}.", hint=_FORM)
+    return table
+
+
+def _of_all(table: Prices) -> Iterator[str]:
+    currencies = sorted({price.currency for price in table.values()})
+    if len(currencies) > 1:
+        yield f"prices in {' and '.join(currencies)} cannot be compared: write all of them in one currency"
+
+
+def _price(row: Mapping[str, str | None]) -> Price:
+    """Raises ValueError for a row that is none, with what is wrong in a few words."""
+    if None in row or None in row.values():
+        raise ValueError("it has other fields than the first line names")
+    fields = {name: (value or "").strip() for name, value in row.items()}
+    try:
+        gpu = named(fields["gpu"]).name
+    except UnknownGpuError as error:
+        raise ValueError(f"{error.message.rstrip('.')} (autofit gpus lists the cards)") from error
+    seen = fields.get("seen", "")
+    if seen and not _is_day(seen):
+        raise ValueError(f"seen {seen!r} is no day: write it as 2026-03-10")
+    return Price(
+        gpu=gpu,
+        per_hour=_amount(fields["per_hour"]),
+        currency=fields.get("currency") or "USD",
+        provider=fields.get("provider", ""),
+        seen=seen,
+        source=fields.get("source", ""),
+    )
+
+
+def _amount(text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        raise ValueError(f"per_hour {text!r} is no number: write 0.34, without a currency") from None
+    if not math.isfinite(amount) or amount <= 0:
+        raise ValueError(f"per_hour {text} is no price")
+    return amount
+
+
+def _is_day(text: str) -> bool:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,262 @@
+"""Reads flags and YAML keys by a parser: TRL's own in a worker, or one that is made of what was kept of it. Pure."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.job import MAX_LENGTH, MAXIMIZED, MOST, read_length
+from autotrain_mem.spec.trl_flags import TrlFlag
+
+_ELSEWHERE = {
+    "batch_size": "per_device_train_batch_size",
+    "max_completion_length": "response_length",
+    "max_new_tokens": "max_completion_length",
+    "max_prompt_length": "prompt_length",
+    "response_length": "max_completion_length",
+    "reward_model": "reward_model_path",
+    "reward_model_path": "reward_model_name_or_path",
+    "reward_model_name_or_path": "reward_model_path",
+    "epochs": "num_train_epochs",
+    "lora": "use_peft",
+    "lora_rank": "lora_r",
+    "lr": "learning_rate",
+    "max_seq_len": "max_length",
+    "max_seq_length": "max_length",
+    "seq_len": "max_length",
+    "steps": "max_steps",
+}
+"""What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""
+
+_WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
+
+MethodsWith = Callable[[str], Sequence[str]]
+"""Finds the methods that know a flag."""
+
+
+def read_given(
+    parser: argparse.ArgumentParser,
+    method: str,
+    argv: Sequence[str],
+    config: Mapping[str, Any],
+    also_known: Sequence[str],
+    methods_with: MethodsWith,
+) -> dict[str, Any]:
+    """Reads what the user gave, and nothing else, by the parser's names. The parser is spent with it.
+
+    Args:
+        parser: Of the method.
+        argv: Flags without our own.
+        config: Keys of a YAML file; a flag wins over its key.
+        also_known: Our own names, for did-you-mean.
+
+    Raises:
+        UsageError: an unknown flag or key (with the nearest), or a value that the parser refuses.
+    """
+    parser.allow_abbrev = False
+    parser.error = functools.partial(_refuse, method)  # type: ignore[method-assign]
+    actions = actions_of(parser)
+    known = [*actions, *also_known]
+    unknown = [name for name in config if name not in actions]
+    if unknown:
+        raise unknown_names(method, unknown, known, "key", "", methods_with)
+    spoken, silent = _as_flags(config, actions)
+    _forget_defaults(parser, silent)
+    namespace, extra = parser.parse_known_args([*spoken, *argv])
+    if extra:
+        raise _unknown_tokens(method, extra, known, methods_with)
+    given = vars(namespace)
+    _check_most(given)
+    return given
+
+
+def _check_most(given: Mapping[str, Any]) -> None:
+    asked = [name for name in MAXIMIZED if given.get(name) == MOST]
+    if len(asked) > 1:
+        flags = " and ".join(f"--{name} {MOST}" for name in asked)
+        raise UsageError(
+            f"{flags}: the most of one depends on how much there is of the other.",
+            hint=f"Give a number for all of them but one, or ask for one after the other: --{asked[0]} {MOST}.",
+        )
+
+
+def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Finds actions by name: the first of a name is the flag itself, a later one its --no_ form with its default."""
+    return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
+
+
+def unknown_names(
+    method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str, methods_with: MethodsWith
+) -> UsageError:
+    """One error for all of them, each with the nearest names that exist."""
+    lines = []
+    for token in unknown:
+        name = token.lstrip("-").split("=")[0].replace("-", "_")
+        if name.startswith("no_") and name[3:] in known:
+            lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
+            continue
+        near, others = _nearest(name, known), methods_with(name)
+        facts = [f"a flag of {', '.join(others)}"] if others else []
+        if near:
+            facts.append(f"did you mean {' or '.join(prefix + item for item in near)}?")
+        if facts:
+            lines.append(f"{token}: {'; '.join(facts)}")
+    plural = "s" if len(unknown) > 1 else ""
+    hint = "\n".join(lines) or f"See {_help(method)} for all of them."
+    return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
+
+
+# -- what is kept of TRL's parser --------------------------------------------------------------------------------------
+
+_TYPES: Mapping[str, Any] = {"int": int, "float": float}
+"""Those whose refusal Python itself words: a value of another type is left to TRL's parser."""
+_CHOOSES = "make_choice_type_function"
+"""Names the function that makes types of choices (``transformers/hf_argparser.py``): a text stands for its value."""
+
+
+def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
+    """Writes down a parser's flags, as far as :func:`parser_of` makes use of them."""
+    return tuple(
+        TrlFlag(
+            names=tuple(action.option_strings),
+            dest=action.dest,
+            nargs=action.nargs,
+            kind=_kind(action),
+            choices=None if action.choices is None else tuple(map(_text, action.choices)),
+        )
+        for action in parser._actions
+        if action.dest != "help"
+    )
+
+
+def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
+    """Makes a parser that knows the names, and refuses the values that Python itself would refuse in TRL's.
+
+    What it accepts is not read yet: TRL's own parser, and its dataclasses, have their say later.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    for flag in flags:
+        if flag.nargs == 0:
+            parser.add_argument(*flag.names, dest=flag.dest, action="store_false")
+            continue
+        options: dict[str, Any] = {"type": _TYPES.get(flag.kind, str), "choices": flag.choices}
+        parser.add_argument(*flag.names, dest=flag.dest, nargs=flag.nargs, **options)
+    return parser
+
+
+def _kind(action: argparse.Action) -> str:
+    name = getattr(action.type, "__qualname__", "")
+    return "str" if name.startswith(_CHOOSES) else name
+
+
+# -- the tokens --------------------------------------------------------------------------------------------------------
+
+
+def _as_flags(config: Mapping[str, Any], actions: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """(YAML keys as flags, keys with a value that no flag can say): so a wrong value is refused like a flag's.
+
+    Example: ``{"lora_r": 8, "lora_target_modules": ["q_proj"], "max_length": None}`` gives
+    ``(["--lora_r=8", "--lora_target_modules", "q_proj"], {"max_length": None})``.
+    """
+    spoken: list[str] = []
+    silent: dict[str, Any] = {}
+    for name, value in config.items():
+        flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
+        if isinstance(value, (str, int, float)):  # a bool is an int
+            spoken.append(f"--{name}={_text(value)}")
+        elif flat and actions[name].nargs in ("+", "*"):
+            spoken += [f"--{name}", *map(_text, value)]
+        else:
+            silent[name] = value
+    return spoken, silent
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _forget_defaults(parser: argparse.ArgumentParser, silent: Mapping[str, Any]) -> None:
+    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
+    for action in parser._actions:
+        if action.dest == "help":
+            continue
+        action.default = silent.get(action.dest, argparse.SUPPRESS)
+        action.required = False
+        if action.dest == MAX_LENGTH:
+            action.type = _length_or_wish
+        elif action.dest in MAXIMIZED:
+            action.type = _number_or_most
+        if action.dest == "resume_from_checkpoint":
+            action.nargs, action.const, action.type = "?", True, _checkpoint
+
+
+def _length_or_wish(text: str) -> int | str | None:
+    try:
+        return read_length(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _number_or_most(text: str) -> int | str:
+    """All of them are whole numbers in TRL's configs."""
+    if text.strip().lower() == MOST:
+        return MOST
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {MOST}, as much as fits") from None
+
+
+def _checkpoint(text: str) -> str | bool:
+    """``true`` for the last one in the output folder, ``false`` for none, or a folder."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if not pathlib.Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder; true takes the last checkpoint of --output_dir")
+    return text
+
+
+_ARGPARSE = re.compile(r"argument (--\w+)(?:/--[\w-]+)*: (.*)", re.DOTALL)
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+def _refuse(method: str, message: str) -> NoReturn:
+    """Raises what argparse would have printed, in our words."""
+    match = _ARGPARSE.fullmatch(message)
+    if match is None:
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for the values it takes.")
+    flag, reason = match[1], match[2].rstrip(".")
+    choice = _CHOICE.fullmatch(reason)
+    if choice is None:
+        raise UsageError(f"{flag}: {reason}.", hint=f"See {_help(method)} for the values that {flag} takes.")
+    choices = choice[2].replace("'", "").split(", ")
+    near = difflib.get_close_matches(choice[1], choices, n=2)
+    meant = f"Did you mean {' or '.join(near)}?\n" if near else ""
+    raise UsageError(f"{flag} takes no {choice[1]!r}.", hint=f"{meant}{flag} takes {', '.join(choices)}.")
+
+
+def _help(method: str) -> str:
+    return f"autofit {method} --help"
+
+
+def _unknown_tokens(method: str, extra: Sequence[str], known: Sequence[str], methods_with: MethodsWith) -> UsageError:
+    """Flags that nobody knows, or else arguments that belong to no flag."""
+    unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
+    if unknown:
+        return unknown_names(method, unknown, known, "flag", "--", methods_with)
+    return UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="A value with spaces stands in quotes.")
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """At most two, by letters; underscores do not count, as in ``batchsize``."""
+    by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
+    near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
+    names = [by_letters[letters] for letters in near]
+    meant = [item if item in known else _ELSEWHERE[item] for item in names]
+    return [item for item in dict.fromkeys(meant) if item in known][:2]

@@ -1,0 +1,248 @@
+"""FakeTensorMode for static shapes that answers what it has seen before at a fraction of the price.
+
+FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
+_cached_dispatch_impl``), which costs some 130 microseconds an operator and was most of a rehearsal. What torch has put
+into that cache is kept here once more, under a key that is read directly and as the few facts that a result is made
+of. So it is torch that decides what may be answered from memory; whatever is not an ordinary fake tensor, number or
+list of them goes the usual way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+_PLAIN = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_PURE_NAMESPACES = frozenset({"bitsandbytes"})
+"""Libraries whose operators' results follow from shapes and dtypes alone; torch caches only its own."""
+_META = torch.device("meta")
+
+Key = tuple[Any, ...]
+
+
+class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped to mypy here
+    """FakeTensorMode with a cache before its own, which :meth:`answer` asks without a way through the dispatcher."""
+
+    def __init__(self, is_quick: bool | None = None) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._states: dict[torch.device, dict[str, Any]] = {}
+        self._is_quick = _is_quick() if is_quick is None else is_quick
+
+    def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator, made as this mode makes it; NotImplemented where the operator must be called.
+
+        To be asked from within a mode that is above this one. Where others are on as well they are to see the operator.
+        """
+        if not self._is_quick or torch._C._len_torch_dispatch_stack() != 1:
+            return NotImplemented
+        recipe = _recipes.get(self._key(func, args, kwargs))
+        return NotImplemented if recipe is None else self._follow(recipe, args)
+
+    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Answers as torch's does, which is asked what this one has not seen."""
+        key = self._key(func, args, kwargs)
+        recipe = _recipes.get(key, _UNSEEN)
+        if recipe is None:
+            return super()._cached_dispatch_impl(func, types, args, kwargs)
+        if recipe is not _UNSEEN:
+            return self._follow(recipe, args)
+        out = super()._cached_dispatch_impl(func, types, args, kwargs)
+        # An operator that changes what its arguments look like is not to be known by either look.
+        _recipes[key] = self._recipe(func, args, kwargs) if self._key(func, args, kwargs) == key else None
+        return out
+
+    # -- what an operator is known by ------------------------------------------------------------------------------
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
+        """Gathers what torch's own ``_cache_key`` says of static shapes; None for what is not ordinary."""
+        facts = [
+            func,
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
+        ]
+        ordinary = self._is_quick and self._read(args, facts)
+        if kwargs and ordinary:
+            facts += kwargs
+            ordinary = self._read(kwargs.values(), facts)
+        return tuple(facts) if ordinary else None
+
+    def _read(self, items: Iterable[Any], facts: list[Any]) -> bool:
+        """Adds the facts of some arguments; says whether all of them are ordinary."""
+        for item in items:
+            kind = type(item)
+            if kind is FakeTensor:
+                state = item.__dict__
+                if state["constant"] is not None or state["fake_mode"] is not self or item.layout is not torch.strided:
+                    return False
+                facts += (
+                    item.dtype,
+                    item.shape,
+                    item.stride(),
+                    item.storage_offset(),
+                    item.untyped_storage().nbytes(),
+                    state["_fake_device"],
+                    item.requires_grad,
+                    # Among them whether it is conjugated, negated, quantized, or of inference mode.
+                    torch._C._dispatch_keys(item).raw_repr(),
+                )
+            elif kind in _PLAIN:
+                facts += (kind, item)  # 1, 1.0 and True are equal, and make results of different dtypes
+            elif kind is list or kind is tuple:
+                facts += (kind, len(item))
+                if not self._read(item, facts):
+                    return False
+            else:
+                return False
+        return True
+
+    def _validate_cache_key(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func.namespace not in _PURE_NAMESPACES or func._schema.is_mutable:
+            super()._validate_cache_key(func, args, kwargs)
+
+    # -- what its result is made of --------------------------------------------------------------------------------
+
+    def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
+        """Reads what torch has kept of an operator that has just run; None for nothing, or nothing ordinary."""
+        try:
+            key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
+        except fake_tensor._BypassDispatchCache:
+            return None
+        entry = FakeTensorMode.cache.get(key)
+        if not isinstance(entry, fake_tensor._DispatchCacheValidEntry):
+            return None
+        parts = tuple(part for info in entry.output_infos if (part := _part(info)) is not None)
+        if len(parts) < len(entry.output_infos):
+            return None
+        return _Several(parts) if entry.is_output_tuple else parts[0]
+
+    def _follow(self, recipe: _Recipe, args: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return recipe.make(self, args)
+
+    def wrap(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A meta tensor as a fake one on a device; ``FakeTensor.__new__`` without its checks."""
+        state = self._states.get(device)
+        if state is None:
+            state = self._states[device] = dict(FakeTensor(self, tensor, device).__dict__)
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        if self._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(fake)
+        fake.__dict__.update(state)
+        return fake
+
+
+# -- results by what they are made of ----------------------------------------------------------------------------------
+
+
+class _Recipe(Protocol):
+    """How a result is made of an operator's arguments; followed where no mode sees it."""
+
+    def make(self, mode: QuickFakeMode, args: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """None, or a number that follows from shapes alone."""
+
+    value: Any
+
+    def make(self, mode: QuickFakeMode, args: Any) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """One of the arguments, which was written in place."""
+
+    index: int
+
+    def make(self, mode: QuickFakeMode, args: Any) -> Any:
+        return args[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor with a storage of its own, or a view."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    storage_offset: int
+    viewed: int | None
+    """Which argument it is a view of."""
+
+    def make(self, mode: QuickFakeMode, args: Any) -> Any:
+        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
+        if self.viewed is not None:
+            tensor.set_(args[self.viewed].untyped_storage(), self.storage_offset, self.shape, self.stride)
+        return mode.wrap(tensor, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """A tuple of results."""
+
+    parts: tuple[_Recipe, ...]
+
+    def make(self, mode: QuickFakeMode, args: Any) -> Any:
+        return tuple([part.make(mode, args) for part in self.parts])
+
+
+_UNSEEN = _Constant(None)
+_recipes: dict[Key | None, _Recipe | None] = {None: None}
+"""By what an operator was called with; None for what is never answered from here. Like torch's own cache it outlives
+its mode, and is the same for all."""
+
+
+def _part(info: Any) -> _Recipe | None:
+    """Reads a ``_DispatchCacheEntryOutputInfo`` of torch's as its ``_get_output_tensor_from_cache_entry`` does."""
+    if info.inplace_idx is not None:
+        return _Argument(info.inplace_idx)
+    found = info.metadata
+    if found is None:
+        return _Constant(info.constant_value)
+    if found.layout is not torch.strided or found.requires_grad or found.is_conj or found.is_neg:
+        return None
+    return _Tensor(found.shape, found.stride, found.dtype, found.device, found.storage_offset, info.view_idx)
+
+
+@functools.cache
+def _is_quick() -> bool:
+    """Whether this torch has all that is used here, and answers as it is answered for; else it is left to itself."""
+    try:
+        with QuickFakeMode(is_quick=True) as mode:
+            matrix = torch.empty(2, 3)
+            calls: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+                (torch.ops.aten.t.default, (matrix,)),
+                (torch.ops.aten.exp.default, (matrix,)),
+                (torch.ops.aten._foreach_zero_.default, ([matrix],)),
+            )
+            return hasattr(fake_tensor, "_BypassDispatchCache") and all(
+                _alike(func(*args), mode.answer(func, args, {})) for func, args in calls
+            )
+    except Exception:  # whatever a later torch raises where this one has an attribute
+        return False
+
+
+def _alike(fake: Any, other: Any) -> bool:
+    """Whether two results are the same to all that may ask; two tensors apart from what they hold."""
+    if not isinstance(fake, torch.Tensor):
+        return fake is other
+    facts = [
+        (type(each), each.__dict__, each.dtype, each.shape, each.stride(), torch._C._dispatch_keys(each).raw_repr())
+        for each in (fake, other)
+    ]
+    return facts[0] == facts[1]

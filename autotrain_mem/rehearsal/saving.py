@@ -1,0 +1,102 @@
+"""Rehearses what saving a model takes of the device, once training is done and its optimizer's state still there.
+
+Weights go to the host tensor by tensor as they are written (``safetensors/torch.py: _tobytes``; of the optimizer's
+state ``torch/serialization.py: _save``), so most models need nothing to be saved. An adapter is a few references
+(``peft/utils/save_and_load.py: get_peft_model_state_dict``), and bitsandbytes packs what quantized weights need beside
+them on the host. Two things take device memory: weights that transformers keep fused and checkpoints do not, such as a
+mixture's experts, are split into copies, all of them alive at once; and shards are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.trainers.host_optimizer import HostOptimizer
+
+
+def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
+    """Saves the model as the end of a training does, as far as that is seen on the device; writes nothing.
+
+    ``transformers/trainer.py: save_model``; of a checkpoint on the way no more, since shards are written as they are.
+    """
+    from transformers import PreTrainedModel
+
+    recorder.enter_phase(Phase.SAVE)
+    recorder.saved_model_bytes = _model_bytes(trainer.model)
+    recorder.saved_state_bytes = _state_bytes(trainer.optimizer)
+    if getattr(trainer, "is_fsdp_enabled", False):
+        _gather(trainer, recorder)
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = getattr(model, "policy", model)  # PPO's: ``trl/experimental/ppo/ppo_trainer.py: save_model``
+    if isinstance(model, PreTrainedModel):
+        _as_checkpoints_have_it(model)
+
+
+def _model_bytes(model: Any) -> int:
+    """Counts what is written: all weights, or what an adapter trains."""
+    model = getattr(model, "policy", model)
+    return _bytes(weight for weight in model.parameters() if weight.requires_grad or not hasattr(model, "peft_config"))
+
+
+def _state_bytes(optimizer: Any) -> int:
+    """Counts the state; of an optimizer on the host, which a rehearsal does not run, by AdamW's two moments."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if isinstance(inner, HostOptimizer):
+        weights = [weight for group in inner.param_groups for weight in group["params"]]
+        moments = 2 if "betas" in inner.defaults else 0
+        return _bytes(weights) * moments
+    return _bytes(value for state in inner.state.values() for value in state.values() if torch.is_tensor(value))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Sums up tensors; of shards all of them together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _as_checkpoints_have_it(model: Any) -> None:
+    """Splits fused weights, where the model has some: ``transformers/modeling_utils.py: save_pretrained``.
+
+    Qwen3-30B-A3B keeps gate and up of 128 experts in one tensor a layer; 38 of its 61 GB in bfloat16 are copied.
+    """
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # transformers 4 fuses nothing
+        return
+    weights = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
+    split = revert_weight_conversion(model, dict(weights.values()))
+    written = [tensor.contiguous() for tensor in split.values()]
+    del written
+
+
+def _gather(trainer: Any, recorder: Recorder) -> None:
+    """Weights come together on the device and leave for the host of the first process.
+
+    FSDP2 gathers one parameter after the other (``torch/distributed/_state_dict_utils.py: _gather_state_dict``), FSDP1
+    all of a unit, while the outermost stays gathered (``torch/distributed/fsdp/_state_dict_utils.py:
+    _full_pre_state_dict_hook``). accelerate asks for both (``accelerator.py: get_state_dict``).
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    units = FullyShardedDataParallel.fsdp_modules(trainer.model_wrapped)
+    sizes = [_unit_bytes(unit) for unit in units]
+    if not units:
+        sizes = [weight.numel() * weight.element_size() for weight in trainer.model.parameters()]
+    with ExitStack() as stack:
+        if units:
+            stack.enter_context(recorder.taken(sizes.pop(0), Owner.GATHERED_WEIGHTS, ""))
+        for size_bytes in sizes:
+            with recorder.taken(size_bytes, Owner.GATHERED_WEIGHTS, ""):
+                pass
+
+
+def _unit_bytes(unit: Any) -> int:
+    """Bytes of all weights of a unit of FSDP1, in the dtype in which they are kept."""
+    flat = getattr(unit, "_flat_param", None)
+    return 0 if flat is None else int(torch.Size(flat._unpadded_unsharded_size).numel() * flat.element_size())

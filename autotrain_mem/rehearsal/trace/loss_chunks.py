@@ -1,0 +1,101 @@
+"""Marks the passes of a loss that goes over the tokens in chunks, and the work of these: of fewer tokens there are
+fewer, and none is smaller.
+
+Each chunk of TRL's SFT loss reads the whole head and, where this is trained, writes its whole gradient. Rows that are
+shorter than the rehearsed ones make fewer chunks, so that they read it less often. What lies within the passes is what
+``estimator.depth`` repeats for chunks; what lies between them, for layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from autotrain_mem.rehearsal.trace.flops import Mark
+from autotrain_mem.rehearsal.trace.recorder import Recorder, current_recorder
+
+
+def are_known() -> bool:
+    """Tells whether the installed TRL does its chunks as they are marked here."""
+    from trl.trainer import sft_trainer
+
+    return hasattr(sft_trainer, "_chunk")
+
+
+@contextmanager
+def marked_chunks(has_chunks: bool) -> Iterator[None]:
+    """Inside, whoever records learns when TRL's loss goes over its chunks, and what it does for each of them.
+
+    ``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``, which calls ``_chunk`` once for each, and once more as
+    the checkpoint around it recomputes it; a TRL without them is left alone. The backward pass of the chunks lies
+    between that of the loss and that of what made the hidden states: autograd runs nodes in the reverse of the order
+    in which they were made (``torch/csrc/autograd/engine.cpp: CompareNodeTaskTime``).
+
+    Args:
+        has_chunks: Whether the method's loss has any.
+    """
+    if not has_chunks or not are_known():
+        yield
+        return
+    from trl.trainer import sft_trainer
+
+    chunk, whole_loss = sft_trainer._chunk, sft_trainer._chunked_cross_entropy_loss
+    running: list[_Pass] = []
+
+    def watched_chunk(*args: Any) -> Any:
+        for one in running:
+            one.chunk_begins()
+        return chunk(*args)
+
+    def watched_loss(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = current_recorder()
+        if recorder is None:
+            return whole_loss(hidden_states, *args, **kwargs)
+        running[:] = [_Pass(recorder)]
+        results = whole_loss(hidden_states, *args, **kwargs)
+        running.pop().end()
+        _watch_backward(recorder, results[0].grad_fn, hidden_states.grad_fn, running)
+        return results
+
+    with (
+        patch.object(sft_trainer, "_chunk", watched_chunk),
+        patch.object(sft_trainer, "_chunked_cross_entropy_loss", watched_loss),
+    ):
+        yield
+
+
+class _Pass:
+    """One pass over the chunks of a loss, from its beginning to its end."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begun = recorder.ledger.loss_pass_begins()
+        self._marks: list[Mark] = []
+
+    def chunk_begins(self) -> None:
+        """The next of its chunks begins."""
+        self._marks.append(self._recorder.work.mark())
+
+    def end(self) -> None:
+        """All of its chunks are done."""
+        self._recorder.ledger.loss_pass_ended(self._begun, len(self._marks))
+        if self._marks:
+            self._recorder.work.mark_chunks([*self._marks, self._recorder.work.mark()])
+
+
+def _watch_backward(recorder: Recorder, first: Any, after: Any, running: list[_Pass]) -> None:
+    """Makes a pass of what runs between two nodes of the graph; in an evaluation there is none."""
+    if first is None or after is None:
+        return
+
+    def begin(gradients: Any) -> None:
+        running[:] = [_Pass(recorder)]
+
+    def end(gradients: Any) -> None:
+        while running:
+            running.pop().end()
+
+    first.register_prehook(begin)
+    after.register_prehook(end)

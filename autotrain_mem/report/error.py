@@ -1,0 +1,57 @@
+"""Prints errors. By hand: rich takes as long to import as all that refuses a typo."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.printable import printable
+from autotrain_mem.report.labels import label_of
+
+_TITLE = "error: "
+_RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
+
+
+def print_error(error: AutofitError, stream: TextIO) -> None:
+    """Prints an error, wrapped and with a red title on a terminal.
+
+    Elsewhere a line is not wrapped: a name cut in two cannot be searched for in a log.
+    """
+    if not stream.isatty():
+        stream.write(error_text(error))
+        return
+    import shutil
+
+    text = error_text(error, shutil.get_terminal_size().columns)
+    stream.write(f"{_RED}{_TITLE}{_PLAIN}{text.removeprefix(_TITLE)}" if _has_colors() else text)
+
+
+def error_text(error: AutofitError, columns: int | None = None) -> str:
+    """Says what is wrong after ``error:``, and what to do about it indented below.
+
+    Args:
+        columns: Where lines are wrapped; None for nowhere.
+    """
+    first, *rest = printable(error.message or type(error).__name__).splitlines()
+    lines = [*rest, *(f"  {line}" for line in printable(error.hint).splitlines())]
+    return "".join(f"{_hanging(line.rstrip(), columns)}\n" for line in (f"{_TITLE}{first}", *lines))
+
+
+def _hanging(line: str, columns: int | None) -> str:
+    """Wraps a line below its text, not below its label."""
+    if columns is None or len(line) <= columns:
+        return line
+    import textwrap
+
+    label = label_of(line)
+    width, indent = max(columns, len(label) + 1), " " * len(label)
+    text = line[len(label) :]
+    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _has_colors() -> bool:
+    """An old console of Windows would print the codes."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return not is_plain and sys.platform != "win32"

@@ -1,0 +1,37 @@
+"""Keeps TRL's flags and help texts on disk, for each set of installed versions: a worker writes, the parent reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from autotrain_mem.spec import codec
+from autotrain_mem.spec.trl_flags import TrlFlags
+from autotrain_mem.store import Store
+from autotrain_mem.versions import local_key
+
+_KIND, _NAMES = "flags", "flag_names"
+
+
+def kept_flags(store: Store, method: str) -> TrlFlags | None:
+    """Returns the flags of a method; None where no worker has written them down, or the installed TRL lacks it."""
+    kept = store.get(_KIND, _key(method))
+    return None if kept is None else codec.from_json(TrlFlags, kept)
+
+
+def kept_names(store: Store) -> Mapping[str, list[str]] | None:
+    """Returns the names of the flags of every method that the installed TRL has, by method; None if none are kept."""
+    return store.get(_NAMES, _key())
+
+
+def keep_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
+    """Writes them down: an entry for each method, of which a command reads one."""
+    for method, table in tables.items():
+        store.put(_KIND, _key(method), codec.to_json(table))
+    store.put(_NAMES, _key(), {method: [flag.dest for flag in table.flags] for method, table in tables.items()})
+
+
+def _key(*method: str) -> dict[str, Any]:
+    """A help text is as wide as ``COLUMNS`` says (``shutil.get_terminal_size``), or 80 columns."""
+    return {"installed": local_key(), "columns": os.environ.get("COLUMNS"), "method": method}

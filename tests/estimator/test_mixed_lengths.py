@@ -1,0 +1,98 @@
+"""Steps of rows of every length, replayed from two rehearsals of a toy trainer whose memory is known at any length."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from mixed_runs import LONGEST, SHORTER, rehearsed
+
+from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.simulator import CachingAllocator
+from autotrain_mem.estimator.block_sizes import BlockSizes
+from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths, reserved_after
+from autotrain_mem.estimator.step_parts import UnclearError, step_parts
+from autotrain_mem.spec import DataProfile, Phase, Trace
+from autotrain_mem.spec.trace import StreamUse
+from autotrain_mem.units import MIB
+
+SETTINGS = AllocatorSettings()
+
+
+def played_in_full(tokens: Sequence[int], settings: AllocatorSettings) -> list[int]:
+    """The same run as one sequence of calls, each step with its own sizes."""
+    allocator, alive, reserved = CachingAllocator(None, settings), dict[int, int](), []
+    for number, each in enumerate(tokens):
+        trace = rehearsed(each).trace
+        cuts = [index for index, phase in trace.phase_starts if phase is Phase.FORWARD]
+        begin, end = (0, cuts[1]) if number == 0 else (cuts[1], len(trace.events))
+        for event in trace.events[begin:end]:
+            if event > 0:
+                alive[event] = allocator.malloc(trace.blocks[event - 1].size_bytes)
+            else:
+                allocator.free(alive.pop(-event))
+        reserved.append(allocator.peak_reserved_bytes)
+    return reserved
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehearsed(expandable: bool) -> None:
+    tokens = [210, 640, 333, 900, 150, 640, 511, 977, 210, 333, 960, 420, 1000, 640]
+    settings = AllocatorSettings(expandable_segments=expandable)
+    pair = rehearsed(LONGEST), rehearsed(SHORTER)
+    assert reserved_after(*pair, tokens, settings, longest_first=False) == played_in_full(tokens, settings)
+
+
+def test_a_size_goes_with_the_tokens_their_square_or_not_at_all() -> None:
+    long, short = rehearsed(LONGEST), rehearsed(SHORTER)
+    for each, other in ((long, short), (short, long)):
+        sizes = BlockSizes(each, other)
+        for tokens in (SHORTER, 640, LONGEST, 64):
+            expected = [block.size_bytes for block in rehearsed(tokens).trace.blocks]
+            assert all(abs(a - b) <= 1 for a, b in zip(sizes.at(tokens), expected, strict=True)), tokens
+
+
+def test_with_the_longest_rows_first_less_is_reserved_in_the_end() -> None:
+    profile = DataProfile(rows_by_length={100: 500, 300: 300, 500: 150, 700: 80, 850: 30, 1000: 4})
+    batches = drawn_batches(profile, rows=2, each_step=1, max_length=None, longest=LONGEST)
+    mixed = mixed_lengths(rehearsed(LONGEST), rehearsed(SHORTER), batches, SETTINGS, capacity_bytes=None)
+    any_order, longest_first = mixed.native.any_order, mixed.native.longest_first
+    assert any_order.last_bytes > longest_first.last_bytes + 40 * MIB
+    for order in (any_order, longest_first):
+        assert all(before <= after for before, after in pairwise(order.reserved_bytes))
+        assert order.num_alloc_retries == (0, 0, 0)
+
+
+def test_where_the_device_is_smaller_the_cache_is_given_back_and_counted() -> None:
+    batches = Batches(tokens=[200, 400, 600, 800, 1000] * 200)
+    pair = rehearsed(LONGEST), rehearsed(SHORTER)
+    endless = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=None).native.any_order
+    limited = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=endless.last_bytes - 100 * MIB).native.any_order
+    assert limited.reserved_bytes == endless.reserved_bytes
+    assert limited.num_alloc_retries[-1] > 0
+
+
+def test_drawn_batches_are_as_long_as_their_longest_rows_and_the_same_each_time() -> None:
+    profile = DataProfile(rows_by_length={10: 90, 50: 9, 400: 1})
+    batches = drawn_batches(profile, rows=4, each_step=2, max_length=100, longest=100)
+    assert len(batches.tokens) == 2000
+    assert {*batches.tokens} <= set(range(10, 101))
+    assert max(batches.tokens) == 100
+    assert batches == drawn_batches(profile, rows=4, each_step=2, max_length=100, longest=100)
+
+
+def test_a_rehearsal_of_one_step_or_of_two_streams_is_not_cut() -> None:
+    trace = rehearsed(SHORTER).trace
+    one_step = Trace(
+        blocks=trace.blocks, events=trace.events, phase_starts=trace.phase_starts[:4], operators=1, seconds=0
+    )
+    streams = Trace(
+        blocks=trace.blocks,
+        events=trace.events,
+        phase_starts=trace.phase_starts,
+        operators=1,
+        seconds=0,
+        stream_uses=(StreamUse(1, 1, 1),),
+    )
+    for each in (one_step, streams):
+        with pytest.raises(UnclearError):
+            step_parts(each)

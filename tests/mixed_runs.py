@@ -1,0 +1,47 @@
+"""A toy trainer whose memory is known at any length of its rows."""
+
+from array import array
+
+from autotrain_mem.estimator.block_sizes import Rehearsed
+from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.units import KIB, MIB
+
+LAYERS, LONGEST, SHORTER = 6, 1000, 300
+
+
+def sizes_of_step(tokens: int) -> list[int]:
+    """A mask, what each layer keeps, and logits: with the square of the tokens, with the tokens, and a token less."""
+    return [8 * tokens * tokens, *(22 * KIB * tokens + 3 * MIB for _ in range(LAYERS)), 90 * KIB * (tokens - 1)]
+
+
+def rehearsed(tokens: int) -> Rehearsed:
+    blocks: list[Block] = []
+    events: list[int] = []
+    starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
+
+    def birth(size: int, owner: Owner, module: str) -> int:
+        blocks.append(Block(size_bytes=size, owner=owner, module=module))
+        events.append(len(blocks))
+        return len(blocks)
+
+    for layer in range(LAYERS):
+        birth(40 * MIB, Owner.WEIGHTS, f"layers.{layer}")
+    for step in range(2):
+        starts.append((len(events), Phase.FORWARD))
+        sizes = sizes_of_step(tokens)
+        kept = [birth(sizes[0], Owner.ACTIVATIONS, "mask")]
+        kept += [birth(size, Owner.ACTIVATIONS, f"layers.{layer}") for layer, size in enumerate(sizes[1:-1])]
+        kept.append(birth(sizes[-1], Owner.TEMPORARY, "head"))
+        starts.append((len(events), Phase.BACKWARD))
+        gradients = []
+        for layer in reversed(range(LAYERS)):
+            gradients.append(birth(40 * MIB, Owner.GRADIENTS, f"layers.{layer}"))
+            events.append(-kept.pop())
+        events += [-number for number in kept]
+        starts.append((len(events), Phase.OPTIMIZER_STEP))
+        if step == 0:
+            for layer in range(LAYERS):
+                birth(80 * MIB, Owner.OPTIMIZER_STATE, f"layers.{layer}")
+        events += [-number for number in gradients]
+    trace = Trace(blocks=tuple(blocks), events=array("q", events), phase_starts=tuple(starts), operators=1, seconds=0)
+    return Rehearsed(tokens=tokens, trace=trace)

@@ -1,0 +1,103 @@
+"""On a simulated card, what the longest rows left in the cache outlasts the run, unless its user says else."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_trainers import rows, trainer
+from transformers import TrainerCallback
+
+from autotrain_mem.engine.predict.mixed_lengths import without_cache
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.rehearsal.fake_run import Watch
+from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.trainers.kept_cache import keep_cache_in_evaluation
+from autotrain_mem.training.longest_batch.rows import LongestBatch
+from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
+
+EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+
+
+class Reserved(TrainerCallback):
+    """Notes what is reserved once each optimizer step is done, and once its evaluation and its saving are."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self.stepped: list[int] = []
+        self.later: list[int] = []
+
+    def _bytes(self) -> int:
+        return self._gpu.memory_stats()["reserved_bytes.all.current"]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.stepped.append(self._bytes())
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.later.append(self._bytes())
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.later.append(self._bytes())
+
+
+def reserved(method: str, model: Path, folder: Path, *, keeps: bool = True, **changes: Any) -> Reserved:
+    gpu = SimulatedGpu(named("4GiB"))
+    watch, seen = Watch(gpu), Reserved(gpu)
+    with watch.cuda_semantics():
+        made = trainer(method, model, folder, eval_dataset=rows(method).select(range(4)), **EACH_STEP | changes)
+        if keeps:
+            keep_cache_in_evaluation(made)
+        attach_longest_batch(made, lambda batch: None)
+        made.add_callback(seen)
+        watch.train(made)
+    return seen
+
+
+def score(answers: Any, compute_result: bool) -> dict[str, float]:
+    return {}
+
+
+def score_and_empty(answers: Any, compute_result: bool) -> dict[str, float]:
+    torch.cuda.empty_cache()
+    return {}
+
+
+def test_what_the_longest_rows_left_outlasts_evaluation_saving_and_generation(gpt2: Path, tmp_path: Path) -> None:
+    seen = reserved("grpo", gpt2, tmp_path, eval_accumulation_steps=1, max_steps=1)
+    assert len(seen.later) == 2
+    assert min(seen.later) >= seen.stepped[0]
+
+
+def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, tmp_path: Path) -> None:
+    """Nor does ``torch_empty_cache_steps`` change."""
+    metrics = {"batch_eval_metrics": True, "build": {"compute_metrics": score}}
+    kept = reserved("sft", gpt2, tmp_path, **metrics)
+    assert min(kept.later) >= kept.stepped[0]
+    others = (
+        reserved("sft", gpt2, tmp_path, keeps=False, eval_accumulation_steps=1),
+        reserved("sft", gpt2, tmp_path, **metrics | {"build": {"compute_metrics": score_and_empty}}),
+    )
+    for each in others:
+        assert min(each.later) < each.stepped[0] == kept.stepped[0]
+    assert reserved("sft", gpt2, tmp_path, torch_empty_cache_steps=1).stepped[0] < kept.stepped[0]
+
+
+@pytest.mark.parametrize(("steps", "why_not", "is_told"), [(2, "", True), (2, "a stream", False), (None, "", False)])
+def test_what_emptying_costs_is_told_where_the_longest_rows_ran(steps: int | None, why_not: str, is_told: bool) -> None:
+    made = SimpleNamespace(args=SimpleNamespace(torch_empty_cache_steps=steps))
+    cost = cost_of_emptying(made, LongestBatch(why_not=why_not))
+    assert (cost is not None) is is_told
+    assert cost is None or cost.startswith("torch_empty_cache_steps 2 gives back what the longest rows")
+
+
+def test_where_steps_empty_the_cache_the_longest_rows_save_nothing() -> None:
+    drawn = ReservedOverSteps(reserved_bytes=(4, 7, 9), num_alloc_retries=(0, 0, 2))
+    first = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
+    both = ReservedByOrder(any_order=drawn, longest_first=first)
+    emptied = without_cache(MixedLengths(native=both, expandable_segments=both))
+    assert emptied.native == emptied.expandable_segments
+    assert emptied.native.any_order == drawn
+    assert emptied.native.longest_first.reserved_bytes == (6, 7, 9)
+    assert emptied.native.longest_first.num_alloc_retries == (0, 0, 2)
