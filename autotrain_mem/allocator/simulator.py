@@ -18,7 +18,7 @@ from autotrain_mem.allocator.blocks import Block, Pool, merge, shown_segments
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
 from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by, segment_size
 from autotrain_mem.allocator.state import AllocatorState
-from autotrain_mem.allocator.tally import ReservedTally
+from autotrain_mem.allocator.tally import PeakTally, ReservedTally
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 
@@ -146,6 +146,10 @@ class CachingAllocator(AllocatorState):
     def count_reserved_only(self) -> None:
         """Leaves out all statistics but those of segments, from here on: a third of a simulation's time."""
         self.all, self.small.tally, self.large.tally = ReservedTally(), ReservedTally(), ReservedTally()
+
+    def count_peaks_only(self) -> None:
+        """Leaves out all statistics but what is allocated and reserved in all, from here on."""
+        self.all, self.small.tally, self.large.tally = PeakTally(), ReservedTally(), ReservedTally()
 
     # -- a new block -----------------------------------------------------------------------------------------------
 

@@ -152,3 +152,19 @@ class ReservedTally(Tally):
 
     def change_inactive(self, blocks: int, size: int) -> None:
         """Counts nothing."""
+
+
+class PeakTally(ReservedTally):
+    """Counts what is allocated besides, and its peak."""
+
+    __slots__ = ()
+
+    def allocate(self, size: int, requested: int) -> None:
+        """Counts the bytes of a block that was handed out."""
+        self.allocated_bytes += size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+
+    def release(self, size: int, requested: int) -> None:
+        """Counts the bytes of a block that was given back."""
+        self.allocated_bytes -= size

@@ -73,6 +73,7 @@ class Replay:
         self.allocator = CachingAllocator(
             room.capacity_bytes, settings, total_bytes=room.total_bytes, on_action=on_action
         )
+        self.allocator.count_peaks_only()
         self.largest_refused_bytes: int | None = None
         self._slack_bytes = 0
 

@@ -116,6 +116,13 @@ class Memo:
         """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
+    def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
+        """Returns the first point with each kind of weights, but for those that are known to be beyond the budget."""
+        first: dict[object, Knobs] = {}
+        for knobs in points:
+            first.setdefault(_weights(knobs), knobs)
+        return [knobs for knobs in first.values() if not self.weights_exceed(knobs)]
+
     @property
     def any_weights_exceed(self) -> bool:
         """Whether that is so of weights of any kind."""

@@ -172,9 +172,8 @@ def _look_around(
     space: Space, level: Level, larger: Sequence[Knobs], after: tuple[Level, ...], memo: Memo, choice: Estimate
 ) -> None:
     """Asks what a choice is going to be compared with, while it is confirmed."""
-    for floor in larger:
-        if not memo.weights_exceed(floor):
-            memo.ask([floor])
+    memo.ask(memo.of_each_weights(larger))
+    memo.ask([floor for floor in larger if not memo.weights_exceed(floor)])
     if _is_compared(space, level, choice):
         _next_level(space, after, memo)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -90,41 +90,47 @@ class Workers:
             worker.kill()
 
     def map(self, calls: Sequence[Callable[[Worker], T]]) -> list[T]:
-        """Every call's result, in the calls' order; each call has a worker to itself.
+        """Every call's result, in the calls' order: :meth:`each`, to the end."""
+        return list(self.each(calls))
+
+    def each(self, calls: Sequence[Callable[[Worker], T]]) -> Iterator[T]:
+        """Yields every call's result in the calls' order, as soon as it is there; each call has a worker to itself.
 
         A call that fails lets no further one begin, and those under way come to an end; then the error of the first
         call that failed is raised. What interrupts the waiting itself, Ctrl-C above all, kills the workers for good.
         """
         if not calls:
-            return []
+            return
         self.start()
         stopped = threading.Event()
+        futures: list[Future[T]] = [Future() for _ in calls]
+        following = iter(zip(calls, futures, strict=True))
 
-        def run(call: Callable[[Worker], T]) -> T:
+        def run() -> None:
             worker = self._free.get()
+            call, future = next(following)  # only now: whichever thread has a worker takes the call that is next
             try:
                 if stopped.is_set():
                     raise CancelledError
-                return call(worker)
-            except BaseException:
+                future.set_result(call(worker))
+            except BaseException as error:
                 stopped.set()
-                raise
+                future.set_exception(error)
             finally:
                 self._free.put(worker)
 
         with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix=THREADS) as threads:
             try:
-                futures = [threads.submit(run, call) for call in calls]
-                _wait(futures)
-            except BaseException:
+                for _ in calls:
+                    threads.submit(run)
+                for future in futures:
+                    self._wait([future])
+                    if future.exception() is not None:
+                        self._wait(futures)
+                        raise _first_error(futures)
+                    yield future.result()
+            finally:
                 stopped.set()
-                self.kill()
-                raise
-        for future in futures:
-            error = future.exception()
-            if error is not None and not isinstance(error, CancelledError):
-                raise error
-        return [future.result() for future in futures]
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
         """Lets a worker that is free begin a call while others are asked; :meth:`result` waits for what comes of it.
@@ -145,15 +151,20 @@ class Workers:
         return self._ahead.submit(run)
 
     def result(self, begun: Future[T]) -> T:
-        """Waits for a call that was begun; raises what it raised. Ctrl-C kills the workers, as in :meth:`map`."""
+        """Waits for a call that was begun; raises what it raised. Ctrl-C kills the workers, as in :meth:`each`."""
+        self._wait([begun])
+        return begun.result()
+
+    def _wait(self, futures: Sequence[Future[T]]) -> None:
         try:
-            _wait([begun])
+            while wait(futures, timeout=LOOK_SECONDS).not_done:
+                pass
         except BaseException:
             self.kill()
             raise
-        return begun.result()
 
 
-def _wait(futures: Sequence[Future[T]]) -> None:
-    while wait(futures, timeout=LOOK_SECONDS).not_done:
-        pass
+def _first_error(futures: Sequence[Future[T]]) -> BaseException:
+    """Finds what the first call that failed raised; those that it kept from beginning do not count."""
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    return next((error for error in errors if not isinstance(error, CancelledError)), errors[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,20 +24,21 @@ class Point:
     depths: Depths
 
 
-def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Point]) -> list[Trace | None]:
+def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Point]) -> Iterator[Trace | None]:
     """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
 
     Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies are
     rehearsed one by each worker, those of a point one after the other, the longer first.
 
-    Returns:
-        A trace of each point; None where its copies do not tell for sure.
+    Yields:
+        A trace of each point, while those of the next are being rehearsed; None where its copies do not tell for sure.
     """
     copies = [
         partial(rehearse, point.knobs, layers, None if point.depths.sees_held_back else chunks)
         for point in points
         for layers, chunks in ((point.depths.long, MORE_LOSS_CHUNKS), (point.depths.short, FEW_LOSS_CHUNKS))
     ]
-    traces = workers.map(copies)
-    pairs = zip(points, traces[::2], traces[1::2], strict=True)
-    return [expand(short, long, point.depths) for point, long, short in pairs]
+    traces = workers.each(copies)
+    for point in points:
+        long, short = next(traces), next(traces)
+        yield expand(short, long, point.depths)

@@ -296,9 +296,9 @@ class Search:
         more = (len(long) - j) - (len(self._short.symbols) - i)
         self._looks += max(more, 0) // copies
         lengths = []
-        for period in range(1, more // copies + 1):
+        for period in _distances(long, j, more // copies):
             stop = j + period * copies
-            if long[j] == long[j + period] and long[j : stop - period] == long[j + period : stop]:
+            if long[j : stop - period] == long[j + period : stop]:
                 alike = self._alike(i, stop)
                 if alike:
                     lengths.append((-alike, period))
@@ -321,3 +321,14 @@ class Search:
                 return at
         both_end = i + end == len(short.symbols) and j + end == len(long.symbols)
         return SURE_STEPS if both_end else end
+
+
+def _distances(symbols: list[int], j: int, most: int) -> Iterator[int]:
+    """Yields how far behind a step the same symbol stands again, the nearest first, up to a distance."""
+    at = j
+    while most > 0:
+        try:
+            at = symbols.index(symbols[j], at + 1, j + most + 1)  # a loop in Python takes ten times as long
+        except ValueError:
+            return
+        yield at - j

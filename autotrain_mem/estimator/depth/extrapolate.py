@@ -126,9 +126,7 @@ class _Expansion:
         (short, long), depths = self._traces, self._depths
         writer = Writer()
         for acts, copies in self._stretches():
-            for copy in range(copies):
-                for act in acts:
-                    writer.write(act, copy)
+            writer.write(acts, copies)
         return Trace(
             blocks=tuple(writer.blocks),
             events=writer.events,

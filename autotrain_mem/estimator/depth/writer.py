@@ -94,36 +94,56 @@ class Writer:
         self._living: dict[Hashable, list[int]] = {}
         self._places: dict[int, tuple[Hashable, ...]] = {}
         self._dead: dict[Block, list[int]] = {}
+        """Numbers of dead blocks, by what they were."""
+        self._dead_alike: list[list[int]] = []
+        """Of each block its list among these: a block is taken for a key once, and not with each death."""
 
-    def write(self, act: Act, copy: int) -> None:
-        """Does what a step does, in one copy of it."""
-        if isinstance(act, Use):
-            living = self._living.get(act.pick.place, [])
-            number = living[act.pick.of(living)]
-            if act.stream is None:
-                self._end(number)
-            else:
-                self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
-        elif isinstance(act, Birth):
-            number = self._number(act, copy)
-            self._places[number] = act.places
-            for place in act.places:
-                self._living.setdefault(place, []).append(number)
-            self.events.append(number)
-        elif act is None:
-            self.events.append(CACHE_EMPTIED)
-        else:
-            self.phase_starts.append((len(self.events), act))
+    def write(self, acts: Sequence[Act], copies: int) -> None:
+        """Does what several steps do, as often as there are copies of them."""
+        for copy in range(copies):
+            for act in acts:
+                if isinstance(act, Use):
+                    self._use(act)
+                elif isinstance(act, Birth):
+                    self._bear(act, copy)
+                elif act is None:
+                    self.events.append(CACHE_EMPTIED)
+                else:
+                    self.phase_starts.append((len(self.events), act))
 
-    def _end(self, number: int) -> None:
+    def _use(self, act: Use) -> None:
+        pick = act.pick
+        living = self._living.get(pick.place, [])
+        index = pick.of(living)
+        number = living[index]
+        if act.stream is not None:
+            self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
+            return
+        del living[index]
         for place in self._places.pop(number):
-            self._living[place].remove(number)
-        self._dead.setdefault(self.blocks[number - 1], []).append(number)
+            if place != pick.place:
+                self._living[place].remove(number)
+        self._dead_alike[number - 1].append(number)
         self.events.append(-number)
+
+    def _bear(self, birth: Birth, copy: int) -> None:
+        number = self._number(birth, copy)
+        self._places[number] = birth.places
+        for place in birth.places:
+            living = self._living.get(place)
+            if living is None:
+                self._living[place] = [number]
+            else:
+                living.append(number)
+        self.events.append(number)
 
     def _number(self, birth: Birth, copy: int) -> int:
         block = birth.block(copy)
-        if birth.again and (dead := self._dead.get(block)):
+        dead = self._dead.get(block)
+        if dead is None:
+            dead = self._dead[block] = []
+        elif birth.again and dead:
             return dead.pop()
         self.blocks.append(block)
+        self._dead_alike.append(dead)
         return len(self.blocks)
