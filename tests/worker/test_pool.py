@@ -206,7 +206,8 @@ def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(
 
 
 INTERRUPTED = """
-    import sys, threading, time
+    import signal, threading
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background does not hear
     from autotrain_mem.worker.pool import Workers
     from autotrain_mem.spec import Job, Knobs, codec
     job, knobs = codec.from_json(Job, {job!r}), codec.from_json(Knobs, {knobs!r})
