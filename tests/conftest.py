@@ -20,7 +20,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     AUTOFIT_CACHE="",
 )
-gc.disable()  # until all is collected: imports make little garbage, and looking for it took a fifth of their time
+
 
 from tests.forked import Forge
 
@@ -101,6 +101,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: of two processes none is left with one of them when the other is done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection() -> None:
+    """Modules are imported here, which make little garbage: looking for it took a fifth of their time."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
