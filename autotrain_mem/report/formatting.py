@@ -266,6 +266,9 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
         knobs.optim if knobs.optim != asked.optim else "",
         "activations and optimizer on host" if len(offloaded) > 1 else "".join(offloaded),
         f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
+        f"completions of {knobs.completion_length}" if knobs.completion_length != asked.completion_length else "",
+        f"groups of {knobs.num_generations}" if knobs.num_generations != asked.num_generations else "",
+        f"rank {knobs.lora_r}" if asked.use_peft and knobs.lora_r != asked.lora_r else "",
         _at_once("generated", generated if (generated or 0) > knobs.per_device_train_batch_size else None),
     ]
     return ", ".join(filter(None, parts)) or "as asked for"

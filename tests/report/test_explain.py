@@ -16,6 +16,7 @@ from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Owner, Plan, codec
+from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.units import GIB, format_bytes
 
@@ -130,6 +131,16 @@ def test_each_way_of_sharing_stands_with_its_bytes_and_speed() -> None:
     tried = text.split("tried; needs")[1]
     assert re.search(r"2 x 4 x 4 +DDP +13.10", tried)
     assert "as asked for  max_length 1024, full fine-tuning" in tried
+
+
+def test_what_was_asked_to_be_as_much_as_fits_stands_beside_each_attempt() -> None:
+    first, *others = examples.GRPO_PLAN.attempts or (candidate(examples.GRPO_PLAN.estimate),)
+    more = replace(first.knobs, max_completion_length=4096, num_generations=64)
+    plan = replace(examples.GRPO_PLAN, attempts=(first, *others, replace(first, knobs=more)))
+    assert "completions of 4096, groups of 64" in " ".join(text_of(plan).split("tried; needs")[1].split())
+    adapted = replace(first.knobs, use_peft=True, lora_r=256)
+    ranks = [replace(first, knobs=replace(adapted, lora_r=rank)) for rank in (8, 256)]
+    assert "rank 256" in text_of(replace(examples.GRPO_PLAN, attempts=tuple(ranks))).split("tried; needs")[1]
 
 
 def test_the_batch_of_several_gpus_is_told_with_them() -> None:
