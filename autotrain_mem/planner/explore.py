@@ -128,16 +128,23 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
     looked for by what is known of others.
 
     The last alone is asked first where that is likely to settle it: the level before tells what one that offloads needs
-    at most, and once weights were beyond the card, others may be as well.
+    at most, and once weights were beyond the card, others may be as well. Once a run's mixed lengths were looked at, it
+    may be the last that does not fit, and another point that does.
     """
     most, least = most_demanding(space, level), least_demanding(space, level)
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
-    if level.lengths or level.offloads or likely_too_large:
-        return surely_fits(memo, least)
-    if not confirmed:
-        return True
-    memo.ask([most, least])
-    return memo(most).fits or surely_fits(memo, least)
+    if not (level.lengths or level.offloads or likely_too_large):
+        if not confirmed:
+            return True
+        memo.ask([most, least])
+        if memo(most).fits:
+            return True
+    return surely_fits(memo, least) or _any_fits(space, level, memo)
+
+
+def _any_fits(space: Space, level: Level, memo: Memo) -> bool:
+    """Whether anything that is known of the level fits."""
+    return any(each.fits for line in lines(space, level) for each in memo.known(line))
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
