@@ -125,13 +125,14 @@ def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the columns say whatever the trainer is. Rows of fixed length without padding, as all of these runs had."""
     adapter, quantized = row["method"] != "full", bool(row["quant"])
     arguments: dict[str, Any] = {"bf16": row["mixed_precision"].startswith("bf16"), "use_peft": adapter}
+    knobs: dict[str, Any] = {}
     if adapter:
-        arguments |= {
+        knobs = {
             "lora_r": int(row["lora_r"]),
             "lora_alpha": int(_number(row, r"alpha ?(\d+)", 32)),
-            "lora_dropout": _number(row, r"dropout ?(\d+(?:\.\d+)?)", 0.05),
-            "lora_target_modules": row["lora_targets"].split(),
+            "lora_target_modules": tuple(row["lora_targets"].split()),
         }
+        arguments |= {"lora_dropout": _number(row, r"dropout ?(\d+(?:\.\d+)?)", 0.05)}
     if quantized:
         arguments |= {"bnb_4bit_quant_type": "nf4" if "nf4" in row["quant"] else "fp4"}
     if "flash" in row["attn"]:
@@ -139,7 +140,7 @@ def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     processes = int(row["n_gpus"])
     foreach = "foreach" in row["optimizer"]
     optimizer = "adamw_torch_fused" if "default" in row["optimizer"] else row["optimizer"].split()[0]
-    return arguments, {
+    return arguments, knobs | {
         "per_device_train_batch_size": int(row["batch"]),
         "gradient_accumulation_steps": int(row["grad_accum"]),
         "gradient_checkpointing": row["grad_ckpt"] == "yes",
