@@ -88,8 +88,7 @@ def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_a
     machine: list[Hardware],
 ) -> None:
     notes: list[str] = []
-    fast = {"compute_capability": (9, 0), "fp16_flops_per_second": 9}
-    machine[0] = replace(machine[0], **fast)  # type: ignore[arg-type]
+    machine[0] = replace(machine[0], compute_capability=(9, 0), fp16_flops_per_second=9)
     machine[1] = replace(machine[1], free_bytes=8 * GIB, compute_capability=(8, 6), fp16_flops_per_second=10)
     chosen = choose(None, use_cpu=False, warn=notes.append)
     assert (chosen.name, chosen.free_bytes, chosen.uuid) == ("second", 8 * GIB, "GPU-0")

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -102,6 +103,40 @@ def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.Monke
         begun = one.begin(asking(3, 0.2))
         assert one.map([asking(4)]) == [4], "it waits for the one that was begun"
         assert one.result(begun) == 3
+
+
+def test_a_result_is_there_before_those_after_it_and_who_stops_listening_lets_none_begin(workers: Workers) -> None:
+    heard, asked = threading.Event(), list[int]()
+
+    def call(number: int) -> Callable[[Worker], int]:
+        def run(worker: Worker) -> int:
+            asked.append(number)
+            assert number == 1 or heard.wait(10)
+            return number
+
+        return run
+
+    results = workers.each([call(number) for number in (1, 2, 3, 4, 5, 6)])
+    assert next(results) == 1
+    heard.set()
+    assert next(results) == 2
+    results.close()
+    asked_by_then = len(asked)
+    assert workers.map([asking(7)]) == [7]
+    assert len(asked) == asked_by_then
+
+
+def test_calls_begin_in_their_order_where_another_has_one_of_the_workers(workers: Workers) -> None:
+    over, order = threading.Event(), list[int]()
+    begun = workers.begin(lambda worker: over.wait(10))
+
+    def call(number: int, worker: Worker) -> None:
+        order.append(number)
+
+    workers.map([partial(call, number) for number in range(20)])
+    over.set()
+    assert workers.result(begun)
+    assert order == list(range(20))
 
 
 def test_a_call_that_was_begun_has_a_worker_to_itself_while_others_are_asked(workers: Workers) -> None:
