@@ -22,6 +22,8 @@ WHAT_IS_READ = (
 ONE_ROW = "Give --dataset a file with at least one row."
 _PATHS = ("/", "./", "../", "~")
 """How a name begins that is no hub id."""
+_MOST_SLASHES = 1
+"""A hub id is NAME or OWNER/NAME (huggingface_hub/utils/_validators.py: validate_repo_id)."""
 _CHECK_PATH = "Check the path that --dataset gives."
 
 
@@ -40,7 +42,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     path = Path(name)
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
-    if name.startswith(_PATHS) and not path.exists():
+    if _is_path(name) and not path.exists():
         raise ModelNotFoundError(f"No folder {name}.", hint=f"Check the path that {flag} gives.")
     if not path.is_dir():
         return None
@@ -67,6 +69,11 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     return config
 
 
+def _is_path(name: str) -> bool:
+    """Tells whether a name cannot be a hub id."""
+    return name.startswith(_PATHS) or name.count("/") > _MOST_SLASHES
+
+
 def check_data_path(name: str) -> None:
     """Refuses data that are not there, are empty, or of a kind that is not read; what is no path is a hub id.
 
@@ -81,5 +88,5 @@ def check_data_path(name: str) -> None:
             raise EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
     elif path.is_file():
         raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=WHAT_IS_READ)
-    elif name.startswith(_PATHS) and not path.exists():
+    elif _is_path(name) and not path.exists():
         raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
