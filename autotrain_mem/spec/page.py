@@ -13,7 +13,7 @@ from autotrain_mem.spec.work import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Names one of the largest holders of memory at one moment; its JSON is a list of its values."""
+    """Says what one module holds for one owner at one moment; its JSON is a list of its values."""
 
     json_form: ClassVar = Form(is_row=True)
 
@@ -44,7 +44,7 @@ class Timeline:
     reserved_bytes: tuple[int, ...]
     modules: tuple[str, ...]
     holders: tuple[tuple[Holder, ...], ...]
-    """At each point the largest holders, largest first, at most three."""
+    """At each point what modules hold most, each for one owner, largest first; at most five."""
     phases: tuple[tuple[Phase, int], ...]
     """Phase, and the index of its first event, in their order; a phase may come again."""
     peak: int

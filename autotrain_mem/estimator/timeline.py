@@ -1,0 +1,160 @@
+"""Draws a rehearsal's memory over its events: who holds how much, what is reserved, thinned so that no peak is lost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.spec import Owner, Trace
+from autotrain_mem.spec.page import Holder, Timeline
+from autotrain_mem.spec.trace import CACHE_EMPTIED
+
+PLACES = 1000
+"""Stretches of events that become one place on the screen each: about as many as a figure has pixels."""
+HOLDERS = 5
+"""How many modules are named at each point: those that hold most there, for one owner each."""
+STACKED = tuple(Owner)
+"""From below: what stays through the run first."""
+
+
+def make_timeline(trace: Trace, room: Room, *, expandable_segments: bool, name: str, places: int = PLACES) -> Timeline:
+    """Replays a run and keeps what each owner holds at every point that is shown.
+
+    Args:
+        room: What the allocator can have of the device, as for the estimate.
+        expandable_segments: Which kind of segments is reserved.
+        name: Of the timeline.
+        places: How many stretches the events are divided into; each keeps its lowest and its highest moment, and the
+            one that reserved most.
+
+    Raises:
+        ValueError: the trace holds no events.
+    """
+    if not trace.events:
+        raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
+    reserved = _reserved(trace, room, expandable_segments=expandable_segments)
+    allocated = _allocated(trace)
+    shown = _shown(allocated, reserved, places)
+    owners, largest = _gather(trace, shown)
+    owner_numbers = {owner: number for number, owner in enumerate(owners)}
+    modules = sorted({module for point in largest.points for _, module, _ in point})
+    module_numbers = {module: number for number, module in enumerate(modules)}
+    return Timeline(
+        name=name,
+        events=len(trace.events),
+        event=tuple(shown),
+        owners=owners,
+        reserved_bytes=tuple(reserved[index] for index in shown),
+        modules=tuple(modules),
+        holders=tuple(
+            tuple(
+                Holder(module=module_numbers[module], owner=owner_numbers[owner], size_bytes=size_bytes)
+                for owner, module, size_bytes in point
+            )
+            for point in largest.points
+        ),
+        phases=tuple((phase, start) for start, phase in trace.phase_starts),
+        peak=max(range(len(shown)), key=lambda point: allocated[shown[point]]),
+        budget_bytes=room.capacity_bytes or 0,
+    )
+
+
+def _allocated(trace: Trace) -> list[int]:
+    """Sums what is allocated behind each event, in bytes."""
+    sizes = [round_size(block.size_bytes) for block in trace.blocks]
+    current, sums = 0, []
+    for event in trace.events:
+        if event > 0:
+            current += sizes[event - 1]
+        elif event != CACHE_EMPTIED:
+            current -= sizes[-event - 1]
+        sums.append(current)
+    return sums
+
+
+def _reserved(trace: Trace, room: Room, *, expandable_segments: bool) -> list[int]:
+    """Replays the run and notes what is reserved behind each event, in bytes; what is allocated, where nothing is
+    cached."""
+    if not room.caches:
+        return _allocated(trace)
+    settings = replace(room.settings, expandable_segments=expandable_segments)
+    replay = Replay(trace, settings, room)
+    sums: list[int] = []
+
+    def events() -> Iterator[int]:
+        for event in trace.events:
+            yield event  # the next one is asked for once this one is played
+            sums.append(replay.allocator.reserved_bytes)
+
+    replay.run(events())
+    return sums
+
+
+def _shown(allocated: Sequence[int], reserved: Sequence[int], places: int) -> list[int]:
+    """Chooses the events that are shown, ascending: all, where there are few."""
+    count = len(allocated)
+    if count <= 3 * places:
+        return list(range(count))
+    chosen = {0, count - 1}
+    for place in range(places):
+        stretch = range(place * count // places, (place + 1) * count // places)
+        chosen |= {
+            min(stretch, key=allocated.__getitem__),
+            max(stretch, key=allocated.__getitem__),
+            max(stretch, key=reserved.__getitem__),
+        }
+    return sorted(chosen)
+
+
+def _gather(trace: Trace, shown: Sequence[int]) -> tuple[dict[Owner, tuple[int, ...]], _Largest]:
+    """Walks through the run once more, and takes down what each owner and the largest holders have at the points."""
+    totals = dict.fromkeys(STACKED, 0)
+    columns: dict[Owner, list[int]] = {owner: [] for owner in STACKED}
+    largest = _Largest()
+    points = iter((*shown, len(trace.events)))
+    following = next(points)
+    for index, event in enumerate(trace.events):
+        if event != CACHE_EMPTIED:
+            block = trace.blocks[abs(event) - 1]
+            change = round_size(block.size_bytes) * (1 if event > 0 else -1)
+            totals[block.owner] += change
+            largest.change(block.owner, block.module, change)
+        if index == following:
+            for owner, column in columns.items():
+                column.append(totals[owner])
+            largest.take_down()
+            following = next(points)
+    return {owner: tuple(column) for owner, column in columns.items() if any(column)}, largest
+
+
+class _Largest:
+    """Keeps what each module holds for each owner, and takes down the largest of them.
+
+    A heap has every total that ever was; one that is no longer true is dropped when it comes up, so that a run of n
+    events costs n log n however many points are taken down.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[list[tuple[Owner, str, int]]] = []
+        self._totals: dict[tuple[Owner, str], int] = {}
+        self._heap: list[tuple[int, tuple[Owner, str]]] = []
+
+    def change(self, owner: Owner, module: str, size_bytes: int) -> None:
+        key = (owner, module)
+        self._totals[key] = total = self._totals.get(key, 0) + size_bytes
+        if total > 0:
+            heapq.heappush(self._heap, (-total, key))
+
+    def take_down(self) -> None:
+        """Notes who holds most at this point, largest first."""
+        top: list[tuple[int, tuple[Owner, str]]] = []
+        while self._heap and len(top) < HOLDERS:
+            entry = heapq.heappop(self._heap)
+            if self._totals[entry[1]] == -entry[0] and entry not in top:
+                top.append(entry)
+        for entry in top:
+            heapq.heappush(self._heap, entry)
+        self.points.append([(owner, module, -total) for total, (owner, module) in top])
