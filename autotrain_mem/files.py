@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,37 @@ def replace_file(path: Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):  # the error that matters is already on its way
             unfinished.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """Adds to a file of one JSON object a line, such as those that a run leaves in its output folder.
+
+    It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
+    process. A line that was cut short (a kill, a full disk) is ended first, and stays one that no JSON reader takes.
+
+    Args:
+        path: The folder is made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_mended = False
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add one line.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        if not self._is_mended:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab+") as file:
+                if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
+                    file.write(b"\n")
+        self._is_mended = False  # until it is known to be whole
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._is_mended = True
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.engine.output_dir import RESUME, how_to_resume, resumes
+from autotrain_mem.engine.recover.event_log import EventLog
 from autotrain_mem.engine.recover.replan import flags_of, smallest_change, with_less_on_device, with_less_on_host
 from autotrain_mem.engine.recover.run_figures import RunFigures
 from autotrain_mem.engine.rehearsals import Rehearsals
@@ -67,6 +68,10 @@ class SupervisedRun:
     _notes: set[str] = field(default_factory=set)
     """What was said of output that could not be written."""
     _figures: RunFigures = field(default_factory=RunFigures)
+    _log: EventLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._log = EventLog(self.folder)
 
     @property
     def folder(self) -> Path:
@@ -90,7 +95,7 @@ class SupervisedRun:
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
-        end = supervise(first, self, restarts=restarts, on_event=self.record)
+        end = self._supervised(first, restarts)
         report = self._figures.report(end, self.plan, str(self.folder))
         if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
             self._write(RUN_NAME, self._run(report))
@@ -100,6 +105,16 @@ class SupervisedRun:
             message = f"Interrupted after step {report.steps}; what was written is whole."
             raise InterruptedByUser(message, hint=how_to_resume(self.folder))
         return report
+
+    def _supervised(self, first: Stint, restarts: int) -> Event:
+        """Runs every process, and says in the log of events how the last one ended."""
+        try:
+            end = supervise(first, self, restarts=restarts, on_event=self.record)
+        except BaseException as error:
+            self._log.end("interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed")
+            raise
+        self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
+        return end
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
@@ -182,6 +197,7 @@ class SupervisedRun:
             case "note":
                 self._notes.add(event["message"])
         self._figures.see(event)
+        self._log.see(event)
         if experience is not self.plan.experience:
             self._keep(replace(self.plan, experience=experience))
         self.on_event(event)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import pathlib
 import time
@@ -17,8 +16,10 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.utils import logging
 
 from autotrain_mem.allocator.settings import settings_of
+from autotrain_mem.files import JsonLines
 from autotrain_mem.host import HostMemory, host_memory
 from autotrain_mem.spec import Phase, PhasePeak, codec
+from autotrain_mem.spec.history import RECORD_NAME
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
 from autotrain_mem.training.watch.row_lengths import Rows
@@ -26,7 +27,6 @@ from autotrain_mem.units import GIB
 
 logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it
 
-RECORD_NAME = "memory.jsonl"
 HOST_EVERY_SECONDS = 5.0
 """Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21) where all
 else that is done at a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
@@ -97,7 +97,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._rows = Rows()
         self._clock = _Clock()
         self._lookout = Lookout()
-        self._record: Record | None = None
+        self._record: JsonLines | None = None
         self._logged_step = -1
         self._excused: set[str] = set()
 
@@ -115,7 +115,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         path = pathlib.Path(args.output_dir) / self._file
         self._rank = args.process_index
         rank = f".rank{self._rank}" if self._rank else ""
-        self._record = Record(path.with_name(f"{path.stem}{rank}{path.suffix}"))
+        self._record = JsonLines(path.with_name(f"{path.stem}{rank}{path.suffix}"))
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
         self._lookout = Lookout(settings_of(os.environ).expandable_segments)
@@ -239,37 +239,6 @@ class _Clock:
         seconds = time.perf_counter() - self._since - self._left_out
         self.start()
         return seconds
-
-
-class Record:
-    """Writes the file that a watch leaves in the output folder: one JSON object a line, sizes in bytes.
-
-    It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
-    process. A line that was cut short (a kill, a full disk) is ended first, and stays one that no JSON reader takes.
-
-    Args:
-        path: The folder is made when it is not there.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self._is_mended = False
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Add one line.
-
-        Raises:
-            OSError: The disk is full, or the folder cannot be written to.
-        """
-        if not self._is_mended:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab+") as file:
-                if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
-                    file.write(b"\n")
-        self._is_mended = False  # until it is known to be whole
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self._is_mended = True
 
 
 # -- CUDA ----------------------------------------------------------------------------------------------------------

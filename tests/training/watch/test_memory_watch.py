@@ -280,7 +280,7 @@ def test_nothing_that_fails_in_a_watch_ends_a_training(
 def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
     tmp_path: Path, tracker: Tracker, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, refused = module.Record.write, []
+    write, refused = module.JsonLines.write, []
 
     def full(self: Any, line: Any) -> None:
         if len(refused) < 2:
@@ -288,7 +288,7 @@ def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
             raise OSError(28, "No space left on device")
         write(self, line)
 
-    monkeypatch.setattr(module.Record, "write", full)
+    monkeypatch.setattr(module.JsonLines, "write", full)
     toy_trainer(tmp_path, watch()).train()
     assert len(warned) == 1
     assert warned[0].startswith(f"{tmp_path / 'memory.jsonl'} cannot be written; figures are logged all the same")
