@@ -76,7 +76,7 @@ LAYERS = {
     "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
     "machine": part(3, "allocator errors files host processes spec store units versions", "bitsandbytes pynvml torch"),
     "planner": part(3, "errors methods.table spec units"),
-    "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "rich"),
+    "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
     "methods": part(
         4,

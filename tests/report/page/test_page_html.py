@@ -1,0 +1,191 @@
+"""The HTML of a report, as text: what stands in it, what cannot, and what happens without its library."""
+
+from __future__ import annotations
+
+import html.parser
+import itertools
+import json
+import pathlib
+import re
+from dataclasses import replace
+from importlib import metadata
+
+import page_examples
+import pytest
+
+from autotrain_mem.errors import MissingExtraError
+from autotrain_mem.report.page import render
+from autotrain_mem.report.page.figures import MOST_ROWS, figures_of
+from autotrain_mem.report.page.render import MARKER, json_for_script, page_html
+from autotrain_mem.report.page.timelines import differences
+
+
+class Elements(html.parser.HTMLParser):
+    """The names of a document's elements with their attributes, and its texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    return page_html(page_examples.hostile_page())
+
+
+def test_the_marker_stands_near_the_top(hostile: str) -> None:
+    assert MARKER in hostile[:200]
+
+
+def test_hostile_texts_make_no_element(hostile: str) -> None:
+    names = [name for name, _ in Elements(hostile).elements]
+    assert "img" not in names
+    assert names.count("script") == 2
+    assert all(not key.startswith("on") for _, attributes in Elements(hostile).elements for key in attributes)
+
+
+def test_hostile_texts_are_shown_as_they_are(hostile: str) -> None:
+    assert page_examples.HOSTILE in Elements(hostile).texts
+
+
+def test_data_hold_no_character_that_could_end_their_element() -> None:
+    written = json_for_script([page_examples.HOSTILE])
+    assert not set(written) & set("<>&\u2028\u2029")
+    assert json.loads(written) == [page_examples.HOSTILE]
+
+
+def test_what_a_name_becomes_in_a_key_is_harmless() -> None:
+    keys = [figure.key for figure in figures_of(page_examples.hostile_page())]
+    assert all(re.fullmatch(r"[a-z0-9-]{1,70}", key) for key in keys)
+    assert len({*keys}) == len(keys)
+
+
+def test_the_policy_allows_what_is_in_the_file_and_nothing_else(hostile: str) -> None:
+    (policy,) = (value["content"] for _, value in Elements(hostile).elements if value.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_eight_ranks_of_a_large_rehearsal_stay_below_two_megabytes() -> None:
+    """As many points as a screen shows, each with other sizes than the last, which packs worst."""
+    one = page_examples.timeline(12_000, layers=20, places=1500)
+    ranks = [replace(one, name=f"rank {rank}") for rank in range(8)]
+    assert len(page_html(page_examples.page(*ranks)).encode()) < 2_000_000
+
+
+def test_a_column_is_packed_without_loss() -> None:
+    values = (5, 5, 5, 5, 7, 0, 0, 1 << 40)
+    steps = [step for each in differences(values) for step in ([0] * each[0] if isinstance(each, tuple) else [each])]
+    assert tuple(itertools.accumulate(steps)) == values
+    assert differences(()) == []
+
+
+def test_a_table_stands_in_the_place_of_each_figure() -> None:
+    page = page_examples.page()
+    figures = figures_of(page)
+    assert len(figures) == len(page.timelines) + len(page.charts) + len(page.bars)
+    for figure in figures:
+        assert 0 < len(figure.rows) <= MOST_ROWS + 20
+        assert {len(row) for row in figure.rows} == {len(figure.columns)}
+        assert figure.summary.endswith(".")
+
+
+def test_the_table_of_a_timeline_holds_its_peak() -> None:
+    (timeline,) = page_examples.page().timelines
+    figure = figures_of(page_examples.page())[0]
+    assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figure.rows}
+
+
+def test_without_uplot_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "_PACKAGE", "no-such-package")
+    render._script.cache_clear()
+    with pytest.raises(MissingExtraError, match="not installed") as caught:
+        page_html(page_examples.page())
+    assert "pip install 'uplot-python>=1.1,<2'" in caught.value.hint
+
+
+def test_a_package_without_its_file_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "_LIBRARY", "uplot/static/gone.js")
+    render._script.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"without its file uplot/static/gone\.js") as caught:
+        page_html(page_examples.page())
+    assert "--force-reinstall" in caught.value.hint
+
+
+def test_uplot_is_read_and_never_imported() -> None:
+    import sys
+
+    page_html(page_examples.page())
+    assert metadata.version("uplot-python")
+    assert not {"uplot", "IPython"} & {*sys.modules}
+
+
+# -- colours -------------------------------------------------------------------------------------------------------
+
+STYLE = pathlib.Path(render.__file__).with_name("static").joinpath("page.css").read_text(encoding="utf-8")
+PAIRS = {name: pair for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", STYLE)}
+OWNERS = [owner.value for owner in page_examples.OWNERS]
+SERIES = [name for name in PAIRS if name.startswith("series-")]
+SIGHTS = {
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+"""Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision Deficiency (2009)."""
+
+
+def linear(colour: str) -> list[float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG has it."""
+    light, dark = sorted(
+        (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(each), strict=True)) for each in (one, other)),
+        reverse=True,
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+def oklab(colour: str, sight: str) -> tuple[float, ...]:
+    """Björn Ottosson's space, in which distances are about what an eye tells apart."""
+    seen = [min(1.0, max(0.0, dot(row, linear(colour)))) for row in SIGHTS[sight]]
+    to_cones = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300))
+    to_lab = ((0.2105, 0.7936, -0.0041), (1.9780, -2.4286, 0.4506), (0.0259, 0.7828, -0.8087))
+    cones = [dot(row, seen) ** (1 / 3) for row in to_cones]
+    return tuple(dot(row, cones) for row in to_lab)
+
+
+def dot(row: tuple[float, ...], column: list[float]) -> float:
+    return sum(one * other for one, other in zip(row, column, strict=True))
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_of_figures_stand_out_from_the_ground(scheme: int) -> None:
+    for name in (*OWNERS, *SERIES):
+        assert contrast(PAIRS[name][scheme], PAIRS["ground"][scheme]) >= 3, name
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_of_figures_differ_for_every_eye(scheme: int, sight: str) -> None:
+    """0.07 is over three times what is just told apart side by side (0.02)."""
+    for names in (OWNERS, SERIES):
+        for one, other in itertools.combinations(names, 2):
+            distance = sum(
+                (a - b) ** 2
+                for a, b in zip(oklab(PAIRS[one][scheme], sight), oklab(PAIRS[other][scheme], sight), strict=True)
+            )
+            assert distance**0.5 >= 0.07, (one, other)
