@@ -1,0 +1,46 @@
+"""The hook that mkdocs.yml names: fills ``{{ NAME }}`` with a table or a figure, and takes in the pages at the root."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+for folder in (ROOT, ROOT / "scripts"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from docs_pages.figures import figure  # noqa: E402  # its folder is on the path only now
+from docs_pages.tables import TABLES  # noqa: E402
+
+PLACE = re.compile(r"^\{\{ (\w+)(?: ([\w-]+))? \}\}$", re.MULTILINE)
+"""A line of its own: ``{{ levers }}``, or ``{{ figure pipeline }}``."""
+
+TAKEN_IN = {"contributing/architecture.md": "ARCHITECTURE.md", "contributing/contributing.md": "CONTRIBUTING.md"}
+"""Page -> the file at the root that it shows, whose links to the other are the page's."""
+
+LINKS = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md"}
+
+
+def filled(markdown: str) -> str:
+    """Returns the page with what its places stand for. Raises KeyError for a name that is not known."""
+    return PLACE.sub(lambda place: figure(place[2]) if place[1] == "figure" else TABLES[place[1]](), markdown)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Takes in the pages that lie outside ``docs/``."""
+    from mkdocs.structure.files import File  # the tests of this module need no mkdocs
+
+    for page, name in TAKEN_IN.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for root_name, link in LINKS.items():
+            text = text.replace(f"]({root_name}", f"]({link}")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fills a page before it is rendered."""
+    return filled(markdown)

@@ -1,0 +1,170 @@
+"""The tables, each made of the place in the code where its facts stand."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from autotrain_mem import errors
+from autotrain_mem.cli.flags import make_parser
+from autotrain_mem.cli.main import HELP
+from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
+from autotrain_mem.planner.levers import LADDER, LEVERS, LeverRow
+from autotrain_mem.recipe_files import Recipe, recipes
+from autotrain_mem.spec import Harm
+from docs_pages.cures import CURES
+
+MACHINE = Path(errors.__file__).parent / "machine"
+
+HARMS = {
+    Harm.NONE: "none",
+    Harm.TIME: "time",
+    Harm.ROUNDING: "rounding",
+    Harm.WHAT_IS_TRAINED: "what is trained",
+    Harm.DATA: "the data",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def sentence(text: str) -> str:
+    """Returns a clause as a sentence: upper case first, a full stop last."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
+
+
+def command_help() -> str:
+    return f"```text\n{HELP}```"
+
+
+def levers() -> str:
+    return table(("lever", "costs", "what it does"), map(_lever, LADDER))
+
+
+def _lever(row: LeverRow) -> tuple[str, str, str]:
+    parts = [sentence(row.reason), f"**It {row.warning}.**" if row.warning else ""]
+    if row.to is not None and row.harm is not Harm.NONE:
+        parts.append(f"Sets `{row.knobs[0]}` to `{str(row.to).lower()}`.")
+    if row.along:
+        parts.append(f"Pulled together with {_listed(row.along)}.")
+    if row.not_sharded:
+        parts.append(f"Not with FSDP: {row.not_sharded[0]}.")
+    return f"`{row.name}`", HARMS[row.harm], " ".join(filter(None, parts))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def levels() -> str:
+    rows = [(str(number), step.name, _level(step.own, step.offloads)) for number, step in enumerate(LEVELS, 1)]
+    rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
+    return table(("", "level", "what may be given up there"), rows)
+
+
+def _level(own: tuple[str, ...], offloads: tuple[str, ...]) -> str:
+    given = f"One or more of {_listed(own)}." if len(own) > 1 else f"`{own[0]}`." if own else "Nothing but time."
+    return f"{given} With one or more of {_listed(offloads)}." if offloads else given
+
+
+def not_counted() -> str:
+    rows = [(f"`{row.name}`", sentence(each)) for row in LADDER for each in row.not_counted]
+    return table(("lever", "what an estimate leaves out"), rows)
+
+
+def flags() -> str:
+    """Returns every flag of ours by group, with the commands that take it."""
+    groups: dict[str, dict[str, tuple[argparse.Action, list[str]]]] = {}
+    for command, name in (("autofit sft", "train"), ("autofit plan sft", "plan"), ("autofit estimate sft", "estimate")):
+        for group in make_parser(command)._action_groups:
+            title = (group.title or "").replace("a plan may change", "may be changed")
+            for action in group._group_actions:
+                known = groups.setdefault(title, {}).setdefault(action.dest, (action, []))
+                known[1].append(name)
+    return "\n\n".join(f"## {sentence(title)[:-1]}\n\n{_flag_rows(group)}" for title, group in groups.items() if group)
+
+
+def _flag_rows(group: dict[str, tuple[argparse.Action, list[str]]]) -> str:
+    rows = []
+    for action, commands in group.values():
+        takes = action.metavar or (" or ".join(map(str, action.choices)) if action.choices else "")
+        name = " ".join(filter(None, (action.option_strings[0], str(takes))))
+        text = sentence((action.help or "").replace("%%", "%"))
+        rows.append((f"`{name}`", "all" if len(commands) == 3 else ", ".join(commands), text))
+    return table(("flag", "of", "meaning"), rows)
+
+
+def gpus() -> str:
+    prices = {row["gpu"]: row for row in _read("prices.csv")}
+    rows = [
+        (
+            f"`{row['key']}`",
+            f"{int(row['total_mib']) / 1024:.1f} GiB",
+            row["compute_capability"],
+            row["gb_per_second"],
+            row["bf16_tflops"] or "no bfloat16",
+            row["link"],
+            _price(prices.get(row["key"])),
+        )
+        for row in _read("gpus.csv")
+    ]
+    return table(("card", "memory that CUDA sees", "compute capability", "GB/s", "bf16 TFLOPS", "link", "rent"), rows)
+
+
+def _price(row: dict[str, str] | None) -> str:
+    return f"{row['per_hour']} {row['currency']} an hour ({row['provider']}, {row['seen']})" if row else ""
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with open(MACHINE / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+_ERROR = re.compile(r"(\w+) {2,}(\d+) {2,}(.+)$", re.MULTILINE)
+
+
+def exit_codes() -> Iterator[tuple[str, int, str]]:
+    """Yields class, exit code and meaning of each error, as ``autotrain_mem.errors`` draws them."""
+    for name, code, meaning in _ERROR.findall(errors.__doc__ or ""):
+        yield name, int(code), meaning
+
+
+def error_table() -> str:
+    rows = [(str(code), f"`{name}`", sentence(meaning), CURES[name]) for name, code, meaning in exit_codes()]
+    return table(("exit code", "class", "what happened", "what to do"), rows)
+
+
+def recipe_table() -> str:
+    rows = [(f"[`{each.name}`](#{_anchor(each)})", _cards(each), each.what) for each in recipes()]
+    return table(("recipe", "card", "what"), rows)
+
+
+def _cards(recipe: Recipe) -> str:
+    return f"{recipe.gpus} x {recipe.card}" if recipe.gpus > 1 else recipe.card
+
+
+def _anchor(recipe: Recipe) -> str:
+    return re.sub(r"[^\w-]", "", recipe.name.lower())
+
+
+def recipe_texts() -> str:
+    return "\n\n".join(f"## {each.name}\n\n```yaml\n{each.path.read_text(encoding='utf-8')}```" for each in recipes())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "command_help": command_help,
+    "levers": levers,
+    "levels": levels,
+    "not_counted": not_counted,
+    "flags": flags,
+    "gpus": gpus,
+    "errors": error_table,
+    "recipes": recipe_table,
+    "recipe_texts": recipe_texts,
+}
