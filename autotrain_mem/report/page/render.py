@@ -10,13 +10,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.errors import MissingExtraError
-from autotrain_mem.report.page.figures import Figure, figures_of
+from autotrain_mem.report.page.charts import bars_figure, chart_figure
+from autotrain_mem.report.page.figures import Figure
+from autotrain_mem.report.page.timelines import timeline_figure
 
 if TYPE_CHECKING:
     from autotrain_mem.spec.page import Page
@@ -68,6 +72,34 @@ def json_for_script(value: Any) -> str:
 
 def _data(page: Page, figures: tuple[Figure, ...]) -> dict[str, Any]:
     return {"title": page.title, "figures": [{"key": each.key, "title": each.title, **each.data} for each in figures]}
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def figures_of(page: Page) -> tuple[Figure, ...]:
+    """Makes the figures of a page, in their order, each with a key of its own."""
+    figures = [
+        *map(timeline_figure, page.timelines),
+        *map(chart_figure, page.charts),
+        *map(bars_figure, page.bars),
+    ]
+    keys = unique([each.key for each in figures])
+    return tuple(replace(each, key=key) for each, key in zip(figures, keys, strict=True))
+
+
+def unique(keys: list[str]) -> Iterator[str]:
+    """Yields the keys as parts of a file's name, each another.
+
+    >>> list(unique(["loss", "Loss!", "<b>"]))
+    ['loss', 'loss-2', 'b']
+    """
+    seen = set[str]()
+    for key in keys:
+        slug = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:60] or "figure"
+        candidates = (slug if count == 1 else f"{slug}-{count}" for count in range(1, len(keys) + 1))
+        seen.add(chosen := next(each for each in candidates if each not in seen))
+        yield chosen
 
 
 # -- code and style ------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import pytest
 
 from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.report.page import render
-from autotrain_mem.report.page.figures import MOST_ROWS, figures_of
-from autotrain_mem.report.page.render import MARKER, json_for_script, page_html
+from autotrain_mem.report.page.figures import MOST_ROWS
+from autotrain_mem.report.page.render import MARKER, figures_of, json_for_script, page_html
 from autotrain_mem.report.page.timelines import differences
 
 
