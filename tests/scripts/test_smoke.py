@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ from tests.tiny import tiny_config, tiny_folder
 pytestmark = pytest.mark.slow
 
 ROOT = SCRIPTS.parent
-OF_BASH = ("environment", "newest", "quickstart", "test")
+OF_BASH = ("browser", "environment", "newest", "quickstart", "test")
 INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 
 Load = Callable[[str], Script]
@@ -425,6 +426,19 @@ def test_survival(
     assert ran.code == 0, ran.out
     (row,) = json.loads((tmp_path / f"{section}.json").read_text()).values()
     assert row["outcome"].partition(":")[0] == outcome
+
+
+@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
+def test_page_speed(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One opening, whatever it takes: a bar that is passed makes the exit status."""
+    page_speed = script("page_speed")
+    for bar in ("BAR_PAINT_MS", "BAR_FRAME_MS"):
+        monkeypatch.setattr(page_speed.names, bar, math.inf)
+    monkeypatch.setattr(page_speed.names, "BAR_BYTES", 1)
+    ran = page_speed.run("--events", 300, "--seconds", 0.3, "--runs", 1)
+    assert ran.code == 1
+    above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS BAR" in line]
+    assert above == ["file"], ran.out
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:
